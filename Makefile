@@ -1,0 +1,71 @@
+# Everything runs in a virtual environment beside this file, made with nothing but Python 3.11+ and pip.
+
+PYTHON  ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV    ?= .venv
+WORKERS ?= 2
+SECONDS ?= 600
+PEERS   ?=
+ARGS    ?=
+
+BIN     := $(VENV)/bin
+PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all check format coverage bench soak clean
+
+help:  ## show this
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: $(VENV)/.runtime  ## watch a workflow be killed and go on where it was
+	@$(BIN)/keepstep demo $(ARGS)
+
+test: $(VENV)/.dev  ## run the tests (WORKERS=2, ARGS="-k name")
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+test-all:  ## run the tests on every Python from 3.11 on that is found
+	@found=; .ci/pythons | { while read -r version python; do found=1; echo "== Python $$version"; \
+		$(MAKE) --no-print-directory test VENV=.venv-$$version PYTHON="$$python" </dev/null || exit 1; done; \
+		test -n "$$found" || { echo "no Python 3.11 or newer was found" >&2; exit 1; }; }
+
+check: $(VENV)/.dev  ## lint, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev  ## format, and mend what the linter can mend
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+coverage: $(VENV)/.dev  ## run the tests and show what they did not reach
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest $(ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --show-missing --skip-covered
+
+bench: $(VENV)/.dev  ## measure (PEERS=1: beside other libraries)
+	$(BIN)/python -m bench $(if $(PEERS),--peers) $(ARGS)
+
+soak: $(VENV)/.dev  ## crash and recover for SECONDS=600
+	$(BIN)/python -m tests.soak --seconds $(SECONDS) $(ARGS)
+
+clean:  ## remove everything that can be made again
+	rm -rf .venv .venv-* build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps are newer than what they were made from, so that nothing is installed twice.
+
+$(VENV)/.dev: $(VENV)/.runtime requirements-dev.txt
+	@echo "installing what development needs into $(VENV)"
+	@$(PIP) --requirement requirements-dev.txt
+	@touch $@
+
+$(VENV)/.runtime: pyproject.toml | $(BIN)/python
+	@echo "installing keepstep into $(VENV)"
+	@$(PIP) --editable .
+	@touch $@
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "Keepstep needs Python 3.11 or newer; make it known with PYTHON=path" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+		echo "this Python cannot make virtual environments (on Debian: install python3-venv)" >&2; exit 1; }

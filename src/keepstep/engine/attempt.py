@@ -1,0 +1,354 @@
+"""Performing a step: its attempts, their timeouts and waits, and the record that ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import traceback
+from contextvars import copy_context
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..errors import DefinitionError, KeepstepError, StepTimedOut
+from ..model import Kind, Outcome
+from ..model.ids import new_id
+from ..model.signal import RESOLVE
+from ..policies import Again, classify
+from ..ports import CURRENT, Answer, Verdict, instant
+from ..stores.records import Record, StoredError, check_size
+from ..workflows.definition import PlainCall
+
+if TYPE_CHECKING:
+    from ..workflows.definition import Step
+    from .branch import StepCall
+    from .context import RunContext
+
+#: The part of a traceback that is kept.
+MAX_TRACEBACK = 20_000
+MAX_MESSAGE = 10_000
+
+
+class Done:
+    """What a `verify=` function returns when the step has happened, with its result."""
+
+    def __init__(self, result: Any = None) -> None:
+        self.result = result
+
+
+class NotDone:
+    """What a `verify=` function returns when the step has not happened, so that it may be performed."""
+
+
+class Attempt:
+    """Where the body of a step is: a step called here just runs its body."""
+
+    __slots__ = ("emitted", "idempotency_key", "key", "number", "run")
+
+    in_step = True
+
+    def __init__(self, call: StepCall[Any]) -> None:
+        self.run: RunContext = call.run
+        self.key = call.key
+        self.number = 1
+        self.idempotency_key = ""
+        self.emitted: list[Any] = []
+
+    def call_step(self, step: Step[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> PlainCall[Any]:
+        return PlainCall(step.fn, args, kwargs)
+
+
+def idempotency_key(run: str, key: str, generation: int) -> str:
+    """The same for every attempt and recovery of one step; another after a person has retried the run."""
+    return hashlib.sha256(f"{run}\0{key}\0{generation}".encode()).hexdigest()[:40]
+
+
+async def perform(call: StepCall[Any]) -> None:
+    """Attempt a step until it succeeds or its policy gives up; each end is a record."""
+    scope = Attempt(call)
+    CURRENT.set(scope)
+    step, run = call.step, call.run
+    tried = run.tried.pop(call.key, None) if run.tried else None
+    first_at: datetime | None = None
+    if tried is not None:
+        scope.number = tried.attempts + 1
+        first_at = tried.first_at
+        if tried.retry_at is not None:
+            await run.pause_until(tried.retry_at.timestamp())
+    if step.at_most_once and not await _may_happen(call, scope):
+        return
+    while run.may_start_body():
+        started_at = instant(run.engine.clock.now())
+        first_at = first_at or started_at
+        if run.engine.observed:
+            run.engine.observe("step.started", run, step=call.key, attempt=scope.number)
+        try:
+            if step.transactional:
+                await _transact(call, scope, started_at)
+                return
+            if step.is_async and step.timeout.attempt_seconds is None and step.timeout.step_seconds is None:
+                value = await step.fn(*call.args, **call.kwargs)
+            else:
+                value = await _limited(call, scope, (started_at - first_at).total_seconds())
+            data = step.values.encode(value, f"step {call.key!r}: result")
+            check_size(call.key, data, run.engine.max_value_bytes)
+        except asyncio.CancelledError as error:
+            if run.detached or call.state != 1 or _being_cancelled():
+                raise
+            failure: BaseException = error
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - the body may raise what it likes
+            failure = error
+        else:
+            record = call.record(Kind.STEP_COMPLETED, data, attempt=scope.number, started_at=started_at)
+            if scope.emitted:
+                _flush_emitted(scope)
+            run.append(record, call)
+            return
+        if step.at_most_once and isinstance(failure, StepTimedOut):
+            await _resolve(call, scope)
+            return
+        retry_at = _failed(call, scope, failure, started_at, first_at)
+        if retry_at is None:
+            return
+        late = getattr(failure, "body", None)
+        if late is not None:  # a thread cannot be stopped, so the next attempt waits until it has returned
+            await _outlive(late)
+        await run.pause_until(retry_at)
+        scope.number += 1
+
+
+def _being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def _limited(call: StepCall[Any], scope: Attempt, elapsed: float) -> Any:
+    """Run the body, in a thread if it is a plain def, within what is left of its time."""
+    step = call.step
+    seconds = step.timeout.remaining(elapsed)
+    if step.is_async:
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                return await step.fn(*call.args, **call.kwargs)
+        except TimeoutError:
+            if limit.expired():
+                raise _timed_out(call, seconds) from None
+            raise
+    future = call.run.engine.step_threads.submit(copy_context(), partial(step.fn, *call.args, **call.kwargs))
+    body = asyncio.wrap_future(future)
+    done, _ = await asyncio.wait([body], timeout=seconds)
+    if done:
+        return body.result()
+    late = _timed_out(call, seconds)
+    late.body = body  # type: ignore[attr-defined]
+    raise late
+
+
+async def _outlive(body: asyncio.Future[Any]) -> None:
+    await asyncio.wait([body])
+    if not body.cancelled():
+        body.exception()
+
+
+def _timed_out(call: StepCall[Any], seconds: float | None) -> StepTimedOut:
+    return StepTimedOut(f"step {call.key!r} took longer than {seconds:g} s", call.key)
+
+
+def _failed(
+    call: StepCall[Any], scope: Attempt, failure: BaseException, started_at: datetime, first_at: datetime
+) -> float | None:
+    """Record a failed attempt; when the next one may start, or None if it was the last."""
+    run, step = call.run, call.step
+    error_class = classify(failure)
+    now = run.engine.clock.now()
+    decision = step.retry.decide(scope.number, error_class, failure, _draw(call, scope), now)
+    retry_at = now + decision.after_seconds if isinstance(decision, Again) else None
+    if retry_at is not None and step.timeout.step_seconds is not None:
+        if step.timeout.expired(retry_at - first_at.timestamp()):
+            retry_at = None
+    error = stored_error(failure, str(error_class), scope.number, run)
+    record = call.record(
+        Kind.STEP_FAILED,
+        outcome=Outcome.FAILURE.value,
+        attempt=scope.number,
+        started_at=started_at,
+        error=error,
+        retry_at=None if retry_at is None else instant(retry_at),
+    )
+    if scope.emitted:
+        _flush_emitted(scope)
+    run.append(record, call if retry_at is None else None)
+    return retry_at
+
+
+def _draw(call: StepCall[Any], scope: Attempt) -> float:
+    return random.Random(f"{call.run.seed}|{call.key}|{scope.number}").random()  # noqa: S311 - jitter, seeded
+
+
+def stored_error(error: BaseException, error_class: str, attempt: int, run: RunContext) -> StoredError:
+    """What is kept of an exception, with secrets taken out."""
+    redact = run.engine.redact
+    lines = traceback.format_exception(error)
+    text = "".join(lines)
+    if len(text) > MAX_TRACEBACK:
+        text = text[: MAX_TRACEBACK // 2] + "\n  …\n" + text[-MAX_TRACEBACK // 2 :]
+    kind = type(error)
+    name = (
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    )
+    try:
+        message = str(error)
+    except Exception as broken:  # noqa: BLE001 - an exception whose text cannot be made is still a failure
+        message = f"<its message cannot be shown: {type(broken).__name__}>"
+    return StoredError(
+        type=name,
+        message=_clean(redact(message))[:MAX_MESSAGE],
+        error_class=error_class,
+        code=_CODES.get(kind),
+        traceback=_clean(redact(text)),
+        attempt=attempt,
+        id=new_id("error"),
+        caused_by=caused_by(error),
+    )
+
+
+def _clean(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
+
+
+def caused_by(error: BaseException | None, depth: int = 0) -> tuple[int, ...]:
+    """The step failures that led to an error, by their sequence numbers."""
+    if error is None or depth > 20:
+        return ()
+    found: set[int] = set()
+    if getattr(error, "seq", 0) and isinstance(error, KeepstepError):
+        found.add(error.seq)  # type: ignore[attr-defined]
+    for nested in getattr(error, "exceptions", ()):
+        found.update(caused_by(nested, depth + 1))
+    for other in (error.__cause__, error.__context__):
+        found.update(caused_by(other, depth + 1))
+    return tuple(sorted(found))
+
+
+_CODES: dict[type, str] = {StepTimedOut: "ks:step-timed-out"}
+
+
+# -- at most once ------------------------------------------------------------------------------------------------------
+
+
+async def _may_happen(call: StepCall[Any], scope: Attempt) -> bool:
+    """Write the start mark first; if an earlier one is there without an outcome, the step is in doubt."""
+    run = call.run
+    mark = run.marks.pop(call.key, None)
+    if mark is not None:
+        return await _resolve(call, scope)
+    if not run.may_start_body():
+        return False
+    await run.durable(call.record(Kind.STEP_STARTED, attempt=1))
+    return not run.detached
+
+
+async def _resolve(call: StepCall[Any], scope: Attempt) -> bool:
+    """The step may or may not have happened: its `verify=` says, or a person does. Whether to perform it."""
+    run, step = call.run, call.step
+    if step.verify is not None:
+        try:
+            answer = step.verify(*call.args, **call.kwargs)
+            if hasattr(answer, "__await__"):
+                answer = await answer
+        except Exception as error:  # noqa: BLE001 - a verify that fails leaves the doubt to a person
+            run.engine.observe("step.in_doubt", run, step=call.key, error=repr(error))
+            answer = None
+        if isinstance(answer, Done):
+            data = step.values.encode(answer.result, f"step {call.key!r}: verified result")
+            run.append(call.record(Kind.STEP_COMPLETED, data, attempt=1, trigger="recovery"), call)
+            return False
+        if isinstance(answer, NotDone):
+            return True
+        if answer is not None:
+            raise DefinitionError(f"verify= of step {step.name!r} must return ks.Done, ks.NotDone or None")
+    run.engine.observe("step.in_doubt", run, step=call.key)
+    signal = await run.signal_named(f"{RESOLVE}:{call.key}")
+    verdict = msgspec.json.decode(signal.payload)
+    data_ = {"signal": signal.seq, "sender": signal.sender, "reason": verdict.get("reason", "")}
+    if verdict["verdict"] == "again":
+        await run.durable(call.record(Kind.STEP_STARTED, attempt=1, trigger="manual", data=data_))
+        return not run.detached
+    if verdict["verdict"] == "result":
+        value = msgspec.json.encode(verdict.get("value"))
+        record = call.record(Kind.STEP_COMPLETED, value, attempt=1, trigger="manual", data=data_)
+    else:
+        error = StoredError(
+            "keepstep.StepInDoubt", f"step {call.key!r} was resolved as failed", code="ks:in-doubt", id=new_id("error")
+        )
+        record = call.record(
+            Kind.STEP_FAILED, outcome=Outcome.FAILURE.value, attempt=1, trigger="manual", error=error, data=data_
+        )
+    run.append(record, call)
+    return False
+
+
+# -- transactional -----------------------------------------------------------------------------------------------------
+
+
+async def _transact(call: StepCall[Any], scope: Attempt, started_at: datetime) -> None:
+    """Run the body inside the store's own transaction: its writes and its checkpoint are one commit."""
+    run, step = call.run, call.step
+    if not run.engine.store.transactional:
+        raise DefinitionError(
+            f"step {step.name!r} is transactional, which {run.engine.store.url!r} cannot offer; use SQLite"
+        )
+    context = copy_context()
+
+    def body(tx: Any) -> Record:
+        value = context.run(step.fn, tx, *call.args, **call.kwargs)
+        data = step.values.encode(value, f"step {call.key!r}: result")
+        check_size(call.key, data, run.engine.max_value_bytes)
+        return call.record(Kind.STEP_COMPLETED, data, attempt=scope.number, started_at=started_at)
+
+    answered: asyncio.Future[Answer] = run.loop.create_future()
+
+    def tell(answer: Answer) -> None:
+        if not answered.done():
+            answered.set_result(answer)
+
+    run.append_special(None, {"within": body}, tell, tell, call)
+    answer = await answered
+    if answer.verdict is Verdict.FAILED and answer.error is not None:
+        raise answer.error
+    if answer.verdict is not Verdict.DONE:
+        run.detach(f"the store refused a transactional step: {answer.verdict}")
+
+
+# -- streams -----------------------------------------------------------------------------------------------------------
+
+
+def emit(scope: Attempt, value: Any) -> None:
+    """Keep a token for readers; it is written with the next flush."""
+    if not scope.emitted:
+        scope.run.loop.call_soon_threadsafe(_flush_soon, scope)
+    scope.emitted.append(value)
+
+
+def _flush_soon(scope: Attempt) -> None:
+    scope.run.loop.call_later(EMIT_SECONDS, _flush_emitted, scope, context=scope.run.engine.context)
+
+
+def _flush_emitted(scope: Attempt) -> None:
+    values, scope.emitted = scope.emitted, []
+    run = scope.run
+    if not values or run.detached:
+        return
+    record = Record(run.id, Kind.EMITTED.value, step=scope.key, attempt=scope.number, worker=run.worker)
+    record.finished_at = run.time()
+    record.value = msgspec.Raw(msgspec.json.encode(values))
+    run.append(record)
+
+
+#: Tokens of a step are gathered for this long and written together.
+EMIT_SECONDS = 0.05

@@ -1,0 +1,200 @@
+"""The doors: `ks.open` for async and for blocking code, and `ks.run`, the one-liner for scripts."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from ..errors import DefinitionError
+from .engine import Engine
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from ..model import Checkpoint, Event, Run, RunPage, RunQuery, Status
+    from ..workflows.definition import Workflow
+    from .handle import RunHandle
+
+R = TypeVar("R")
+
+
+class Opening:
+    """What `ks.open` gives: `async with` makes an engine, plain `with` a blocking one."""
+
+    def __init__(self, make: Callable[[], Engine]) -> None:
+        self._make = make
+        self._engine: Engine | None = None
+        self._blocking: BlockingEngine | None = None
+
+    async def __aenter__(self) -> Engine:
+        self._engine = self._make()
+        await self._engine.open()
+        return self._engine
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._engine is not None:
+            await self._engine.close()
+
+    def __enter__(self) -> BlockingEngine:
+        self._blocking = BlockingEngine(self._make)
+        return self._blocking
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._blocking is not None:
+            self._blocking.close()
+
+
+def open(url: Any = ".keepstep/runs.db", *, worker: bool = True, **options: Any) -> Opening:  # noqa: A001
+    """Open a store, and start a worker in this process that recovers what was interrupted (`worker=False` only talks).
+
+    A path alone means SQLite; also `sqlite:///path` and `memory:`.
+    """
+    return Opening(lambda: Engine(url, worker=worker, **options))
+
+
+def run(
+    workflow: Workflow[..., R], *args: Any, url: Any = ".keepstep/runs.db", run_id: str | None = None, **kwargs: Any
+) -> R:
+    """Run a workflow to its end and give its result: for scripts, and inside a notebook's running loop."""
+    with open(url) as engine:
+        return engine.start(workflow, *args, run_id=run_id, **kwargs).result()  # type: ignore[no-any-return]
+
+
+class BlockingEngine:
+    """An engine for code that blocks: its loop runs in a thread of its own."""
+
+    def __init__(self, make: Callable[[], Engine]) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="keepstep-loop", daemon=True)
+        self._thread.start()
+        self._closed = False
+        try:
+            self._engine = self._do(_opened(make))
+        except BaseException:
+            self._stop()
+            raise
+
+    def _do(self, coroutine: Coroutine[Any, Any, R]) -> R:
+        if self._closed:
+            coroutine.close()
+            raise DefinitionError("the engine is closed; use it inside `with ks.open(...)`")
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+            raise DefinitionError(
+                "the blocking engine is called from a workflow or a step; use ks.start or ks.signal there"
+            )
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def start(self, workflow: Any, /, *args: Any, **kwargs: Any) -> BlockingHandle[Any]:
+        """Start a run, durable before its first step."""
+        return BlockingHandle(self, self._do(self._engine.start(workflow, *args, **kwargs)))
+
+    def get(self, run_id: str) -> BlockingHandle[Any]:
+        """The run with this id."""
+        return BlockingHandle(self, self._do(self._engine.get(run_id)))
+
+    def list(self, query: RunQuery | None = None, **filters: Any) -> RunPage:
+        """One page of runs, newest first."""
+        return self._do(self._engine.list(query, **filters))
+
+    def signal(self, run_id: str, name: str, payload: Any = True, **options: Any) -> None:
+        """Send a run a durable message."""
+        self._do(self._engine.signal(run_id, name, payload, **options))
+
+    def close(self) -> None:
+        """Hand unfinished runs back and stop."""
+        if not self._closed:
+            self._do(self._engine.close())
+            self._stop()
+
+    def _stop(self) -> None:
+        self._closed = True
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _opened(make: Callable[[], Engine]) -> Engine:
+    engine = make()
+    await engine.open()
+    return engine
+
+
+class BlockingHandle(Generic[R]):
+    """A handle on one run, for code that blocks."""
+
+    def __init__(self, engine: BlockingEngine, handle: RunHandle[R]) -> None:
+        self.id = handle.id
+        self._engine = engine
+        self._handle = handle
+
+    def __repr__(self) -> str:
+        return f"<run {self.id}>"
+
+    def result(self, timeout: float | None = None) -> R:
+        """The one result of the run, now or when it ends."""
+        return self._engine._do(self._handle.result(timeout))  # noqa: SLF001
+
+    def run(self) -> Run:
+        """The run as the store has it now."""
+        return self._engine._do(self._handle.run())  # noqa: SLF001
+
+    def status(self) -> Status:
+        """Where the run stands."""
+        return self._engine._do(self._handle.status())  # noqa: SLF001
+
+    def checkpoints(self, *, failed: bool | None = None) -> list[Checkpoint]:
+        """The run's history, verified."""
+        return self._engine._do(self._handle.checkpoints(failed=failed))  # noqa: SLF001
+
+    def published(self) -> dict[str, Any]:
+        """What the run has shown to readers."""
+        return self._engine._do(self._handle.published())  # noqa: SLF001
+
+    def signal(self, name: str, payload: Any = True, *, id: str = "") -> None:  # noqa: A002
+        """Send the run a durable message."""
+        self._engine._do(self._handle.signal(name, payload, id=id))  # noqa: SLF001
+
+    def ask(self, name: str, payload: Any = None, *, timeout: float | None = 30.0) -> Any:
+        """Send a signal and wait for the workflow's reply."""
+        return self._engine._do(self._handle.ask(name, payload, timeout=timeout))  # noqa: SLF001
+
+    def cancel(self, reason: str = "") -> None:
+        """Ask the run to stop."""
+        self._engine._do(self._handle.cancel(reason))  # noqa: SLF001
+
+    def pause(self, reason: str = "") -> None:
+        """Stop the run at its next step boundary."""
+        self._engine._do(self._handle.pause(reason))  # noqa: SLF001
+
+    def resume(self, reason: str = "") -> None:
+        """Let a paused run go on."""
+        self._engine._do(self._handle.resume(reason))  # noqa: SLF001
+
+    def retry(self, reason: str = "") -> None:
+        """Let a failed or set-aside run go on from where it failed."""
+        self._engine._do(self._handle.retry(reason))  # noqa: SLF001
+
+    def watch(self, after: int = 0) -> Iterator[Event]:
+        """What happens in the run, as it happens."""
+        events = self._handle.watch(after)
+        while True:
+            event = self._engine._do(_next(events))  # noqa: SLF001
+            if event is None:
+                return
+            yield event
+
+
+async def _next(events: Any) -> Event | None:
+    return await anext(events, None)

@@ -1,0 +1,386 @@
+"""A branch of a run's code, and the calls that it makes: each has a key that is fixed when the call is made."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import threading
+import uuid
+from collections.abc import Callable, Generator
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from ..errors import DefinitionError, KeepstepError, StepError, StepFailed, StepInDoubt, StepTimedOut, TimedOut
+from ..model import Kind, Outcome
+from ..stores.records import Record
+from ..values import VALUES
+from ..workflows.definition import Call
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from ..workflows.definition import Step
+    from .context import RunContext
+    from .history import Entry
+
+T = TypeVar("T")
+
+#: How often code that swallows the end of its run is told again before it is left hanging for good.
+PATIENCE = 100
+
+
+class Detached(asyncio.CancelledError):
+    """The run is no longer driven here: nothing its code does counts any more."""
+
+
+class Branch:
+    """Where a piece of a workflow's code is: the root, a task, or an item of a map. It numbers what it calls."""
+
+    __slots__ = ("children", "counts", "draws", "ordinal", "path", "prefix", "run")
+
+    in_step = False
+
+    def __init__(self, run: RunContext, path: str) -> None:
+        self.run = run
+        self.path = path
+        self.prefix = f"{path}/" if path else ""
+        self.counts: dict[str, int] = {}
+        self.ordinal = 0
+        self.children = 0
+        self.draws = 0
+
+    def child(self, item: int | None = None) -> Branch:
+        """The branch of a task made here, numbered among all tasks made here."""
+        self.children += 1
+        number = str(self.children) if item is None else f"{self.children}.{item}"
+        return Branch(self.run, self.prefix + number)
+
+    def item(self, group: str, index: int) -> Branch:
+        """The branch of one item of a map: its number is the item's, whatever the concurrency."""
+        return Branch(self.run, f"{group}.{index}")
+
+    def key(self, name: str) -> str:
+        """The key of the next call of this name here."""
+        count = self.counts.get(name, 0) + 1
+        self.counts[name] = count
+        return f"{self.prefix}{name}#{count}"
+
+    def call_step(self, step: Step[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepCall[Any]:
+        return StepCall(self, step, args, kwargs)
+
+    def generator(self) -> random.Random:
+        """A source of randomness that is the same on every replay."""
+        self.draws += 1
+        seed = f"{self.run.seed}|{self.path}|{self.draws}"
+        return random.Random(int.from_bytes(hashlib.sha256(seed.encode()).digest()[:16], "big"))  # noqa: S311
+
+    def uuid(self) -> uuid.UUID:
+        return uuid.UUID(int=self.generator().getrandbits(128), version=4)
+
+    def now(self) -> datetime:
+        return self.run.now_at
+
+
+class Pending(asyncio.Future[None]):
+    """What a task waits on while its call is under way; it notices when the code cancels the wait."""
+
+    def __init__(self, call: DurableCall[Any], loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self.call = call
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        if self.done():
+            return False
+        self.call.cancelled_by_code()
+        return super().cancel(msg)
+
+
+NEW, ASKED, DONE, CANCELLED = range(4)
+
+
+class DurableCall(Call[T]):
+    """A question of the code whose answer is recorded: asked once, answered in sequence order, live as on replay."""
+
+    __slots__ = (
+        "branch",
+        "digest",
+        "entry",
+        "error",
+        "event",
+        "key",
+        "ordinal",
+        "run",
+        "state",
+        "told",
+        "value",
+        "waiter",
+    )
+
+    kind = Kind.STEP_COMPLETED
+
+    def __init__(self, branch: Branch, name: str, digest: str) -> None:
+        run = branch.run
+        run.moves += 1
+        self.branch = branch
+        self.run = run
+        branch.ordinal = ordinal = branch.ordinal + 1
+        self.ordinal = ordinal
+        counts = branch.counts
+        counts[name] = count = counts.get(name, 0) + 1
+        self.key = key = f"{branch.prefix}{name}#{count}"
+        self.digest = digest
+        self.state = NEW
+        self.waiter: Pending | None = None
+        self.event: threading.Event | None = None
+        self.told: Callable[[DurableCall[Any]], None] | None = None
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self.entry: Entry | None = None
+        if run.history is not None:
+            self.entry = run.recorded(self, key)
+
+    # -- asking -------------------------------------------------------------------------------------------------------
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        run = self.run
+        if run.detached and self.state in (NEW, ASKED) and run.told_end >= PATIENCE:
+            yield from run.loop.create_future()  # the code will not hear: leave it here
+        if self.state == NEW:
+            self.begin()
+        if self.state == ASKED:
+            waiter = self.waiter
+            if waiter is None:
+                self.waiter = waiter = Pending(self, self.run.loop)
+            yield from waiter
+        return self.outcome()
+
+    def outcome(self) -> T:
+        """What came of it; raises if that is an error."""
+        if self.error is not None:
+            raise self.error
+        if self.state == CANCELLED:
+            raise asyncio.CancelledError
+        if self.state != DONE:
+            self.run.insist_on_end()
+        return self.value  # type: ignore[no-any-return]
+
+    def begin(self) -> None:
+        """Ask: from the history if it is there, else live, once the whole history has been told."""
+        if self.state != NEW:
+            return
+        run = self.run
+        if run.detached:
+            run.insist_on_end()
+        self.state = ASKED
+        if run.history is not None:
+            if self.entry is not None:
+                run.asked[self.key] = self
+            else:
+                run.held.append(self)
+            run.watch()
+        elif run.holding:
+            run.held.append(self)
+            run.watch()
+        else:
+            self.begin_live()
+
+    def begin_live(self) -> None:
+        """Do what the call stands for. It ends with `record`."""
+        raise NotImplementedError
+
+    def start(self) -> DurableCall[T]:
+        self.run.loop.call_soon_threadsafe(_begin_quietly, self)
+        return self
+
+    def result(self) -> T:
+        run = self.run
+        if threading.get_ident() == run.thread_id:
+            raise DefinitionError(
+                f"{self.key}: use `await` in an async workflow; `.result()` is for a plain def workflow"
+            )
+        if self.state not in (DONE, CANCELLED) or self.event is not None:
+            event = threading.Event()
+            run.loop.call_soon_threadsafe(run.block, self, event)
+            event.wait()
+            if run.detached and self.state != DONE:
+                run.insist_on_end()
+            if run.thread_cancel and self.state == ASKED:
+                run.thread_cancel = False
+                run.loop.call_soon_threadsafe(self.cancelled_by_code)
+                raise asyncio.CancelledError
+        return self.outcome()
+
+    # -- being answered -----------------------------------------------------------------------------------------------
+
+    def record(self, kind: Kind, value: bytes | None = None, **fields: Any) -> Record:
+        """A record of this call, not yet in the journal."""
+        record = Record(self.run.id, kind.value, step=self.key, ordinal=self.ordinal, digest=self.digest, **fields)
+        record.worker = self.run.worker
+        record.finished_at = self.run.time()
+        if value is not None:
+            record.value = msgspec.Raw(value)
+        return record
+
+    def settle(self, record: Record) -> bool:
+        """Take the recorded outcome, live as on replay; whether code was woken."""
+        if self.state != ASKED:
+            return False
+        self.state = DONE
+        try:
+            if record.outcome == Outcome.SUCCESS:
+                self.value = self.decode(record)
+            else:
+                self.error = self.failure(record)
+        except KeepstepError as error:
+            self.state = ASKED
+            self.run.mismatch(f"the recorded value of {self.key} cannot be restored: {error}")
+            return False
+        return self.wake()
+
+    def wake(self) -> bool:
+        waiter = self.waiter
+        woken = False
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+            woken = True
+        if self.event is not None:
+            self.run.thread_busy = True
+            self.run.blocked = None
+            self.event.set()
+            self.event = None
+            woken = True
+        if self.told is not None:
+            self.told(self)
+        return woken
+
+    def decode(self, record: Record) -> Any:
+        if record.value is msgspec.UNSET:
+            return None
+        return VALUES.decode(bytes(record.value), self.key)
+
+    def failure(self, record: Record) -> BaseException:
+        return recorded_error(record)
+
+    # -- being cancelled ----------------------------------------------------------------------------------------------
+
+    def cancelled_by_code(self) -> None:
+        """The workflow's own code no longer wants the answer: that is the recorded outcome."""
+        run = self.run
+        if self.state != ASKED or run.detached:
+            return
+        self.state = CANCELLED
+        run.moves += 1
+        if self.entry is not None and self.entry.cancelled:
+            run.watch()
+            return
+        if self.entry is None:
+            self.stop()
+        run.append(self.record(Kind.STEP_CANCELLED, outcome=Outcome.CANCELLED.value))
+        run.watch()
+
+    def cancel(self) -> None:
+        """Withdraw a call that was asked, as a group does with what it no longer needs."""
+        if self.state == NEW:
+            self.state = CANCELLED
+        elif self.waiter is not None:
+            self.waiter.cancel()
+        else:
+            self.cancelled_by_code()
+
+    def stop(self) -> None:
+        """Stop what `begin_live` began."""
+        if self in self.run.held:
+            self.run.held.remove(self)
+
+
+def _begin_quietly(call: DurableCall[Any]) -> None:
+    try:
+        call.begin()
+    except Detached:
+        pass
+
+
+class StepCall(DurableCall[T]):
+    """A call of a step."""
+
+    __slots__ = ("args", "kwargs", "step", "task")
+
+    def __init__(self, branch: Branch, step: Step[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.step = step
+        compared = step.compared(args, kwargs) if step.ignore else (args, kwargs)
+        digest = step.values.digest_call(compared[0], compared[1], step.name)
+        super().__init__(branch, step.name, digest)
+        if self.entry is None:  # K5: the body sees what the store would give back
+            if step.ignore:
+                self.args, self.kwargs = args, kwargs
+            else:
+                self.args, self.kwargs = step.values.copy_call(args, kwargs, step.name)
+        self.task: asyncio.Task[None] | None = None
+
+    def begin_live(self) -> None:
+        from .attempt import perform  # noqa: PLC0415 - the attempt knows the call, not the other way round
+
+        self.task = self.run.spawn(perform(self), self)
+
+    def stop(self) -> None:
+        super().stop()
+        if self.task is not None:
+            self.task.cancel()
+
+    def decode(self, record: Record) -> Any:
+        if record.value is msgspec.UNSET:
+            return None
+        return self.step.values.decode(bytes(record.value), self.key)
+
+
+class Task(Call[T]):
+    """A composite call (gather, map, race …): its code is recorded through the calls that it makes."""
+
+    __slots__ = ("_branch", "_coroutine", "_made")
+
+    def __init__(self, branch: Branch, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._branch = branch
+        self._coroutine = coroutine
+        self._made: asyncio.Task[T] | None = None
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        if self._made is not None:
+            return (yield from self._made)
+        return (yield from self._coroutine.__await__())
+
+    def start(self) -> Task[T]:
+        self._branch.run.loop.call_soon_threadsafe(self._make)
+        return self
+
+    def _make(self) -> asyncio.Task[T]:
+        if self._made is None:
+            self._made = self._branch.run.spawn_in(self._branch, self._coroutine)
+        return self._made
+
+    def result(self) -> T:
+        return self._branch.run.block_on(self._make)  # type: ignore[no-any-return]
+
+
+def recorded_error(record: Record) -> BaseException:
+    """The exception that a recorded failure raises in the code, the same live as on replay."""
+    error = record.error
+    info = error.info() if error is not None else None
+    message = f"step {record.step!r} failed after {record.attempt} attempt{'s' * (record.attempt != 1)}"
+    if info is not None:
+        message = f"{message}: {info.type}: {info.message}"
+        kind = _ERRORS.get(info.code or "", StepFailed)
+        if kind is TimedOut:
+            return TimedOut(info.message, record.run)
+        return kind(message if kind is StepFailed else info.message, record.step, info, record.seq)
+    return StepFailed(message, record.step, None, record.seq)
+
+
+_ERRORS: dict[str, type[Any]] = {
+    "ks:step-timed-out": StepTimedOut,
+    "ks:in-doubt": StepInDoubt,
+    "ks:timed-out": TimedOut,
+    "ks:step": StepError,
+}

@@ -1,0 +1,713 @@
+"""One incarnation of a run in this process: it stands between the code of the workflow and the journal.
+
+Outcomes reach the code one at a time, in sequence order, and the next only when the run's tasks have come to rest: live
+exactly as on replay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextvars import Context, copy_context
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..model import Kind, Outcome, Signal, Status
+from ..model.signal import CANCEL, CHILD, PAUSE, RESERVED, RESUME
+from ..ports import CURRENT, Answer, Create, Send, Verdict, instant
+from ..stores.records import Record
+from .branch import ASKED, CANCELLED, DONE, NEW, Branch, Detached, DurableCall
+from .history import History
+from .journal import Draft, head_move
+from .quiet import only_waits
+
+if TYPE_CHECKING:
+    from ..model import Claim
+    from ..workflows.definition import Workflow
+    from .engine import Engine
+
+log = logging.getLogger("keepstep")
+
+#: A wait shorter than this stays in memory; a longer one puts the run away as soon as nothing else happens in it.
+SHORT_WAIT_SECONDS = 2.0
+#: A run that waits for a signal or a child stays in memory this long, in case the answer comes at once.
+LINGER_SECONDS = 1.0
+#: A workflow of more steps than this should continue as a new run.
+MANY_STEPS = 10_000
+
+DEADLINE = "ks:deadline"
+
+
+class Wait:
+    """A call that waits for a time, a signal, or whichever comes first."""
+
+    __slots__ = ("call", "due", "name", "on_due", "on_signal", "timer")
+
+    def __init__(
+        self,
+        call: Any,
+        due: float | None,
+        on_due: Callable[[], None] | None,
+        name: str | None = None,
+        on_signal: Callable[[Signal], None] | None = None,
+    ) -> None:
+        self.call = call
+        self.due = due
+        self.on_due = on_due
+        self.name = name
+        self.on_signal = on_signal
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class RunContext:
+    """A claimed run: its place in the journal, what its code has asked, and what it waits for."""
+
+    def __init__(self, engine: Engine, workflow: Workflow[..., Any], claim: Claim) -> None:
+        run = claim.run
+        self.engine = engine
+        self.workflow = workflow
+        self.claim = claim
+        self.run = run
+        self.id = run.id
+        self.seed = run.seed
+        self.epoch = claim.lease.epoch
+        self.worker = claim.lease.worker
+        self.seq = run.seq
+        self.checksum = run.checksum
+        self.loop = engine.loop
+        self.thread_id = engine.thread_id
+        # the journal's side
+        self.pending: list[Draft] = []
+        self.in_flight = 0
+        self.unflushed = 0
+        # the code's side
+        self.root = Branch(self, "")
+        self.main: asyncio.Future[Any] | None = None
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.bodies: dict[asyncio.Task[Any], DurableCall[Any] | None] = {}
+        self.performing = 0
+        self.thread_busy = False
+        self.blocked: threading.Event | None = None
+        self.thread_cancel = False
+        self.moves = 0
+        self.moves_seen = -1
+        # replay and delivery
+        self.history: History | None = None
+        self.asked: dict[str, DurableCall[Any]] = {}
+        self.held: list[DurableCall[Any]] = []
+        self.arrived: deque[Draft] = deque()
+        self.now_at: datetime = run.created_at
+        self.generation = 0
+        self.tried: dict[str, Any] = {}
+        self.marks: dict[str, Record] = {}
+        self.notes: dict[str, Record] = {}
+        self.patches: dict[str, bool] = {}
+        self.steps = 0
+        # waits and signals
+        self.waits: dict[Any, Wait] = {}
+        self.inbox: list[Signal] = []
+        self.consumed: set[int] = set()
+        self.signals_seen = 0
+        self.children: dict[str, str] = {}
+        self.child_results: dict[str, bytes] = {}
+        # ends
+        self.detached = ""
+        self.told_end = 0
+        self.holding = False
+        self.pausing: Signal | None = None
+        self.draining = False
+        self.cancelling = False
+        self.timed_out = False
+        self.moving = False
+        self.deadline_timer: asyncio.TimerHandle | None = None
+        self.linger_timer: asyncio.TimerHandle | None = None
+        self.finishing = False
+        self.done: asyncio.Future[Any] = self.loop.create_future()
+        self.gone: asyncio.Future[str] = self.loop.create_future()
+
+    # -- time and writing ---------------------------------------------------------------------------------------------
+
+    def time(self) -> datetime:
+        """Now, for a record; a clock that was set back never makes time run backwards within a run."""
+        now = instant(self.engine.clock.now())
+        return max(self.now_at, now)
+
+    def append(self, record: Record, call: Any = None, then: Callable[[Answer], None] | None = None) -> None:
+        """Put a record into the journal; `call` is settled in order, and `then` told at once, when it is durable."""
+        if self.detached:
+            return
+        draft = Draft(record, call, then)
+        durability = self.workflow.durability
+        if durability.choice != "every_step" and then is None:
+            self.unflushed += 1
+            if not durability.flushes(self.unflushed):
+                self.pending.append(draft)
+                if call is not None:
+                    self.arrived.append(Draft(record, call))
+                    draft.call = None
+                    self.watch()
+                return
+        self.unflushed = 0
+        self.engine.journal.add(self, draft)
+
+    def append_special(
+        self,
+        record: Record | None,
+        change: dict[str, Any],
+        then: Callable[[Answer], None] | None = None,
+        refused: Callable[[Answer], None] | None = None,
+        call: Any = None,
+    ) -> None:
+        """Put a record into the journal that carries more than itself: a message, a child, a move of the head."""
+        if self.detached:
+            return
+        self.unflushed = 0
+        self.engine.journal.add(self, Draft(record, call, then, refused, change))
+
+    def may_start_body(self) -> bool:
+        """Whether the lease is fresh enough to start something with it."""
+        if self.detached:
+            return False
+        if self.engine.lease_is_fresh():
+            return True
+        self.detach("its lease is too old")
+        self.engine.give_back_later(self)
+        return False
+
+    async def durable(self, record: Record) -> None:
+        """Append a record and come back when it is durable."""
+        future: asyncio.Future[Answer] = self.loop.create_future()
+        self.append(record, then=lambda answer: future.done() or future.set_result(answer))
+        await future
+
+    def committed(self, drafts: list[Draft], answer: Answer) -> None:
+        """The store has them: tell whoever waits."""
+        if self.detached:
+            return
+        observed = self.engine.observed
+        for draft in drafts:
+            if draft.call is not None:
+                self.arrived.append(draft)
+            if draft.then is not None:
+                draft.then(answer)
+            if observed and draft.record is not None:
+                self.engine.tell_record(self, draft.record)
+        self.watch()
+
+    def refused(self, drafts: list[Draft], answer: Answer) -> None:
+        """The store refused them: either the lease is gone, or the one who asked has a way out."""
+        handler = drafts[0].refused
+        if answer.verdict is Verdict.FENCED or handler is None:
+            if answer.verdict is not Verdict.FENCED:
+                log.error("run %s: the store refused a change: %s %s", self.id, answer.verdict, answer.about)
+            self.detach("its lease was lost")
+            self.engine.observe("lease.lost", self)
+        else:
+            handler(answer)
+
+    def halt(self, error: BaseException) -> None:
+        """The store could not save: the run is put down where it stands, to be recovered."""
+        log.error("run %s is halted, recoverable: %s", self.id, error)
+        self.engine.observe("run.halted", self, error=str(error))
+        self.detach("the store could not save")
+        self.engine.give_back_later(self)
+
+    # -- delivering ---------------------------------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        if not self.detached:
+            self.engine.rest.watch(self)
+
+    def at_rest(self) -> None:
+        """The code has come to rest: deliver the next outcome, or see what else there is to do."""
+        while not self.detached:
+            if self.history is not None:
+                if self._replay_next(self.history):
+                    return
+            elif self.arrived:
+                draft = self.arrived.popleft()
+                record = draft.record
+                if record is None or draft.call is None:
+                    continue
+                if record.finished_at is not None:
+                    self.now_at = record.finished_at
+                if draft.call.settle(record):
+                    if self.arrived:
+                        self.watch()
+                    return
+            else:
+                break
+        if not self.detached:
+            self._idle()
+
+    def _replay_next(self, history: History) -> bool:
+        """Deliver the next recorded outcome; whether to wait until the code has come to rest again."""
+        if not history.order:
+            self._replayed()
+            return False
+        entry = history.order[0]
+        record = entry.record
+        if record is None:
+            self._refill(history, entry.seq)
+            return True
+        if entry.key.startswith(RESERVED):
+            history.order.popleft()
+            self.now_at = record.finished_at or self.now_at
+            self._control(record)
+            self.watch()
+            return True
+        call = self.asked.get(entry.key)
+        if call is None or (entry.cancelled and call.state != CANCELLED):
+            if only_waits(self):
+                asked = ", ".join(sorted([*self.asked, *(c.key for c in self.held)])) or "nothing"
+                what = "to be cancelled again" if call is not None else "to be asked for"
+                self.mismatch(
+                    f"seq {entry.seq} recorded {entry.key}, which waits {what}, but the code waits for {asked}"
+                )
+            return True
+        history.order.popleft()
+        del self.asked[entry.key]
+        del history.entries[entry.key]
+        self.now_at = record.finished_at or self.now_at
+        if call.settle(record):
+            self.watch()
+            return True
+        return False
+
+    def _replayed(self) -> None:
+        """Everything recorded has been told; what was held back may start now."""
+        self.history = None
+        self.engine.observe("run.resumed", self)
+        self._release_held()
+
+    def _release_held(self) -> None:
+        if self.holding or self.history is not None:
+            return
+        held, self.held = self.held, []
+        for call in held:
+            if call.state == ASKED:
+                call.begin_live()
+
+    def _refill(self, history: History, seq: int) -> None:
+        async def refill() -> None:
+            rows = await self.engine.read(self.engine.store.list_checkpoints, self.id, seq - 1)
+            history.refill(rows, seq - 1)
+            self.watch()
+
+        self.engine.background(refill())
+
+    def recorded(self, call: DurableCall[Any], key: str) -> Any:
+        """The recorded outcome of a call, checked: another question than the recorded one is found here."""
+        history = self.history
+        if history is None or self.detached:
+            return None
+        entry = history.entries.get(key)
+        if entry is not None:
+            if entry.digest != call.digest:
+                self.mismatch(f"{key} was recorded with another input at seq {entry.seq}; the code or its data changed")
+            elif entry.ordinal != call.ordinal and self.workflow.on_change != "compatible":
+                self.mismatch(
+                    f"{key} was recorded as call {entry.ordinal} of its branch and is now call {call.ordinal}"
+                )
+            return entry
+        place = history.places.get((call.branch.path, call.ordinal))
+        if place is not None and place != key and self.workflow.on_change != "compatible":
+            self.mismatch(
+                f"call {call.ordinal} of branch {call.branch.path or 'root'} was recorded as {place}, and the code asks for {key}"
+            )
+        return None
+
+    def mismatch(self, message: str) -> None:
+        """The code no longer fits its history: the run is set aside, nothing new has run."""
+        self.engine.runner.set_aside(self, "ReplayMismatch", f"replay mismatch: {message}")
+
+    # -- signals ------------------------------------------------------------------------------------------------------
+
+    def receive(self, signals: list[Signal]) -> None:
+        """Take in signals that the store has for the run."""
+        if self.detached:
+            return
+        for signal in signals:
+            if signal.seq <= self.signals_seen:
+                continue
+            self.signals_seen = signal.seq
+            if signal.seq in self.consumed:
+                continue
+            if signal.name in (CANCEL, PAUSE, RESUME):
+                self._steer(signal)
+            else:
+                self.inbox.append(signal)
+                self._match()
+
+    def _match(self) -> None:
+        for wait in list(self.waits.values()):
+            if wait.name is not None and wait.on_signal is not None:
+                signal = self.take_signal(wait.name)
+                if signal is not None:
+                    self.end_wait(wait.call)
+                    wait.on_signal(signal)
+
+    def take_signal(self, name: str) -> Signal | None:
+        """The oldest unread signal of a name, read with this."""
+        for index, signal in enumerate(self.inbox):
+            if signal.name == name:
+                return self.inbox.pop(index)
+        return None
+
+    def _steer(self, signal: Signal) -> None:
+        if signal.name == CANCEL:
+            if not self.cancelling:
+                self.cancelling = True
+                self.unhold()
+                self.append(self._signal_record(signal), _Control(self))
+        elif signal.name == PAUSE:
+            if not self.cancelling and not self.finishing:
+                self.pausing = signal
+                self.holding = True
+                self.watch()
+        else:
+            self.append(self._signal_record(signal))
+            if self.pausing is not None:
+                self.append(self._signal_record(self.pausing))
+            self.unhold()
+
+    def unhold(self) -> None:
+        self.pausing = None
+        if self.holding and not self.draining:
+            self.holding = False
+            self._release_held()
+
+    def _signal_record(self, signal: Signal) -> Record:
+        data = {"signal": signal.seq, "sender": signal.sender}
+        record = Record(self.id, Kind.SIGNAL.value, step=signal.name, worker=self.worker, trigger="manual", data=data)
+        record.finished_at = self.time()
+        record.value = msgspec.Raw(signal.payload)
+        return record
+
+    def _control(self, record: Record) -> None:
+        """Deliver what steers the whole run: a cancel, or the deadline."""
+        if record.step == CANCEL:
+            self.cancelling = True
+            self._cancel_children()
+            self._cancel_code()
+        elif record.step == DEADLINE:
+            self.timed_out = True
+            self._cancel_code()
+
+    def _cancel_code(self) -> None:
+        self.moves += 1
+        if isinstance(self.main, asyncio.Task):
+            self.main.cancel()
+        elif self.blocked is not None:
+            self.thread_cancel = True
+            self.thread_busy = True
+            self.blocked.set()
+            self.blocked = None
+        else:
+            self.thread_cancel = True
+
+    def _cancel_children(self) -> None:
+        for child in self.children.values():
+            signal = Signal(child, CANCEL, id=f"cancel:{self.id}", sender=f"run {self.id}", sent_at=self.time())
+            self.append_special(None, {"sends": [Send(signal)], "progress": False}, refused=lambda _: None)
+
+    # -- waiting ------------------------------------------------------------------------------------------------------
+
+    def add_wait(self, wait: Wait) -> None:
+        """Wait in memory; if nothing else happens for long, the run is put away with what makes it due."""
+        self.waits[wait.call] = wait
+        if wait.due is not None:
+            self._arm(wait)
+        self.watch()
+
+    def _arm(self, wait: Wait) -> None:
+        assert wait.due is not None  # noqa: S101
+        delay = max(0.0, wait.due - self.engine.clock.now())
+        wait.timer = self.loop.call_later(min(delay, 86_400.0), self._due, wait, context=self.engine.context)
+
+    def _due(self, wait: Wait) -> None:
+        if self.detached or self.waits.get(wait.call) is not wait or wait.due is None:
+            return
+        if self.engine.clock.now() < wait.due:
+            self._arm(wait)
+            return
+        self.end_wait(wait.call)
+        if wait.on_due is not None:
+            wait.on_due()
+
+    def end_wait(self, call: Any) -> None:
+        wait = self.waits.pop(call, None)
+        if wait is not None and wait.timer is not None:
+            wait.timer.cancel()
+
+    async def pause_until(self, due: float) -> None:
+        """A wait of the engine's own on behalf of a step, such as a backoff: it may end with the run put away."""
+        if due <= self.engine.clock.now():
+            return
+        future: asyncio.Future[None] = self.loop.create_future()
+        token = object()
+        self.performing -= 1
+        try:
+            self.add_wait(Wait(token, due, lambda: future.done() or future.set_result(None)))
+            await future
+        finally:
+            self.end_wait(token)
+            self.performing += 1
+
+    async def signal_named(self, name: str) -> Signal:
+        """Wait, on behalf of a step, for a signal of the engine's own."""
+        signal = self.take_signal(name)
+        if signal is not None:
+            return signal
+        future: asyncio.Future[Signal] = self.loop.create_future()
+        token = object()
+        self.performing -= 1
+        try:
+            self.add_wait(Wait(token, None, None, name, lambda s: future.done() or future.set_result(s)))
+            return await future
+        finally:
+            self.end_wait(token)
+            self.performing += 1
+
+    # -- putting the run away -----------------------------------------------------------------------------------------
+
+    def _idle(self) -> None:
+        """At rest, with nothing to deliver: pause, hand back or park if that is called for."""
+        if self.held and not self.holding:
+            self._release_held()
+            return
+        if self.moving or self.finishing or self.performing or self.pending or self.in_flight:
+            return
+        if self.main is None or self.main.done():
+            return
+        if self.holding:
+            if only_waits(self):
+                self._put_down()
+            return
+        if not self.waits:
+            return
+        due = self._due_at()
+        far = due is None or due - self.engine.clock.now() > SHORT_WAIT_SECONDS
+        if not far:
+            return
+        if all(wait.name is None for wait in self.waits.values()):
+            self.park()
+        elif self.linger_timer is None:
+            self.linger_timer = self.loop.call_later(
+                self.engine.linger_seconds, self._lingered, self.moves, context=self.engine.context
+            )
+
+    def _lingered(self, moves: int) -> None:
+        self.linger_timer = None
+        if self.detached:
+            return
+        if moves == self.moves and not (self.arrived or self.performing or self.pending or self.in_flight):
+            self.park()
+        else:
+            self.watch()
+
+    def _due_at(self) -> float | None:
+        dues = [wait.due for wait in self.waits.values() if wait.due is not None]
+        if self.run.deadline_at is not None and not self.timed_out:
+            dues.append(self.run.deadline_at.timestamp())
+        return min(dues, default=None)
+
+    def park(self) -> None:
+        """Put the run away if nothing but its wake-ups can move it: only its row remains."""
+        if self.moving or self.finishing or self.main is None or self.main.done() or not only_waits(self):
+            return
+        due = self._due_at()
+        names = sorted({wait.name for wait in self.waits.values() if wait.name is not None})
+        self._move(Status.WAITING, due, (*names, CANCEL, PAUSE), "parked")
+
+    def _put_down(self) -> None:
+        """Everything under way has ended and nothing new may start: pause, or hand back."""
+        if self.pausing is not None:
+            record = self._signal_record(self.pausing)
+            self._move(Status.PAUSED, None, (RESUME, CANCEL), "paused", record)
+        elif self.draining:
+            self.hand_back()
+
+    def hand_back(self) -> None:
+        """Give the lease up, so that any worker can go on at once."""
+        if self.moving or self.finishing:
+            return
+        if self.waits and not self.held and not self.performing and self.main is not None and only_waits(self):
+            names = sorted({wait.name for wait in self.waits.values() if wait.name is not None})
+            self._move(Status.WAITING, self._due_at(), (*names, CANCEL, PAUSE), "handed back")
+        else:
+            self._move(Status.QUEUED, self.engine.clock.now(), (), "handed back")
+
+    def _move(
+        self, status: Status, due: float | None, wakes: tuple[str, ...], reason: str, record: Record | None = None
+    ) -> None:
+        self.moving = True
+
+        def then(_: Answer) -> None:
+            self.run_status = status
+            self.engine.observe(f"run.{status.value}", self)
+            self.detach(reason)
+
+        def refused(answer: Answer) -> None:
+            self.moving = False
+            if answer.verdict is Verdict.MISSED:
+                self.engine.fetch_signals(self)
+            else:
+                log.error("run %s could not be %s: %s", self.id, reason, answer.verdict)
+
+        change = head_move(
+            status,
+            release=True,
+            due_at=None if due is None else instant(due),
+            wakes=wakes,
+            signals_seen=self.signals_seen,
+            progress=record is not None,
+        )
+        self.append_special(record, change, then, refused)
+
+    # -- the end of this incarnation ----------------------------------------------------------------------------------
+
+    def detach(self, reason: str) -> None:
+        """From now on nothing the code does counts; its tasks are cancelled and their outcome is discarded."""
+        if self.detached:
+            return
+        self.detached = reason
+        self.pending = []
+        self.arrived.clear()
+        self.engine.rest.forget(self)
+        for wait in list(self.waits.values()):
+            self.end_wait(wait.call)
+        for timer in (self.deadline_timer, self.linger_timer):
+            if timer is not None:
+                timer.cancel()
+        for task in (*self.bodies, *self.tasks):
+            task.cancel()
+        if self.main is not None and not self.main.done() and isinstance(self.main, asyncio.Task):
+            self.main.cancel()
+        if self.blocked is not None:
+            self.blocked.set()
+            self.blocked = None
+        self.held.clear()
+        self.asked.clear()
+        self.history = None
+        self.engine.left(self)
+        if not self.gone.done():
+            self.gone.set_result(reason)
+
+    def insist_on_end(self) -> None:
+        """Tell code that goes on after its run was detached that there is nothing more for it here."""
+        self.told_end += 1
+        raise Detached(f"run {self.id} is no longer driven here: {self.detached or 'it ended'}")
+
+    # -- tasks --------------------------------------------------------------------------------------------------------
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None], call: DurableCall[Any] | None = None) -> asyncio.Task[None]:
+        """Run the body of a step, beside the code."""
+        self.performing += 1
+        task = asyncio.Task(coroutine, loop=self.loop)
+        self.bodies[task] = call
+        task.add_done_callback(self._body_ended, context=self.engine.context)
+        return task
+
+    def _body_ended(self, task: asyncio.Task[None]) -> None:
+        self.performing -= 1
+        self.bodies.pop(task, None)
+        if not task.cancelled() and task.exception() is not None and not self.detached:
+            log.error("run %s: the engine failed inside a step", self.id, exc_info=task.exception())
+            self.engine.runner.set_aside(
+                self, "InternalError", f"the engine failed inside a step: {task.exception()!r}"
+            )
+        if self.holding:
+            self.watch()
+
+    def spawn_in(self, branch: Branch, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run code of the workflow in a branch that is already numbered."""
+        context = copy_context()
+        context.run(CURRENT.set, branch)
+        task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=self.loop, context=context)
+        self.adopt(task)
+        return task
+
+    def adopt(self, task: asyncio.Task[Any]) -> None:
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        if self.detached:
+            task.cancel()
+
+    # -- plain def workflows: their code is in a thread ---------------------------------------------------------------
+
+    def block(self, call: DurableCall[Any], event: threading.Event) -> None:
+        """The workflow's thread waits for a call."""
+        self.moves += 1
+        if self.detached or call.state in (DONE, CANCELLED):
+            event.set()
+            return
+        if self.thread_cancel:
+            self.thread_cancel = False
+            if call.state == NEW:
+                call.state = ASKED
+            call.cancelled_by_code()
+            event.set()
+            return
+        call.event = event
+        try:
+            call.begin()
+        except Detached:
+            event.set()
+            return
+        if call.event is not None:
+            self.thread_busy = False
+            self.blocked = event
+            self.watch()
+
+    def block_on(self, make: Callable[[], asyncio.Task[Any]]) -> Any:
+        """The workflow's thread waits for a composite call, which runs as a task."""
+        event = threading.Event()
+        box: list[asyncio.Task[Any]] = []
+
+        def begin() -> None:
+            if self.detached:
+                event.set()
+                return
+            task = make()
+            box.append(task)
+            task.add_done_callback(lambda _: self._unblock(event))
+            self.thread_busy = False
+            self.blocked = event
+            self.watch()
+
+        self.loop.call_soon_threadsafe(begin)
+        event.wait()
+        if self.detached or not box:
+            self.insist_on_end()
+        if self.thread_cancel:
+            self.thread_cancel = False
+            self.loop.call_soon_threadsafe(box[0].cancel)
+            raise asyncio.CancelledError
+        return box[0].result()
+
+    def _unblock(self, event: threading.Event) -> None:
+        self.thread_busy = True
+        self.blocked = None
+        event.set()
+
+
+class _Control:
+    """Stands in for a call: what steers the whole run is delivered in order too."""
+
+    __slots__ = ("run",)
+
+    def __init__(self, run: RunContext) -> None:
+        self.run = run
+
+    def settle(self, record: Record) -> bool:
+        self.run._control(record)  # noqa: SLF001
+        return True
+
+
+__all__ = ["CHILD", "Context", "Create", "Outcome", "RunContext", "Wait"]

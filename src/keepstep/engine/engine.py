@@ -1,0 +1,519 @@
+"""The engine: the door of a process to a store, with or without a worker of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+
+from ..errors import DefinitionError, KeepstepError, RunConflict, RunNotFound, StoreError
+from ..executors.thread import ThreadExecutor
+from ..model import Claim, Event, Lease, Run, RunPage, RunQuery, Status
+from ..model.ids import check_id, check_name, new_id
+from ..observers import resolve
+from ..policies import RecoveryLimit
+from ..ports import Clock, Create, Store, SystemClock, Verdict, instant
+from ..stores.open import open_store
+from ..stores.records import MAX_VALUE, Record, seal
+from ..values import Redactor
+from ..workflows import definition
+from ..workflows.definition import KNOWN, Bound, Workflow
+from . import control
+from .context import LINGER_SECONDS, RunContext
+from .handle import RunHandle, event_name
+from .journal import Journal
+from .rest import RestWatch
+from .runner import Runner
+from .tasks import install, uninstall
+from .worker import Worker
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+log = logging.getLogger("keepstep")
+
+#: Runs that a worker drives at once; more wait in the store.
+MAX_RUNS = 1000
+#: Threads for plain def workflows, and apart from them for plain def steps: one pool for both could deadlock.
+RUN_THREADS = 64
+STEP_THREADS = 64
+#: How long steps that are under way when the engine closes may take to finish before they are handed back.
+STOP_SECONDS = 5.0
+
+
+class Engine:
+    """Starts runs and talks to them; with a worker it also drives and recovers them. Made by `ks.open`."""
+
+    def __init__(
+        self,
+        url: Any = ".keepstep/runs.db",
+        *,
+        worker: bool = True,
+        workflows: Iterable[Workflow[..., Any]] | None = None,
+        observers: Any = None,
+        clock: Clock | None = None,
+        max_runs: int = MAX_RUNS,
+        max_value_bytes: int = MAX_VALUE,
+        recovery_limit: int = 3,
+        stop_seconds: float = STOP_SECONDS,
+        linger_seconds: float = LINGER_SECONDS,
+        redact: Redactor | None = None,
+        **store_options: Any,
+    ) -> None:
+        self._url = url
+        self._store_options = store_options
+        self._with_worker = worker
+        self._given = None if workflows is None else {workflow.name: workflow for workflow in workflows}
+        self._observers = resolve(observers)
+        self.observed = bool(self._observers)
+        self.clock: Clock = clock or SystemClock()
+        self.max_runs = max_runs
+        self.max_value_bytes = max_value_bytes
+        self.recovery_limit = RecoveryLimit(recovery_limit)
+        self.stop_seconds = stop_seconds
+        self.linger_seconds = linger_seconds
+        self._redactor = redact or Redactor()
+        self.live: dict[str, RunContext] = {}
+        self.closed = True
+        self.worker: Worker | None = None
+        self.context = Context()
+        self._background: set[asyncio.Task[Any]] = set()
+        self._pulse: asyncio.Future[None] | None = None
+        self._fetching: set[str] = set()
+
+    # -- opening and closing ------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Engine:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Open the store, and start the worker if there is one: it recovers what was interrupted."""
+        if not self.closed:
+            raise DefinitionError("the engine is open already")
+        self.loop = asyncio.get_running_loop()
+        self.thread_id = threading.get_ident()
+        self._owns_store = not isinstance(self._url, Store)
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="keepstep-reader")
+        self.store: Store = await self.loop.run_in_executor(self._pool, self._open_store)
+        self.closed = False
+        install(self.loop)
+        definition.on_plain_call = _warn_of_lost_context
+        self.rest = RestWatch(self.loop)
+        self.runner = Runner(self)
+        self.run_threads = ThreadExecutor(RUN_THREADS, "keepstep-run")
+        self.step_threads = ThreadExecutor(STEP_THREADS, "keepstep-step")
+        worker = Worker(self, self.max_runs)
+        self.journal = Journal(self.store, worker.id)
+        try:
+            if self._with_worker:
+                self.worker = worker
+                await worker.start()
+            else:
+                self._poll_as_reader(0)
+        except BaseException:
+            await self._shut()
+            raise
+
+    def _open_store(self) -> Store:
+        return open_store(self._url, clock=self.clock, **self._store_options)
+
+    async def close(self, stop_seconds: float | None = None) -> None:
+        """Take no more work, let steps that are under way finish for a while, hand the rest back."""
+        if self.closed:
+            return
+        grace = self.stop_seconds if stop_seconds is None else stop_seconds
+        if self.worker is not None:
+            self.worker.stop_claiming()
+            await self._hand_everything_back(grace)
+            try:
+                await asyncio.wait_for(self.journal.drained(), 10.0)
+            except TimeoutError:
+                log.warning("the store did not take the last writes; they are found again by recovery")
+            await self.worker.leave()
+        await self._shut()
+
+    async def _hand_everything_back(self, grace: float) -> None:
+        contexts = list(self.live.values())
+        for context in contexts:
+            context.draining = context.holding = True
+            context.watch()
+        gone = [context.gone for context in contexts]
+        if gone:
+            await asyncio.wait(gone, timeout=grace)
+        for context in contexts:
+            if not context.gone.done():
+                context.hand_back()
+        late = [context.gone for context in contexts if not context.gone.done()]
+        if late:
+            await asyncio.wait(late, timeout=5.0)
+        for context in contexts:
+            if not context.gone.done():
+                context.detach("the engine closed")
+                if self.worker is not None:
+                    self.worker.give_back_later(context)
+
+    async def _shut(self) -> None:
+        self.closed = True
+        uninstall(self.loop)
+        self.pulse()
+        for task in list(self._background):
+            task.cancel()
+        if self._background:
+            await asyncio.wait(list(self._background), timeout=5.0)
+        self.journal.close()
+        if self._owns_store:
+            await self.loop.run_in_executor(self._pool, self.store.close)
+        self._pool.shutdown(wait=True)
+
+    # -- starting and finding runs ------------------------------------------------------------------------------------
+
+    @property
+    def workflows(self) -> dict[str, Workflow[..., Any]]:
+        """The workflows that this engine knows: those it was given, or all that are decorated in the process."""
+        return KNOWN if self._given is None else self._given
+
+    def known(self, name: str) -> Workflow[..., Any]:
+        return self.workflows[name]
+
+    @overload
+    async def start(
+        self,
+        workflow: Bound[R],
+        /,
+        *,
+        run_id: str | None = None,
+        queue: str = "default",
+        priority: int = 0,
+        delay: float = 0.0,
+        key: str | None = None,
+        deadline: float | timedelta | datetime | None = None,
+        tags: dict[str, str] | None = None,
+    ) -> RunHandle[R]: ...
+    @overload
+    async def start(
+        self, workflow: Workflow[P, R], /, *args: Any, run_id: str | None = None, **kwargs: Any
+    ) -> RunHandle[R]: ...
+    async def start(
+        self,
+        workflow: Any,
+        /,
+        *args: Any,
+        run_id: str | None = None,
+        queue: str = "default",
+        priority: int = 0,
+        delay: float = 0.0,
+        key: str | None = None,
+        deadline: float | timedelta | datetime | None = None,
+        tags: dict[str, str] | None = None,
+        **kwargs: Any,
+    ) -> RunHandle[Any]:
+        """Start a run, durable before its first step. A known `run_id` gives the existing run; it is never started twice."""
+        self._must_be_open()
+        if isinstance(workflow, Bound):
+            workflow, args, kwargs = workflow.workflow, workflow.args, workflow.kwargs
+        workflow = self._definition(workflow)
+        workflow.check_arguments(args, kwargs)
+        now = self.clock.now()
+        run = Run(
+            id=new_id() if run_id is None else check_id(run_id),
+            workflow=workflow.name,
+            status=Status.QUEUED,
+            created_at=instant(now),
+            version=workflow.version,
+            fingerprint=workflow.fingerprint,
+            input=workflow.values.encode((args, kwargs), f"workflow {workflow.name!r}: input"),
+            seed=secrets.token_hex(8),
+            queue=queue,
+            priority=priority,
+            key=key,
+            tags=_checked_tags(tags),
+            deadline_at=_deadline(deadline, now),
+            due_at=instant(now + max(0.0, delay)),
+        )
+        return await self._create(workflow, run, (args, kwargs), leased=delay <= 0)
+
+    async def _create(
+        self, workflow: Workflow[..., Any], run: Run, arguments: tuple[Any, Any], *, leased: bool
+    ) -> RunHandle[Any]:
+        worker = self.worker
+        context: RunContext | None = None
+        create = Create(run)
+        if leased and worker is not None and worker.has_room() and self.workflows.get(workflow.name) is workflow:
+            context = self._born(workflow, run, create, worker.id)
+        try:
+            answer = await self.journal.write(create)
+        except BaseException:
+            if context is not None:
+                self.live.pop(run.id, None)
+            raise
+        if answer.verdict is Verdict.EXISTS:
+            existing = answer.run
+            if existing is not None:
+                self._check_same(workflow, run, existing, arguments)
+            return RunHandle(self, run.id, workflow)
+        if self.observed:
+            self.tell(Event("run.created", run.id, run.created_at, run.workflow))
+        if context is not None:
+            self.entered(context)
+            self.runner.begin(context)
+        elif worker is not None:
+            worker.claim_soon()
+        return RunHandle(self, run.id, workflow, context)
+
+    def _born(self, workflow: Workflow[..., Any], run: Run, create: Create, worker: str) -> RunContext:
+        """Create the run already leased to this process, with its first record."""
+        row, checksum = seal(Runner.started(run, worker, run.created_at), 1, "")
+        leased = _replaced(run, worker, checksum)
+        create.run, create.rows = leased, [row]
+        return RunContext(self, workflow, Claim(leased, Lease(run.id, worker, 1)))
+
+    def _check_same(self, workflow: Workflow[..., Any], run: Run, existing: Run, arguments: tuple[Any, Any]) -> None:
+        if existing.workflow != run.workflow:
+            raise RunConflict(
+                f"run id {run.id!r} is taken by a run of workflow {existing.workflow!r}, not {run.workflow!r}",
+                run.id,
+                existing,
+            )
+        if existing.input == run.input:
+            return
+        values = workflow.values
+        try:
+            same = values.digest(values.decode(existing.input)) == values.digest(arguments)
+        except KeepstepError:
+            same = False
+        if not same:
+            raise RunConflict(
+                f"run id {run.id!r} is taken by a run of {run.workflow!r} with another input; "
+                "use another id, or get that run with engine.get",
+                run.id,
+                existing,
+            )
+
+    def _definition(self, workflow: Any) -> Workflow[..., Any]:
+        if isinstance(workflow, Workflow):
+            return workflow
+        if isinstance(workflow, str):
+            found = self.workflows.get(workflow)
+            if found is None:
+                raise DefinitionError(
+                    f"no workflow is named {workflow!r}; known are {sorted(self.workflows) or 'none'}"
+                )
+            return found
+        raise DefinitionError(f"{workflow!r} is not a workflow; decorate it with @ks.workflow")
+
+    async def get(self, run_id: str) -> RunHandle[Any]:
+        """The run with this id."""
+        self._must_be_open()
+        run = await self.read(self.store.get_run, run_id)
+        if run is None:
+            raise RunNotFound(f"no run {run_id!r} in {self.store.url}", run_id)
+        return RunHandle(self, run_id, self.workflows.get(run.workflow))
+
+    async def list(self, query: RunQuery | None = None, **filters: Any) -> RunPage:
+        """One page of runs, newest first."""
+        self._must_be_open()
+        return await self.call(self.store.list_runs, query or RunQuery(**filters))
+
+    async def retry(self, run_id: str, reason: str = "", actor: str = "") -> None:
+        """Let a failed or set-aside run go on from where it failed."""
+        await control.retry(self, run_id, reason, actor)
+        self.poke()
+
+    async def signal(self, run_id: str, name: str, payload: Any = True, *, id: str = "") -> None:  # noqa: A002
+        """Send a run a durable message."""
+        await RunHandle[Any](self, run_id).signal(name, payload, id=id)
+
+    def _must_be_open(self) -> None:
+        if self.closed:
+            raise DefinitionError("the engine is closed; use it inside `async with ks.open(...)`")
+
+    # -- what its parts ask of it -------------------------------------------------------------------------------------
+
+    async def read(self, function: Callable[..., R], *args: Any) -> R:
+        """Read from the store: at once when it is quick, else beside the loop."""
+        if self.store.quick:
+            return function(*args)
+        return await self.loop.run_in_executor(self._pool, function, *args)
+
+    async def call(self, function: Callable[..., R], *args: Any) -> R:
+        """Call the store beside the loop, since it may have to wait for others."""
+        return await self.loop.run_in_executor(self._pool, function, *args)
+
+    def background(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """Do something of the engine's own, with no run's context."""
+        if self.closed:
+            coroutine.close()
+            return
+        task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=self.loop, context=Context())
+        self._background.add(task)
+        task.add_done_callback(self._background_ended, context=self.context)
+
+    def _background_ended(self, task: asyncio.Task[Any]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("something failed in the background", exc_info=task.exception())
+
+    def entered(self, context: RunContext) -> None:
+        self.live[context.id] = context
+
+    def left(self, context: RunContext) -> None:
+        if self.live.get(context.id) is context:
+            del self.live[context.id]
+        worker = self.worker
+        if worker is not None:
+            worker.progress.pop(context.id, None)
+            worker.progressed(context)
+        self.pulse()
+
+    def lease_is_fresh(self) -> bool:
+        return self.worker is None or self.worker.lease_is_fresh()
+
+    def give_back_later(self, context: RunContext) -> None:
+        if self.worker is not None:
+            self.worker.give_back_later(context)
+
+    def poke(self) -> None:
+        """Something may be due."""
+        if self.worker is not None:
+            self.worker.claim_soon()
+
+    def signalled(self, run_id: str) -> None:
+        """A signal was sent from here: whoever drives the run here is told at once."""
+        context = self.live.get(run_id)
+        if context is not None:
+            self.fetch_signals(context)
+        else:
+            self.poke()
+
+    def fetch_signals(self, context: RunContext) -> None:
+        """Read the signals of a run that it has not seen."""
+        if context.id not in self._fetching:
+            self._fetching.add(context.id)
+            self.background(self._fetch(context))
+
+    async def _fetch(self, context: RunContext) -> None:
+        try:
+            while not context.detached:
+                page = await self.read(self.store.list_signals, context.id, context.signals_seen)
+                self._fetching.discard(context.id)
+                if not page:
+                    context.watch()
+                    return
+                context.receive(page)
+        except StoreError as error:
+            log.warning("signals of run %s cannot be read yet: %s", context.id, error)
+        finally:
+            self._fetching.discard(context.id)
+
+    def pulse(self) -> None:
+        """Something was written: whoever waits for a change looks again."""
+        if self._pulse is not None and not self._pulse.done():
+            self._pulse.set_result(None)
+        self._pulse = None
+
+    async def changed(self, seconds: float) -> None:
+        """Wait until something was written, here or elsewhere, or so long."""
+        self._must_be_open()
+        if self._pulse is None:
+            self._pulse = self.loop.create_future()
+        await asyncio.wait([self._pulse], timeout=seconds)
+
+    def _poll_as_reader(self, cursor: int) -> None:
+        if self.closed:
+            return
+        try:
+            if self.store.quick:
+                news = self.store.news("", cursor)
+                if news.changed:
+                    self.pulse()
+            else:
+                self.pulse()
+        except StoreError as error:
+            log.warning("the store cannot be polled: %s", error)
+        self.loop.call_later(0.02, self._poll_as_reader, cursor, context=self.context)
+
+    # -- telling ------------------------------------------------------------------------------------------------------
+
+    def redact(self, text: str) -> str:
+        return self._redactor.text(text)
+
+    def observe(self, name: str, context: RunContext, *, step: str = "", attempt: int = 0, **data: Any) -> None:
+        """Tell observers of something about a run that no record holds."""
+        if self.observed:
+            at = instant(self.clock.now())
+            self.tell(
+                Event(name, context.id, at, context.run.workflow, context.seq, step, attempt, context.worker, data)
+            )
+
+    def tell_record(self, context: RunContext, record: Record) -> None:
+        """Tell observers of a record, now that it is durable."""
+        data: dict[str, Any] = {"outcome": record.outcome}
+        if record.error is not None:
+            data["error"] = f"{record.error.type}: {record.error.message}"
+        if record.retry_at is not None:
+            data["retry_at"] = record.retry_at.isoformat()
+        at = record.finished_at or instant(self.clock.now())
+        name = event_name(record.kind)
+        self.tell(
+            Event(
+                name, context.id, at, context.run.workflow, record.seq, record.step, record.attempt, record.worker, data
+            )
+        )
+
+    def tell(self, event: Event) -> None:
+        self._observers.observe(event)
+
+
+def _replaced(run: Run, worker: str, checksum: str) -> Run:
+    from dataclasses import replace  # noqa: PLC0415
+
+    return replace(run, status=Status.RUNNING, worker=worker, epoch=1, seq=1, checksum=checksum, due_at=None)
+
+
+def _checked_tags(tags: dict[str, str] | None) -> dict[str, str]:
+    for name, value in (tags or {}).items():
+        check_name(name, "tag")
+        if not isinstance(value, str):
+            raise DefinitionError(f"tag {name!r} must be a str, not {type(value).__name__}")
+    return dict(tags or {})
+
+
+def _deadline(deadline: float | timedelta | datetime | None, now: float) -> datetime | None:
+    if deadline is None:
+        return None
+    if isinstance(deadline, datetime):
+        if deadline.tzinfo is None:
+            raise DefinitionError("a deadline needs a time zone; use datetime.now(UTC) + ..., or a number of seconds")
+        return deadline
+    seconds = deadline.total_seconds() if isinstance(deadline, timedelta) else float(deadline)
+    if seconds <= 0:
+        raise DefinitionError(f"a deadline must lie ahead, not {seconds:g} s away")
+    return instant(now + seconds)
+
+
+_warned = False
+
+
+def _warn_of_lost_context(name: str) -> None:
+    """A step called in a thread of the user's own is not recorded; say so, once."""
+    global _warned  # noqa: PLW0603 - once per process
+    if not _warned and threading.current_thread() is not threading.main_thread():
+        _warned = True
+        log.warning(
+            "step %r was called in a thread that Keepstep does not know: it runs plainly and is not recorded", name
+        )

@@ -1,0 +1,294 @@
+"""A handle on one run: ask for its result, look at it, steer it. It works the same wherever the run is driven."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import msgspec
+
+from ..errors import (
+    AlreadyFinished,
+    DefinitionError,
+    RunCancelled,
+    RunFailed,
+    RunNotFound,
+    RunSetAside,
+    RunTimedOut,
+    TimedOut,
+)
+from ..model import FINISHED, Checkpoint, ErrorInfo, Event, Kind, Run, Signal, Status
+from ..model.ids import check_name, new_id
+from ..model.signal import CANCEL, PAUSE, RESERVED, RESOLVE, RESUME
+from ..ports import Send, Verdict, instant
+from ..stores.records import checkpoint, unseal
+from ..values import VALUES
+
+if TYPE_CHECKING:
+    from .context import RunContext
+    from .engine import Engine
+
+R = TypeVar("R")
+
+#: How long a wait for another process goes without looking, should every notification be lost.
+LOOK_SECONDS = 0.5
+
+
+def actor() -> str:
+    """Who steers a run from this process, for the audit."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = "unknown"
+    return f"{user} (pid {os.getpid()})"
+
+
+class RunHandle(Generic[R]):
+    """One run of a workflow."""
+
+    def __init__(self, engine: Engine, run_id: str, workflow: Any = None, context: RunContext | None = None) -> None:
+        self.id = run_id
+        self._engine = engine
+        self._workflow = workflow
+        self._context = context
+
+    def __repr__(self) -> str:
+        return f"<run {self.id}>"
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> Run:
+        """The run as the store has it now."""
+        run = await self._engine.read(self._engine.store.get_run, self.id)
+        if run is None:
+            raise RunNotFound(f"no run {self.id!r} in {self._engine.store.url}", self.id)
+        return run
+
+    async def status(self) -> Status:
+        """Where the run stands."""
+        return (await self.run()).status
+
+    async def input(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments that the run was started with."""
+        run = await self.run()
+        return self._values(run.workflow).decode(run.input, "input")  # type: ignore[no-any-return]
+
+    async def checkpoints(self, *, failed: bool | None = None) -> list[Checkpoint]:
+        """The run's history, verified; with `failed` only its failures, or only its successes."""
+        found = [entry async for entry in self._history()]
+        if failed is None:
+            return found
+        return [one for one in found if (one.outcome == "failure") is failed]
+
+    async def _history(self, after: int = 0) -> AsyncIterator[Checkpoint]:
+        previous: str | None = "" if after == 0 else None
+        while True:
+            rows = await self._engine.read(self._engine.store.list_checkpoints, self.id, after)
+            if not rows:
+                return
+            for record, checksum in unseal(rows, self.id, after, previous):
+                after, previous = record.seq, checksum
+                yield checkpoint(record, checksum)
+
+    async def published(self) -> dict[str, Any]:
+        """What the run has shown to readers with `ks.publish`: the newest value of each key."""
+        rows = await self._engine.read(
+            self._engine.store.list_checkpoints, self.id, 0, 100_000, (Kind.PUBLISHED.value,)
+        )
+        shown: dict[str, Any] = {}
+        for row in rows:
+            record, _ = next(unseal([row], self.id, row.seq - 1))
+            shown[(record.data or {})["key"]] = VALUES.decode(bytes(record.value), "published")
+        return shown
+
+    async def progress(self) -> Any:
+        """What the running step last reported with `ks.progress`, or None."""
+        run = await self.run()
+        return None if run.progress is None else msgspec.json.decode(run.progress)
+
+    # -- waiting ------------------------------------------------------------------------------------------------------
+
+    async def result(self, timeout: float | None = None) -> R:  # noqa: ASYNC109 - part of the promise
+        """The one result of the run, now or when it ends; raises if it ended without one."""
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._result()
+        except TimeoutError:
+            raise TimedOut(f"run {self.id!r} was not finished within {timeout} s", self.id) from None
+
+    async def _result(self) -> R:
+        while True:
+            end = await self._local_end()
+            if end is None:
+                end = await self._stored_end()
+            if end is None:
+                await self._engine.changed(LOOK_SECONDS)
+                continue
+            status, value, error, continued, workflow = end
+            if continued:
+                return await RunHandle[R](self._engine, continued, self._workflow)._result()
+            return self._conclude(status, value, error, workflow)
+
+    async def _local_end(self) -> tuple[Status, bytes, ErrorInfo | None, str | None, str] | None:
+        """Wait for the run if it is driven in this process; None when it is not, or no longer."""
+        context = self._context or self._engine.live.get(self.id)
+        self._context = None
+        if context is None:
+            return None
+        if not context.done.done() and not context.gone.done():
+            await asyncio.wait([context.done, context.gone], return_when=asyncio.FIRST_COMPLETED)
+        if not context.done.done():
+            return None
+        return (*context.done.result(), context.run.workflow)
+
+    async def _stored_end(self) -> tuple[Status, bytes, ErrorInfo | None, str | None, str] | None:
+        run = await self.run()
+        if run.status in FINISHED or run.status is Status.SET_ASIDE:
+            return run.status, run.output or b"null", run.error, run.continued_as, run.workflow
+        return None
+
+    def _conclude(self, status: Status, value: bytes, error: ErrorInfo | None, workflow: str) -> R:
+        if status is Status.COMPLETED:
+            return self._values(workflow).decode(value, f"run {self.id!r}: result")  # type: ignore[no-any-return]
+        if status is Status.CANCELLED:
+            raise RunCancelled(f"run {self.id!r} was cancelled", self.id)
+        told = f"{error.type}: {error.message}" if error is not None else "no reason is recorded"
+        if status is Status.SET_ASIDE:
+            raise RunSetAside(f"run {self.id!r} is set aside: {told}", self.id, error)
+        if error is not None and error.code == "ks:run-timed-out":
+            raise RunTimedOut(error.message, self.id, error)
+        raise RunFailed(f"run {self.id!r} failed: {told}", self.id, error)
+
+    def _values(self, workflow: str) -> Any:
+        definition = self._workflow or self._engine.workflows.get(workflow)
+        return VALUES if definition is None else definition.values
+
+    # -- steering -----------------------------------------------------------------------------------------------------
+
+    async def signal(self, name: str, payload: Any = True, *, id: str = "") -> None:  # noqa: A002 - the word users know
+        """Send the run a durable message; with an `id`, sending it again changes nothing."""
+        check_name(name, "signal")
+        if name.startswith(RESERVED):
+            raise DefinitionError(
+                f"signal name {name!r} is refused: names that begin with {RESERVED!r} are Keepstep's own"
+            )
+        await self._send(name, VALUES.encode(payload, f"signal {name!r}"), id)
+
+    async def cancel(self, reason: str = "") -> None:
+        """Ask the run to stop: it reaches running steps, waits and children, and is final."""
+        await self._send(CANCEL, _reason(reason))
+
+    async def pause(self, reason: str = "") -> None:
+        """Stop the run at its next step boundary; it keeps its state."""
+        await self._send(PAUSE, _reason(reason))
+
+    async def resume(self, reason: str = "") -> None:
+        """Let a paused run go on."""
+        await self._send(RESUME, _reason(reason))
+
+    async def resolve(self, step: str, verdict: str, value: Any = None, reason: str = "") -> None:
+        """Say what became of an at-most-once step that is in doubt: `result` (with its value), `failed` or `again`."""
+        if verdict not in ("result", "failed", "again"):
+            raise DefinitionError(f"a doubt is resolved with 'result', 'failed' or 'again', not {verdict!r}")
+        payload = {"verdict": verdict, "value": msgspec.Raw(VALUES.encode(value, "resolved result")), "reason": reason}
+        await self._send(f"{RESOLVE}:{step}", msgspec.json.encode(payload))
+
+    async def retry(self, reason: str = "") -> None:
+        """Let a failed or set-aside run go on from where it failed; its history is kept."""
+        await self._engine.retry(self.id, reason, actor())
+
+    async def _send(self, name: str, payload: bytes, id: str = "") -> None:  # noqa: A002
+        signal = Signal(self.id, name, payload, id, actor(), instant(self._engine.clock.now()))
+        answer = await self._engine.journal.write(Send(signal))
+        if answer.verdict is Verdict.NOT_FOUND:
+            raise RunNotFound(f"no run {self.id!r} in {self._engine.store.url}", self.id)
+        if answer.verdict is Verdict.FINISHED:
+            run = await self.run()
+            if run.continued_as:
+                await RunHandle[R](self._engine, run.continued_as)._send(name, payload, id)
+                return
+            raise AlreadyFinished(f"run {self.id!r} is already {run.status.value}", self.id)
+        self._engine.signalled(self.id)
+
+    # -- conversing ---------------------------------------------------------------------------------------------------
+
+    async def ask(self, name: str, payload: Any = None, *, timeout: float | None = 30.0) -> Any:  # noqa: ASYNC109
+        """Send a signal and wait for the reply that the workflow gives with `request.reply(...)`."""
+        question = new_id("ask")
+        run = await self.run()
+        after = run.seq
+        await self._send(
+            check_name(name, "signal"), msgspec.json.encode({"$": "ask", "v": [question, _raw(payload)]}), question
+        )
+        try:
+            async with asyncio.timeout(timeout):
+                while True:
+                    rows = await self._engine.read(
+                        self._engine.store.list_checkpoints, self.id, after, 1000, (Kind.REPLY.value,)
+                    )
+                    for row in rows:
+                        record, _ = next(unseal([row], self.id, row.seq - 1))
+                        if (record.data or {}).get("ask") == question:
+                            return VALUES.decode(bytes(record.value), "reply")
+                    if (await self.run()).status in FINISHED:
+                        raise AlreadyFinished(f"run {self.id!r} ended without a reply to {name!r}", self.id)
+                    await self._engine.changed(LOOK_SECONDS)
+        except TimeoutError:
+            raise TimedOut(f"run {self.id!r} did not reply to {name!r} within {timeout:g} s", self.id) from None
+
+    async def watch(self, after: int = 0) -> AsyncIterator[Event]:
+        """What happens in the run, as it happens, from any sequence number on; ends when the run does."""
+        workflow = (await self.run()).workflow
+        while True:
+            run = await self.run()
+            ended = run.status in FINISHED or run.status is Status.SET_ASIDE
+            async for one in self._history(after):
+                after = one.seq
+                for event in _events(one, workflow):
+                    yield event
+            if ended and after >= run.seq:
+                return
+            if after < run.seq:
+                continue
+            await self._engine.changed(LOOK_SECONDS)
+
+
+def _raw(payload: Any) -> msgspec.Raw:
+    return msgspec.Raw(VALUES.encode(payload, "question"))
+
+
+def _reason(reason: str) -> bytes:
+    return msgspec.json.encode({"reason": reason})
+
+
+def _events(one: Checkpoint, workflow: str) -> list[Event]:
+    base = {"run": one.run, "at": one.finished_at, "workflow": workflow, "seq": one.seq, "step": one.step}
+    base |= {"attempt": one.attempt, "worker": one.worker}
+    value = None if one.value is None else _shown(one.value)
+    if one.kind is Kind.EMITTED and isinstance(value, list):
+        return [Event("token", data={"value": token}, **base) for token in value]
+    data: dict[str, Any] = {"outcome": one.outcome.value}
+    if value is not None:
+        data["value"] = value
+    if one.error is not None:
+        data["error"] = f"{one.error.type}: {one.error.message}"
+    if one.retry_at is not None:
+        data["retry_at"] = one.retry_at.isoformat()
+    return [Event(event_name(one.kind.value), data=data, **base)]
+
+
+def event_name(kind: str) -> str:
+    """The name of the event that tells of a record: `step completed` is told as `step.completed`."""
+    return kind.replace(" ", ".", 1)
+
+
+def _shown(value: bytes) -> Any:
+    return msgspec.json.decode(value)
+
+
+def finish_time() -> float:
+    return time.time()

@@ -1,0 +1,158 @@
+"""What a run has recorded, arranged for replay: loaded once per claim, dropped piece by piece as it is consumed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from ..errors import CheckpointCorrupt
+from ..model import Kind
+from ..stores.records import Record, unseal
+
+if TYPE_CHECKING:
+    from ..model import Run
+    from ..ports import Row
+
+#: Values kept in memory while a history waits to be consumed; beyond this they are read again when they are reached.
+KEEP_BYTES = 16_000_000
+
+#: Kinds that answer a call of the workflow's code, in sequence order.
+_OUTCOMES = frozenset(
+    {
+        Kind.STEP_COMPLETED.value,
+        Kind.STEP_FAILED.value,
+        Kind.STEP_CANCELLED.value,
+        Kind.TIMER.value,
+        Kind.SIGNAL.value,
+        Kind.CHILD.value,
+        Kind.BARRIER.value,
+    }
+)
+_NOTES = frozenset({Kind.PATCH.value, Kind.PUBLISHED.value, Kind.DECISION.value, Kind.REPLY.value})
+
+
+class Entry:
+    """One recorded outcome that waits for the code to ask for it. `record` is None while its value is not in memory."""
+
+    __slots__ = ("cancelled", "digest", "key", "kind", "ordinal", "record", "seq")
+
+    def __init__(self, record: Record) -> None:
+        self.seq = record.seq
+        self.key = record.step
+        self.ordinal = record.ordinal
+        self.digest = record.digest
+        self.kind = record.kind
+        self.cancelled = record.kind == Kind.STEP_CANCELLED
+        self.record: Record | None = record
+
+
+class Tried:
+    """The failed attempts of a step that has no outcome yet."""
+
+    __slots__ = ("attempts", "first_at", "retry_at")
+
+    def __init__(self) -> None:
+        self.attempts = 0
+        self.retry_at: datetime | None = None
+        self.first_at: datetime | None = None
+
+
+class History:
+    """The records of a run that still count, by key and in order."""
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+        self.seq = 0
+        self.checksum = ""
+        self.started_at: datetime | None = None
+        self.generation = 0
+        self.signals: set[int] = set()
+        self.notes: dict[str, Record] = {}
+        self.tried: dict[str, Tried] = {}
+        self.marks: dict[str, Record] = {}
+        self.entries: dict[str, Entry] = {}
+        self.places: dict[tuple[str, int], str] = {}
+        self.order: deque[Entry] = deque()
+        self.steps = 0
+        self._kept = 0
+        self._outcomes: list[Entry] = []
+        self._attempts: list[Record] = []
+        self._superseded: set[int] = set()
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Verify the next rows of the chain and take them in."""
+        for record, checksum in unseal(rows, self.run, self.seq, self.checksum):
+            self.seq, self.checksum = record.seq, checksum
+            kind = record.kind
+            if kind in _OUTCOMES:
+                if kind == Kind.STEP_FAILED and record.retry_at is not None:
+                    self._attempts.append(record)
+                else:
+                    self._add_outcome(record)
+            elif kind in _NOTES:
+                self.notes[record.step] = record
+            elif kind == Kind.STEP_STARTED:
+                self.marks[record.step] = record
+            elif kind == Kind.RUN_STARTED:
+                self.started_at = record.finished_at
+            elif kind == Kind.SUPERSEDED:
+                self.generation += 1
+                self._superseded.update((record.data or {}).get("seqs", ()))
+            if record.data and "signal" in record.data:
+                self.signals.add(record.data["signal"])
+
+    def _add_outcome(self, record: Record) -> None:
+        entry = Entry(record)
+        size = len(record.value) if record.value else 0  # type: ignore[arg-type]
+        self._kept += size
+        if self._kept > KEEP_BYTES and size > 1000:
+            self._kept -= size
+            entry.record = None
+        self._outcomes.append(entry)
+
+    def arrange(self, run: Run) -> None:
+        """All rows are in: check them against the head, and index what counts."""
+        if (self.seq, self.checksum) != (run.seq, run.checksum):
+            raise CheckpointCorrupt(
+                f"run {run.id!r}: chain broken at seq {self.seq + 1}: the head names seq {run.seq}, the records end at {self.seq}"
+            )
+        gone = self._superseded
+        for entry in self._outcomes:
+            if entry.seq not in gone:
+                self.entries[entry.key] = entry  # a later record of one call overrides an earlier one
+        for entry in self.entries.values():
+            self.places[entry.key.rpartition("/")[0], entry.ordinal] = entry.key
+        self.order.extend(sorted(self.entries.values(), key=_seq))
+        self.steps = len(self.entries)
+        for record in self._attempts:
+            if record.seq not in gone and record.step not in self.entries:
+                tried = self.tried.setdefault(record.step, Tried())
+                tried.attempts, tried.retry_at = record.attempt, record.retry_at
+                tried.first_at = tried.first_at or record.started_at
+                self.places.setdefault((record.step.rpartition("/")[0], record.ordinal), record.step)
+        for key, record in list(self.marks.items()):
+            if record.seq in gone or key in self.entries:
+                del self.marks[key]
+            else:
+                self.places.setdefault((key.rpartition("/")[0], record.ordinal), key)
+        self.notes = {key: note for key, note in self.notes.items() if note.seq not in gone}
+        self._outcomes.clear()
+        self._attempts.clear()
+
+    def refill(self, rows: Iterable[Row], after: int) -> None:
+        """Take values into memory again, for the entries that come next."""
+        wanted = {entry.seq: entry for entry in self.order if entry.record is None}
+        for record, _ in unseal(rows, self.run, after):
+            entry = wanted.get(record.seq)
+            if entry is not None:
+                entry.record = record
+
+    def recorded_after(self, path: str, ordinal: int) -> bool:
+        """Whether a branch has recorded any call beyond this ordinal."""
+        return any(place[0] == path and place[1] > ordinal for place in self.places)
+
+
+def _seq(entry: Entry) -> int:
+    return entry.seq

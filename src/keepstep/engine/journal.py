@@ -1,0 +1,313 @@
+"""Group commit: what runs have to write is gathered during a pass of the loop and committed in one transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context
+from typing import TYPE_CHECKING, Any
+
+from ..errors import StoreError, StoreUnavailable
+from ..model.ids import new_id
+from ..ports import Advance, Answer, Change, Create, Send, Verdict, WouldBlock
+from ..stores.records import Record, seal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..model import Status
+    from ..ports import Store
+    from .branch import DurableCall
+    from .context import RunContext
+
+log = logging.getLogger("keepstep")
+
+#: A commit that usually takes longer than this is made on the writer thread, so that the loop stays responsive.
+SLOW_COMMIT_SECONDS = 0.010
+#: How often a failing commit is tried again before its runs are halted, and the first pause, which doubles.
+SAVE_TRIES = 5
+SAVE_PAUSE_SECONDS = 0.1
+
+
+class Draft:
+    """A record on its way into the journal, and what is to happen once it is durable."""
+
+    __slots__ = ("call", "change", "record", "refused", "special", "then")
+
+    def __init__(
+        self,
+        record: Record | None,
+        call: DurableCall[Any] | None = None,
+        then: Callable[[Answer], None] | None = None,
+        refused: Callable[[Answer], None] | None = None,
+        change: dict[str, Any] | None = None,
+    ) -> None:
+        self.record = record
+        self.call = call  # settled, in order, when the record is durable
+        self.then = then  # told at once when the record is durable
+        self.refused = refused  # told when the store refused the change
+        self.change = change  # fields of the Advance beyond its rows: such a draft is committed by itself
+        self.special = change is not None
+
+
+class Journal:
+    """The one committer of an engine: it gives sequence numbers and checksums, and settles what became of them."""
+
+    def __init__(self, store: Store, worker: str) -> None:
+        self._store = store
+        self.worker = worker
+        self._loop = asyncio.get_running_loop()
+        self._context = Context()
+        self._dirty: dict[RunContext, None] = {}
+        self._others: list[tuple[Change | Callable[[], Change], asyncio.Future[Answer]]] = []
+        self._scheduled = False
+        self._in_flight = False
+        self._typical_seconds = 0.0
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="keepstep-writer")
+        self._idle: asyncio.Event = asyncio.Event()
+        self._idle.set()
+        self.commits = 0
+        self.failures = 0
+
+    # -- taking in ----------------------------------------------------------------------------------------------------
+
+    def add(self, run: RunContext, draft: Draft) -> None:
+        """Write a draft of a run, after those it gave before."""
+        run.pending.append(draft)
+        self._dirty[run] = None
+        if not self._scheduled:
+            self._schedule()
+
+    async def write(self, change: Change | Callable[[], Change]) -> Answer:
+        """Write a change that no running code makes: a new run, a signal. A function is asked when the batch is built."""
+        if isinstance(change, Send) and not change.signal.id:
+            import dataclasses  # noqa: PLC0415 - a signal from outside is rare
+
+            # With an id of its own a signal can be sent again when it is not known whether it arrived.
+            change.signal = dataclasses.replace(change.signal, id=new_id("signal"))
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        self._others.append((change, future))
+        if not self._scheduled:
+            self._schedule()
+        return await future
+
+    async def drained(self) -> None:
+        """Everything given so far has been answered."""
+        while self._dirty or self._others or self._in_flight:
+            self._idle.clear()
+            if not self._scheduled and not self._in_flight:
+                self._schedule()
+            await self._idle.wait()
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True)
+
+    def _schedule(self) -> None:
+        if not self._in_flight:
+            self._scheduled = True
+            self._loop.call_soon(self._flush, context=self._context)
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        if self._in_flight:
+            return
+        batch = _Batch()
+        dirty, self._dirty = self._dirty, {}
+        for run in dirty:
+            if not run.detached:
+                self._take(run, batch)
+        others, self._others = self._others, []
+        for change, future in others:
+            batch.changes.append(change() if callable(change) else change)
+            batch.owners.append(future)
+        if not batch.changes:
+            self._rest()
+            return
+        if self._store.quick and self._typical_seconds < SLOW_COMMIT_SECONDS and not batch.needs_thread:
+            started = time.perf_counter()
+            try:
+                answers = self._store.commit(batch.changes, wait=False)
+            except WouldBlock:
+                pass
+            except StoreUnavailable as error:
+                self._try_again(batch, error)
+                return
+            except Exception as error:  # noqa: BLE001 - whatever it was, the runs concerned are told
+                self._give_up(batch, error)
+                return
+            else:
+                self._learn(time.perf_counter() - started)
+                self._answered(batch, answers)
+                return
+        self._in_flight = True
+        future2 = self._loop.run_in_executor(self._pool, self._commit_and_time, batch.changes)
+        future2.add_done_callback(lambda done: self._thread_answered(batch, done), context=self._context)
+
+    def _take(self, run: RunContext, batch: _Batch) -> None:
+        """Build one change from the drafts of a run, up to the first that must stand alone."""
+        pending = run.pending
+        if not pending:
+            return
+        if pending[0].special:
+            drafts, run.pending = pending[:1], pending[1:]
+        else:
+            split = next((i for i, draft in enumerate(pending) if draft.special), len(pending))
+            drafts, run.pending = pending[:split], pending[split:]
+        if run.pending:
+            self._dirty[run] = None
+        run.in_flight += 1
+        change = Advance(run.id, self.worker, run.epoch, run.seq)
+        batch.changes.append(change)
+        batch.owners.append((run, drafts))
+        special = drafts[0].change
+        if special is not None:
+            for name, value in special.items():
+                setattr(change, name, value)
+            if change.within is not None:
+                batch.needs_thread = True
+                change.within = _sealed_within(change, run, drafts[0], change.within)
+                return
+        rows = []
+        seq, checksum = run.seq, run.checksum
+        for draft in drafts:
+            if draft.record is not None:
+                seq += 1
+                row, checksum = seal(draft.record, seq, checksum)
+                rows.append(row)
+        change.rows = rows
+        change.checksum = checksum
+
+    def _commit_and_time(self, changes: Sequence[Change]) -> tuple[list[Answer], float]:
+        started = time.perf_counter()
+        answers = self._store.commit(changes)
+        return answers, time.perf_counter() - started
+
+    def _thread_answered(self, batch: _Batch, done: asyncio.Future[tuple[list[Answer], float]]) -> None:
+        self._in_flight = False
+        if done.cancelled():
+            return
+        error = done.exception()
+        if error is None:
+            answers, seconds = done.result()
+            if not batch.needs_thread:
+                self._learn(seconds)
+            self._answered(batch, answers)
+        elif isinstance(error, StoreUnavailable):
+            self._try_again(batch, error)
+        else:
+            self._give_up(batch, error)
+
+    def _learn(self, seconds: float) -> None:
+        self._typical_seconds += (seconds - self._typical_seconds) / 16
+
+    def _answered(self, batch: _Batch, answers: Sequence[Answer]) -> None:
+        self.commits += 1
+        for owner, change, answer in zip(batch.owners, batch.changes, answers, strict=True):
+            if isinstance(owner, tuple):
+                run, drafts = owner
+                run.in_flight -= 1
+                if answer.verdict is Verdict.DONE:
+                    if change.rows:
+                        run.seq = change.rows[-1].seq
+                        run.checksum = change.checksum
+                    run.committed(drafts, answer)
+                else:
+                    run.refused(drafts, answer)
+            elif not owner.done():
+                owner.set_result(answer)
+        self._rest()
+
+    def _rest(self) -> None:
+        if (self._dirty or self._others) and not self._scheduled:
+            self._schedule()
+        elif not self._in_flight and not self._scheduled:
+            self._idle.set()
+
+    # -- when the store does not answer -------------------------------------------------------------------------------
+
+    def _try_again(self, batch: _Batch, error: StoreUnavailable) -> None:
+        self.failures += 1
+        batch.tries += 1
+        if batch.tries >= SAVE_TRIES:
+            self._give_up(batch, error)
+            return
+        log.warning("a commit failed (try %d of %d): %s", batch.tries, SAVE_TRIES, error)
+        self._in_flight = True
+        pause = SAVE_PAUSE_SECONDS * 2 ** (batch.tries - 1)
+        self._loop.call_later(pause, self._second_try, batch, error.unknown, context=self._context)
+
+    def _second_try(self, batch: _Batch, unknown: bool) -> None:
+        def settle() -> tuple[list[Answer], float]:
+            started = time.perf_counter()
+            if not unknown:
+                return self._commit_and_time(batch.changes)
+            answers: list[Answer | None] = [self._what_became_of(change) for change in batch.changes]
+            missing = [i for i, answer in enumerate(answers) if answer is None]
+            for i, answer in zip(missing, self._store.commit([batch.changes[i] for i in missing]), strict=True):
+                answers[i] = answer
+            return [answer for answer in answers if answer is not None], time.perf_counter() - started
+
+        future = self._loop.run_in_executor(self._pool, settle)
+        future.add_done_callback(lambda done: self._thread_answered(batch, done), context=self._context)
+
+    def _what_became_of(self, change: Change) -> Answer | None:
+        """Settle an unknown commit by reading the head; None means that the change must be made again."""
+        if isinstance(change, Send):
+            return None  # its id makes a second sending harmless
+        run = self._store.get_run(change.run.id if isinstance(change, Create) else change.run)
+        if isinstance(change, Create):
+            born = run is not None and run.seed == change.run.seed and run.created_at == change.run.created_at
+            return Answer(Verdict.DONE) if born else None
+        if run is not None and change.rows and (run.seq, run.checksum) == (change.rows[-1].seq, change.checksum):
+            return Answer(Verdict.DONE)
+        if run is not None and not change.rows and change.release and run.worker is None and run.epoch == change.epoch:
+            return Answer(Verdict.DONE)
+        return None
+
+    def _give_up(self, batch: _Batch, error: BaseException) -> None:
+        if not isinstance(error, StoreError):
+            log.error("a commit failed in an unexpected way", exc_info=error)
+        for owner in batch.owners:
+            if isinstance(owner, tuple):
+                owner[0].in_flight -= 1
+                owner[0].halt(error)
+            elif not owner.done():
+                owner.set_exception(error)
+        self._rest()
+
+
+class _Batch:
+    """The changes of one commit, and who waits for each answer."""
+
+    __slots__ = ("changes", "needs_thread", "owners", "tries")
+
+    def __init__(self) -> None:
+        self.changes: list[Any] = []
+        self.owners: list[Any] = []
+        self.tries = 0
+        self.needs_thread = False
+
+
+def _sealed_within(
+    change: Advance, run: RunContext, draft: Draft, body: Callable[[Any], Record]
+) -> Callable[[Any], None]:
+    """Run the body inside the transaction, and seal the record that it gives into the change."""
+
+    def within(tx: Any) -> None:
+        draft.record = body(tx)
+        row, checksum = seal(draft.record, run.seq + 1, run.checksum)
+        change.rows, change.checksum = [row], checksum
+
+    return within
+
+
+def head_move(
+    status: Status | None, *, release: bool = False, due_at: Any = None, wakes: tuple[str, ...] = (), **more: Any
+) -> dict[str, Any]:
+    """The fields of an Advance that move the head."""
+    return {"status": status, "release": release, "due_at": due_at, "wakes": wakes, **more}

@@ -1,0 +1,77 @@
+"""Tells when the tasks of a run have come to rest, so that the next outcome may be delivered.
+
+The event loop's queue of ready callbacks says it exactly: a run is at rest when none of them carries its context. A loop
+that does not show its queue is given a number of quiet passes instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import Context
+from typing import TYPE_CHECKING, Any
+
+from ..ports import CURRENT
+
+if TYPE_CHECKING:
+    from .context import RunContext
+
+#: Passes without a move after which a run counts as at rest on a loop that hides its queue.
+QUIET_PASSES = 8
+
+
+class RestWatch:
+    """Watches, once per pass of the loop, the runs that have something to be told."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._ready: Any = getattr(loop, "_ready", None)
+        self._waiting: dict[RunContext, int] = {}
+        self._scheduled = False
+        self._context = Context()
+
+    def watch(self, run: RunContext) -> None:
+        """Have `run.at_rest()` called as soon as its tasks have come to rest."""
+        if run not in self._waiting:
+            self._waiting[run] = 0
+            if not self._scheduled:
+                self._scheduled = True
+                self._loop.call_soon(self._tick, context=self._context)
+
+    def forget(self, run: RunContext) -> None:
+        """The run is no longer here."""
+        self._waiting.pop(run, None)
+
+    def _tick(self) -> None:
+        self._scheduled = False
+        waiting = self._waiting
+        busy = self._busy()
+        resting = [run for run in waiting if run not in busy and not run.thread_busy]
+        if self._ready is None:
+            resting = [run for run in resting if self._quiet(run)]
+        for run in resting:
+            del waiting[run]
+        for run in resting:
+            run.at_rest()
+        if waiting and not self._scheduled:
+            self._scheduled = True
+            if resting or busy or self._ready is None:
+                self._loop.call_soon(self._tick, context=self._context)
+            else:  # only threads are busy: they take their time
+                self._loop.call_later(0.0005, self._tick, context=self._context)
+
+    def _busy(self) -> set[RunContext]:
+        busy: set[RunContext] = set()
+        for handle in self._ready or ():
+            context = handle._context  # noqa: SLF001 - the one place that says whose callback it is
+            scope = context.get(CURRENT) if context is not None else None
+            if scope is not None and not scope.in_step:
+                busy.add(scope.run)
+        return busy
+
+    def _quiet(self, run: RunContext) -> bool:
+        passes = self._waiting[run] + 1
+        if run.moves != run.moves_seen:
+            run.moves_seen = run.moves
+            passes = 0
+        self._waiting[run] = passes
+        return passes > QUIET_PASSES

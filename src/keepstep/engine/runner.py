@@ -1,0 +1,426 @@
+"""Drives one run: load its checkpoints, call its code, record how it ended. Starting and recovering are this same act."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextvars import copy_context
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..errors import CheckpointCorrupt, KeepstepError, NotSerializable, RunTimedOut, SchemaMismatch, StoreError
+from ..model import Kind, Outcome, Run, Signal, Status
+from ..model.ids import MAX_ID, new_id
+from ..model.signal import CHILD
+from ..policies import SetAside, classify
+from ..ports import CURRENT, Advance, Answer, Create, Send, Verdict, instant
+from ..stores.records import Record, StoredError, check_size, seal
+from .attempt import stored_error
+from .branch import CANCELLED
+from .context import DEADLINE, MANY_STEPS, RunContext
+from .history import History
+from .journal import Draft, head_move
+
+if TYPE_CHECKING:
+    from ..model import Claim
+    from .engine import Engine
+
+log = logging.getLogger("keepstep")
+
+#: How long branches that are still open when their workflow returns are given to clean up.
+UNWIND_SECONDS = 30.0
+
+
+class ContinueAs(BaseException):
+    """Ends a run and starts its successor; raised by `ks.continue_as`."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().__init__("the run continues as its successor")
+        self.arguments = (args, kwargs)
+
+
+class Runner:
+    """Drives the runs of one engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    # -- the beginning ------------------------------------------------------------------------------------------------
+
+    async def drive(self, claim: Claim) -> None:
+        """Take up a claimed run: load what it recorded, then call its code."""
+        engine, run = self.engine, claim.run
+        context = RunContext(engine, engine.known(run.workflow), claim)
+        engine.entered(context)
+        try:
+            problem = self._objection(context)
+            if problem:
+                self.set_aside(context, *problem)
+                return
+            if run.seq:
+                await self._load(context)
+            if run.signals:
+                await self._load_signals(context)
+        except (CheckpointCorrupt, SchemaMismatch) as error:
+            self.set_aside(context, type(error).__name__, str(error))
+        except StoreError as error:
+            context.halt(error)
+        except Exception as error:
+            log.exception("run %s cannot be taken up", run.id)
+            self.set_aside(context, type(error).__name__, f"the run cannot be taken up: {error}")
+        else:
+            self.begin(context)
+
+    def _objection(self, context: RunContext) -> tuple[str, str] | None:
+        run, workflow = context.run, context.workflow
+        decision = self.engine.recovery_limit.decide(run.recoveries)
+        if isinstance(decision, SetAside):
+            return "RecoveryLimit", decision.reason
+        if run.fingerprint != workflow.fingerprint and workflow.on_change == "fail" and run.seq > 1:
+            return "DefinitionChanged", (
+                f"the run was started under {run.fingerprint!r} and this worker has {workflow.fingerprint!r}; "
+                "deploy the old version beside the new one, or give the workflow on_change='compatible'"
+            )
+        return None
+
+    async def _load(self, context: RunContext) -> None:
+        store, run = self.engine.store, context.run
+        history = History(run.id)
+        while history.seq < run.seq:
+            rows = await self.engine.read(store.list_checkpoints, run.id, history.seq)
+            if not rows:
+                break
+            history.add(rows)
+            await asyncio.sleep(0)
+        history.arrange(run)
+        context.history = history
+        context.generation = history.generation
+        context.tried, context.marks, context.notes = history.tried, history.marks, history.notes
+        context.consumed = history.signals
+        context.steps = history.steps
+        if history.started_at is not None:
+            context.now_at = history.started_at
+        if history.steps > MANY_STEPS:
+            log.warning("run %s has %d steps; let it continue as a new run with ks.continue_as", run.id, history.steps)
+
+    async def _load_signals(self, context: RunContext) -> None:
+        signals: list[Signal] = []
+        while True:
+            page = await self.engine.read(self.engine.store.list_signals, context.id, signals[-1].seq if signals else 0)
+            if not page:
+                break
+            signals.extend(page)
+        context.receive(signals)
+
+    def begin(self, context: RunContext) -> None:
+        """Call the code; everything it needs to know is in memory."""
+        if context.detached:
+            return
+        engine, run = self.engine, context.run
+        if context.seq == 0:
+            record = self.started(run, context.worker, context.time())
+            context.now_at = record.finished_at or context.now_at
+            context.pending.append(Draft(record))  # rides with the first commit
+        if context.claim.taken_from is not None:
+            data = {"from": context.claim.taken_from, "epoch": context.epoch, "recoveries": run.recoveries}
+            record = Record(run.id, Kind.RECOVERED.value, worker=context.worker, trigger="recovery", data=data)
+            record.finished_at = context.time()
+            context.pending.append(Draft(record))
+            engine.observe("run.recovering", context, taken_from=context.claim.taken_from)
+        else:
+            engine.observe("run.started", context)
+        if run.deadline_at is not None:
+            self._arm_deadline(context)
+        try:
+            args, kwargs = context.workflow.values.decode(run.input, f"workflow {run.workflow!r}: input")
+        except KeepstepError as error:
+            self.set_aside(context, type(error).__name__, f"the run's input cannot be restored: {error}")
+            return
+        if context.workflow.is_async:
+            task_context = copy_context()
+            task_context.run(CURRENT.set, context.root)
+            context.main = asyncio.Task(
+                context.workflow.fn(*args, **kwargs), loop=engine.loop, context=task_context, name=f"run {run.id}"
+            )
+        else:
+            thread_context = copy_context()
+            thread_context.run(CURRENT.set, context.root)
+            context.thread_busy = True
+            future = engine.run_threads.submit(thread_context, partial(context.workflow.fn, *args, **kwargs))
+            context.main = asyncio.wrap_future(future, loop=engine.loop)
+        context.main.add_done_callback(partial(self._code_ended, context), context=engine.context)
+        context.watch()
+
+    @staticmethod
+    def started(run: Run, worker: str, at: datetime) -> Record:
+        """The first record of a run."""
+        record = Record(run.id, Kind.RUN_STARTED.value, worker=worker, finished_at=at)
+        record.data = {"workflow": run.workflow, "version": run.version}
+        return record
+
+    def _arm_deadline(self, context: RunContext) -> None:
+        deadline = context.run.deadline_at
+        if deadline is None:
+            return
+        delay = max(0.0, deadline.timestamp() - self.engine.clock.now())
+        context.deadline_timer = self.engine.loop.call_later(
+            min(delay, 86_400.0), self._deadline, context, context=self.engine.context
+        )
+
+    def _deadline(self, context: RunContext) -> None:
+        if context.detached or context.timed_out or context.finishing or context.run.deadline_at is None:
+            return
+        if self.engine.clock.now() < context.run.deadline_at.timestamp():
+            self._arm_deadline(context)
+            return
+        record = Record(context.id, Kind.TIMER.value, step=DEADLINE, worker=context.worker)
+        record.finished_at = context.time()
+        context.append(record, _Deadline(context))
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def _code_ended(self, context: RunContext, future: asyncio.Future[Any]) -> None:
+        if context.detached:
+            if not future.cancelled():
+                future.exception()  # what a detached run's code does is discarded
+            return
+        context.thread_busy = False
+        context.finishing = True
+        self.engine.background(self._conclude(context, future))
+
+    async def _conclude(self, context: RunContext, future: asyncio.Future[Any]) -> None:
+        await self._close_branches(context)
+        if context.detached:
+            return
+        history = context.history
+        if history is not None:
+            left = [
+                entry
+                for entry in history.order
+                if not entry.key.startswith("ks:") and not self._is_gone(context, entry)
+            ]
+            if left:
+                context.mismatch(
+                    f"seq {left[0].seq} recorded {left[0].key}, which the code no longer asks for before it ends"
+                )
+                return
+            for entry in history.order:
+                if entry.record is not None and entry.key.startswith("ks:"):
+                    context._control(entry.record)  # noqa: SLF001 - a cancel that came after the code had ended
+            context.history = None
+        self._write_end(context, future)
+
+    @staticmethod
+    def _is_gone(context: RunContext, entry: Any) -> bool:
+        call = context.asked.get(entry.key)
+        return call is not None and call.state == CANCELLED
+
+    async def _close_branches(self, context: RunContext) -> None:
+        """When the workflow returns, what it left open is cancelled and reported."""
+        open_tasks = {task for task in context.tasks if not task.done()}
+        for task in open_tasks:
+            task.cancel()
+        if open_tasks:
+            log.warning("run %s ended with %d open branches, which were cancelled", context.id, len(open_tasks))
+            await asyncio.wait(open_tasks, timeout=UNWIND_SECONDS)
+        for call in [*context.bodies.values(), *context.waits]:
+            if call is not None and hasattr(call, "cancelled_by_code"):
+                call.cancel()
+
+    def _write_end(self, context: RunContext, future: asyncio.Future[Any]) -> None:
+        """Commit the end of the run, unless a signal came that was not yet seen."""
+        if context.detached:
+            return
+        record = Record(context.id, Kind.RUN_FINISHED.value, worker=context.worker)
+        record.started_at = context.run.created_at
+        record.finished_at = context.time()
+        creates: list[Create] = []
+        sends: list[Send] = []
+        status = self._judge(context, future, record, creates, sends)
+        if context.run.parent is not None and not creates:
+            sends.append(self._word_to_parent(context, status, record))
+        change = head_move(status, release=True, signals_seen=context.signals_seen, creates=creates, sends=sends)
+        again = partial(self._write_end, context, future)
+        context.append_special(
+            record,
+            change,
+            partial(self._ended, context, status, record),
+            partial(self._end_refused, context, again, sends),
+        )
+
+    def _judge(
+        self,
+        context: RunContext,
+        future: asyncio.Future[Any],
+        record: Record,
+        creates: list[Create],
+        sends: list[Send],
+    ) -> Status:
+        error = asyncio.CancelledError() if future.cancelled() else future.exception()
+        if context.cancelling:
+            record.outcome = Outcome.CANCELLED.value
+            if error is not None and not isinstance(error, asyncio.CancelledError):
+                record.error = stored_error(error, str(classify(error)), 0, context)
+            return Status.CANCELLED
+        if context.timed_out:
+            error = RunTimedOut(f"run {context.id!r} was not finished by its deadline", context.id)
+        if isinstance(error, ContinueAs):
+            self._succeed(context, error, record, creates, sends)
+            return Status.COMPLETED
+        if error is None:
+            try:
+                value = context.workflow.values.encode(future.result(), f"workflow {context.workflow.name!r}: result")
+                check_size(f"workflow {context.workflow.name}", value, self.engine.max_value_bytes)
+            except NotSerializable as refusal:
+                error = refusal
+            else:
+                record.value = msgspec.Raw(value)
+                return Status.COMPLETED
+        record.outcome = Outcome.FAILURE.value
+        record.error = stored_error(error, str(classify(error)), 0, context)
+        if context.timed_out:
+            record.error.code = "ks:run-timed-out"
+        return Status.FAILED
+
+    def _succeed(
+        self, context: RunContext, error: ContinueAs, record: Record, creates: list[Create], sends: list[Send]
+    ) -> None:
+        """Make the successor of a run; signals that were not read move over to it."""
+        import dataclasses  # noqa: PLC0415 - rare
+
+        run = context.run
+        base, _, number = run.id.rpartition("~")
+        count = int(number) + 1 if base and number.isdecimal() else 2
+        base = base if base and number.isdecimal() else run.id
+        successor = dataclasses.replace(
+            run,
+            id=f"{base[: MAX_ID - 12]}~{count}",
+            status=Status.QUEUED,
+            input=context.workflow.values.encode(error.arguments, f"workflow {run.workflow!r}: input"),
+            created_at=context.time(),
+            version=context.workflow.version,
+            fingerprint=context.workflow.fingerprint,
+            seed=new_id("seed"),
+            seq=0,
+            checksum="",
+            epoch=0,
+            worker=None,
+            due_at=context.time(),
+            wakes=(),
+            signals=0,
+            recoveries=0,
+            updated_at=None,
+        )
+        creates.append(Create(successor))
+        record.data = {"continued_as": successor.id}
+        record.value = msgspec.Raw(b"null")
+        for signal in context.inbox:
+            sends.append(Send(dataclasses.replace(signal, run=successor.id, seq=0)))
+
+    @staticmethod
+    def _word_to_parent(context: RunContext, status: Status, record: Record) -> Send:
+        word: dict[str, Any] = {"status": status.value, "child": context.id}
+        if record.value is not msgspec.UNSET:
+            word["value"] = record.value
+        if record.error is not None:
+            word["error"] = record.error
+        run = context.run
+        signal = Signal(
+            run.parent or "",
+            f"{CHILD}{run.parent_key}",
+            msgspec.json.encode(word),
+            id=f"child:{context.id}",
+            sender=f"run {context.id}",
+            sent_at=record.finished_at,
+        )
+        return Send(signal)
+
+    def _ended(self, context: RunContext, status: Status, record: Record, _: Answer) -> None:
+        value = bytes(record.value) if record.value is not msgspec.UNSET else b"null"  # type: ignore[arg-type]
+        error = record.error.info() if record.error is not None else None
+        continued = (record.data or {}).get("continued_as")
+        if not context.done.done():
+            context.done.set_result((status, value, error, continued))
+        self.engine.observe(f"run.{status.value}", context)
+        context.detach("it ended")
+        if context.run.parent is not None:
+            self.engine.signalled(context.run.parent)
+        if continued:
+            self.engine.poke()
+
+    def _end_refused(self, context: RunContext, again: Any, sends: list[Send], answer: Answer) -> None:
+        if answer.verdict is Verdict.MISSED:
+            self.engine.background(self._look_and(context, again))
+        elif answer.verdict in (Verdict.NOT_FOUND, Verdict.FINISHED) and context.run.parent is not None:
+            import dataclasses  # noqa: PLC0415 - rare: the parent is gone, so nobody waits for the word
+
+            context.run = dataclasses.replace(context.run, parent=None)
+            again()
+        else:
+            self.set_aside(context, "StoreRefused", f"the end of the run was refused: {answer.verdict} {answer.about}")
+
+    async def _look_and(self, context: RunContext, again: Any) -> None:
+        try:
+            signals = await self.engine.read(self.engine.store.list_signals, context.id, context.signals_seen)
+        except StoreError as error:
+            context.halt(error)
+            return
+        context.receive(signals)
+        again()
+
+    # -- setting aside ------------------------------------------------------------------------------------------------
+
+    def set_aside(self, context: RunContext, kind: str, reason: str) -> None:
+        """Leave the run to a person, with the reason; whatever its code does no longer counts."""
+        if context.detached:
+            return
+        context.detach(f"set aside: {reason}")
+        log.error("run %s is set aside: %s", context.id, reason)
+        error = StoredError(kind, self.engine.redact(reason), error_class="permanent", id=new_id("error"))
+        self.engine.background(self._write_aside(context, error))
+
+    async def _write_aside(self, context: RunContext, error: StoredError) -> None:
+        def change() -> Advance:
+            record = Record(
+                context.id, Kind.ERROR.value, outcome=Outcome.FAILURE.value, worker=context.worker, error=error
+            )
+            record.finished_at = instant(self.engine.clock.now())
+            row, checksum = seal(record, context.seq + 1, context.checksum)
+            return Advance(
+                context.id,
+                context.worker,
+                context.epoch,
+                context.seq,
+                rows=[row],
+                checksum=checksum,
+                status=Status.SET_ASIDE,
+                release=True,
+                progress=False,
+            )
+
+        try:
+            answer = await self.engine.journal.write(change)
+        except StoreError:
+            self.engine.give_back_later(context)
+            return
+        if answer.verdict is Verdict.DONE:
+            if not context.done.done():
+                context.done.set_result((Status.SET_ASIDE, b"null", error.info(), None))
+            self.engine.observe("run.set aside", context, reason=error.message)
+            self.engine.pulse()
+
+
+class _Deadline:
+    """Stands in for a call: the deadline is delivered in order too."""
+
+    __slots__ = ("context",)
+
+    def __init__(self, context: RunContext) -> None:
+        self.context = context
+
+    def settle(self, record: Record) -> bool:
+        self.context._control(record)  # noqa: SLF001
+        return True

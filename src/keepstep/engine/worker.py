@@ -1,0 +1,302 @@
+"""The loop that claims runs and has them driven, and the heartbeat that keeps their leases."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from ..errors import StoreError
+from ..model import HEARTBEAT_SECONDS, LEASE_SECONDS, RunQuery, Status, WorkerInfo
+from ..model.ids import new_id
+from ..policies import RecoverAlone
+from ..ports import Advance, ClaimRequest, Verdict, instant
+
+if TYPE_CHECKING:
+    from ..model import Claims
+    from .context import RunContext
+    from .engine import Engine
+
+log = logging.getLogger("keepstep")
+
+#: How often the store is asked whether others wrote to it.
+POLL_SECONDS = 0.02
+#: How often the worker claims when nothing told it to: the backstop for every notification.
+CLAIM_SECONDS = 1.0
+#: A loop that has not moved for this long is taken for stuck, and its leases are no longer renewed.
+STUCK_SECONDS = 60.0
+#: Progress reaches the store with the heartbeat, which comes early for it, but not more often than this.
+PROGRESS_SECONDS = 0.5
+
+
+class Worker:
+    """Claims runs of the workflows that its engine knows, and hands them to the runner."""
+
+    def __init__(self, engine: Engine, max_runs: int) -> None:
+        self.engine = engine
+        self.id = new_id("worker")
+        self.max_runs = max_runs
+        self.progress: dict[str, bytes] = {}
+        self.alone: str | None = None
+        self._started_at = instant(engine.clock.now())
+        self._renewed = 0.0
+        self._tick = time.monotonic()
+        self._cursor = 0
+        self._next_due: float | None = None
+        self._last_claim = 0.0
+        self._claiming = False
+        self._claim_again = False
+        self._stopping = False
+        self._poll_timer: asyncio.TimerHandle | None = None
+        self._beat = threading.Event()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._heart, name="keepstep-heartbeat", daemon=True)
+        self._to_give_back: dict[str, int] = {}
+        self._held_back_since: float | None = None
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Enrol in the store, then look for work at once: what was interrupted comes first."""
+        await self.engine.call(self._renew)
+        self._thread.start()
+        self._cursor = (await self.engine.call(self.engine.store.news, self.id, 0)).cursor
+        self.claim_soon()
+        self._poll()
+
+    def stop_claiming(self) -> None:
+        self._stopping = True
+
+    async def leave(self) -> None:
+        """Nothing is leased any more: say good-bye."""
+        self._stopping = True
+        if self._poll_timer is not None:
+            self._poll_timer.cancel()
+        while self._claiming:
+            await asyncio.sleep(0.005)
+        if self._to_give_back:
+            await self._give_back()
+        self._ended.set()
+        self._beat.set()
+        await asyncio.to_thread(self._thread.join, 10.0)
+        try:
+            await self.engine.call(self._renew, True)
+        except StoreError as error:
+            log.warning("the worker could not sign off: %s", error)
+
+    def has_room(self) -> bool:
+        """Whether a new run may be leased at birth."""
+        return not self._stopping and self.alone is None and len(self.engine.live) < self.max_runs
+
+    # -- heartbeat ----------------------------------------------------------------------------------------------------
+
+    def info(self) -> WorkerInfo:
+        return WorkerInfo(
+            id=self.id,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            started_at=self._started_at,
+            renewed_at=instant(self.engine.clock.now()),
+            workflows=tuple(sorted(self.engine.workflows)),
+            progress=dict(self.progress),
+        )
+
+    def _renew(self, leaving: bool = False) -> bool:
+        boot = self.engine.clock.boot()[1]
+        known = self.engine.store.renew_leases(self.info(), leaving=leaving)
+        if known:
+            self._renewed = boot
+        return known
+
+    def _heart(self) -> None:
+        """The heartbeat's own thread: a busy loop does not lose its leases, a stuck one does."""
+        while not self._ended.is_set():
+            early = self._beat.wait(HEARTBEAT_SECONDS)
+            if self._ended.is_set():
+                return
+            if early:
+                self._beat.clear()
+            if time.monotonic() - self._tick > STUCK_SECONDS:
+                log.error("the event loop has not moved for %d s; its leases are not renewed", STUCK_SECONDS)
+                continue
+            try:
+                known = self._renew()
+            except StoreError as error:
+                log.warning("the heartbeat failed: %s", error)
+                continue
+            except Exception:
+                log.exception("the heartbeat failed")
+                continue
+            try:
+                if not known:
+                    self.engine.loop.call_soon_threadsafe(self._given_up)
+                elif self._to_give_back:
+                    self.engine.loop.call_soon_threadsafe(self._give_back_soon)
+            except RuntimeError:
+                return  # the loop has closed
+            if early:
+                self._ended.wait(PROGRESS_SECONDS)
+
+    def lease_is_fresh(self) -> bool:
+        """Whether the last heartbeat is recent enough to start something under its leases."""
+        return self.engine.clock.boot()[1] - self._renewed < LEASE_SECONDS
+
+    def report_progress(self, run: str, progress: bytes) -> None:
+        self.progress[run] = progress
+        self._beat.set()
+
+    def _given_up(self) -> None:
+        """The store took this worker for dead and gave its runs away: let all of them go."""
+        log.error("the store has given this worker up; its runs are driven by others now")
+        for context in list(self.engine.live.values()):
+            context.detach("its lease was lost")
+        self.id = new_id("worker")
+        self._renewed = 0.0
+        self.engine.journal.worker = self.id
+        self._beat.set()
+        self.claim_soon()
+
+    # -- claiming -----------------------------------------------------------------------------------------------------
+
+    def _poll(self) -> None:
+        """See what others wrote: signals for our runs, and runs that became due."""
+        self._tick = time.monotonic()
+        if self.engine.closed:
+            return
+        self._poll_timer = self.engine.loop.call_later(POLL_SECONDS, self._poll, context=self.engine.context)
+        if not self.engine.store.quick:
+            self.engine.background(self._poll_slowly())
+            return
+        try:
+            news = self.engine.store.news(self.id, self._cursor)
+        except StoreError as error:
+            log.warning("the store cannot be polled: %s", error)
+            return
+        self._heard(news)
+
+    async def _poll_slowly(self) -> None:
+        try:
+            self._heard(await self.engine.call(self.engine.store.news, self.id, self._cursor))
+        except StoreError as error:
+            log.warning("the store cannot be polled: %s", error)
+
+    def _heard(self, news: Any) -> None:
+        self._cursor = news.cursor
+        for run in news.runs:
+            context = self.engine.live.get(run)
+            if context is not None:
+                self.engine.fetch_signals(context)
+        if news.changed:
+            self.engine.pulse()
+        now = self.engine.clock.now()
+        due = self._next_due is not None and self._next_due <= now
+        if news.changed or due or time.monotonic() - self._last_claim > CLAIM_SECONDS:
+            self.claim_soon()
+
+    def claim_soon(self) -> None:
+        """Look for runs that are due; calls while one look is under way make one more after it."""
+        if self._stopping or self.engine.closed:
+            return
+        if self._claiming:
+            self._claim_again = True
+            return
+        self._claiming = True
+        self.engine.background(self._claim())
+
+    async def _claim(self) -> None:
+        try:
+            while not self._stopping:
+                self._claim_again = False
+                self._last_claim = time.monotonic()
+                full = await self._claim_once()
+                if not full and not self._claim_again:
+                    break
+        except StoreError as error:
+            log.warning("the store cannot be asked for runs: %s", error)
+        finally:
+            self._claiming = False
+
+    async def _claim_once(self) -> bool:
+        """One claim; whether there may be more at once."""
+        room = self.max_runs - len(self.engine.live)
+        if room <= 0 or self.alone is not None or not self.lease_is_fresh():
+            return False
+        live = len(self.engine.live)
+        request = ClaimRequest(
+            self.id,
+            frozenset(self.engine.workflows),
+            limit=min(room, 100),
+            versions={w.name: w.version for w in self.engine.workflows.values() if w.on_change == "pin"},
+            suspects=live == 0,
+        )
+        if self._must_make_room():
+            return False
+        claims: Claims = await self.engine.call(self.engine.store.claim_runs, request)
+        self._next_due = claims.next_due_at.timestamp() if claims.next_due_at is not None else None
+        if claims.held_back and self._held_back_since is None:
+            self._held_back_since = time.monotonic()
+        elif not claims.held_back:
+            self._held_back_since = None
+        for claim in claims.claims:
+            if isinstance(self.engine.recovery_limit.decide(claim.run.recoveries), RecoverAlone):
+                self.alone = claim.run.id
+            self.engine.background(self.engine.runner.drive(claim))
+        return bool(claims.claims)
+
+    def _must_make_room(self) -> bool:
+        """A run that must be driven alone has waited long: take nothing else until the others have left."""
+        waited = self._held_back_since is not None and time.monotonic() - self._held_back_since > MAKE_ROOM_SECONDS
+        return waited and bool(self.engine.live)
+
+    def progressed(self, context: RunContext) -> None:
+        """A run that was driven alone has made progress, or left: others may come again."""
+        if self.alone == context.id:
+            self.alone = None
+            self.claim_soon()
+
+    # -- giving back --------------------------------------------------------------------------------------------------
+
+    def give_back_later(self, context: RunContext) -> None:
+        """The run is no longer driven here, but the store could not be told; tell it when it listens again."""
+        self._to_give_back[context.id] = context.epoch
+        self._beat.set()
+
+    def _give_back_soon(self) -> None:
+        if self._to_give_back and not self.engine.closed:
+            self.engine.background(self._give_back())
+
+    async def _give_back(self) -> None:
+        for run_id, epoch in list(self._to_give_back.items()):
+            try:
+                run = await self.engine.read(self.engine.store.get_run, run_id)
+                if run is not None and run.worker == self.id and run.epoch == epoch:
+                    now = instant(self.engine.clock.now())
+                    change = Advance(
+                        run_id,
+                        self.id,
+                        epoch,
+                        run.seq,
+                        checksum=run.checksum,
+                        status=Status.QUEUED,
+                        release=True,
+                        due_at=now,
+                    )
+                    change.progress = False
+                    answer = await self.engine.journal.write(change)
+                    if answer.verdict not in (Verdict.DONE, Verdict.FENCED):
+                        log.error("run %s could not be given back: %s", run_id, answer.verdict)
+                self._to_give_back.pop(run_id, None)
+            except StoreError as error:
+                log.warning("run %s could not be given back yet: %s", run_id, error)
+                return
+        self.claim_soon()
+
+
+#: How long a run that must be driven alone waits for a lull before the worker makes one.
+MAKE_ROOM_SECONDS = 30.0
+
+__all__ = ["RunQuery", "Worker"]

@@ -1,0 +1,1 @@
+"""Where the bodies of steps run."""

@@ -1,0 +1,33 @@
+"""What is true: frozen records, standard library only, no input or output."""
+
+from .checkpoint import Checkpoint, Kind, Outcome, Trigger
+from .error import ErrorInfo
+from .event import Event
+from .lease import HEARTBEAT_SECONDS, LEASE_SECONDS, Claim, Claims, Lease, WorkerInfo
+from .query import News, RunPage, RunQuery
+from .run import FINISHED, MOVES, Run, Status, may_move
+from .signal import Signal
+
+__all__ = [
+    "FINISHED",
+    "HEARTBEAT_SECONDS",
+    "LEASE_SECONDS",
+    "MOVES",
+    "Checkpoint",
+    "Claim",
+    "Claims",
+    "ErrorInfo",
+    "Event",
+    "Kind",
+    "Lease",
+    "News",
+    "Outcome",
+    "Run",
+    "RunPage",
+    "RunQuery",
+    "Signal",
+    "Status",
+    "Trigger",
+    "WorkerInfo",
+    "may_move",
+]

@@ -1,0 +1,70 @@
+"""Ids and names: how they are made, and which are refused."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import unicodedata
+
+from ..errors import DefinitionError
+
+#: Longest id or name: it must fit a file name on every common file system with room for a suffix.
+MAX_ID = 200
+
+_NAME = re.compile(r"[^\W\d][\w .:\-]*\Z")
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+
+
+def new_id(prefix: str = "run") -> str:
+    """A random id that is easy to read aloud and to paste."""
+    number = secrets.randbits(80)
+    text = "".join(_ALPHABET[(number >> shift) & 31] for shift in range(75, -1, -5))
+    return f"{prefix}-{text}"
+
+
+def check_id(value: str, what: str = "run id") -> str:
+    """The id itself, or a clear error: no id may be empty, over-long, or look like a path."""
+    if not isinstance(value, str):
+        raise DefinitionError(f"a {what} must be a str, not {type(value).__name__}")
+    problem = _problem(value)
+    if problem:
+        raise DefinitionError(f"{what} {value[:60]!r} is refused: it {problem}")
+    return value
+
+
+def _problem(value: str) -> str:
+    if not value:
+        return "is empty"
+    if len(value.encode("utf-8", "surrogatepass")) > MAX_ID:
+        return f"is longer than {MAX_ID} bytes"
+    if value != value.strip():
+        return "begins or ends with white space"
+    if "/" in value or "\\" in value:
+        return "holds a path separator"
+    if value.startswith("."):
+        return "begins with a dot"
+    if ".." in value:
+        return "holds two dots in a row"
+    if any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in value):
+        return "holds a control character"
+    return ""
+
+
+def check_name(value: str, what: str) -> str:
+    """A workflow's, step's or signal's name, or a clear error."""
+    if not isinstance(value, str) or not _NAME.match(value) or len(value.encode()) > MAX_ID:
+        raise DefinitionError(
+            f"{what} name {value!r} is refused: it must begin with a letter and hold only letters, digits, "
+            f"spaces and _ . : - (at most {MAX_ID} bytes)"
+        )
+    return value
+
+
+def child_id(parent: str, key: str, generation: int) -> str:
+    """The one id of the child that a step of a run starts: the same after any crash."""
+    digest = hashlib.sha256(f"{parent}\0{key}\0{generation}".encode()).hexdigest()[:10]
+    name = key.rsplit("/", 1)[-1].split("#", 1)[0]
+    tail = f".{name}-{digest}"
+    room = MAX_ID - len(tail.encode())
+    return parent.encode()[:room].decode("utf-8", "ignore") + tail

@@ -1,0 +1,30 @@
+"""A signal: a durable message to a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+#: Names that begin so are the engine's own; a user's signal may not use them.
+RESERVED = "ks:"
+CANCEL = "ks:cancel"
+PAUSE = "ks:pause"
+RESUME = "ks:resume"
+RESOLVE = "ks:resolve"
+CHILD = "ks:child:"
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """A message to one run. The store gives `seq`, gapless per run; `payload` is JSON text.
+
+    Two signals to one run with the same `id` are one: the second is not stored.
+    """
+
+    run: str
+    name: str
+    payload: bytes = b"true"
+    id: str = ""
+    sender: str = ""
+    sent_at: datetime | None = None
+    seq: int = 0

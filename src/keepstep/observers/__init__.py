@@ -1,0 +1,7 @@
+"""Who listens: observers are told what happened after it is durable, and can never affect a run."""
+
+from .log import LogObserver
+from .named import ObserverSpec, resolve
+from .several import FunctionObserver, Observers
+
+__all__ = ["FunctionObserver", "LogObserver", "ObserverSpec", "Observers", "resolve"]

@@ -1,0 +1,240 @@
+"""The seams: what the engine asks of a store, a clock, an observer, a codec and an executor.
+
+A store is blocking code, so that it is written once: the engine decides on which thread a call is made.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from .model import Claims, Event, News, Run, RunPage, RunQuery, Signal, Status, WorkerInfo
+
+# -- what a store is asked to write ----------------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """A sealed checkpoint as a store keeps it: the record's text, and a compressed value beside it if there is one.
+
+    The checksum is SHA-256 over `record` followed by `body`.
+    """
+
+    seq: int
+    kind: str
+    record: bytes
+    body: bytes | None = None
+
+
+@dataclass(slots=True)
+class Create:
+    """Insert a run, with its first rows if it is leased at birth. An existing id is answered, never changed."""
+
+    run: Run
+    rows: Sequence[Row] = ()
+
+
+@dataclass(slots=True)
+class Send:
+    """Append a signal to a run that has not finished; if the run is parked on its name, make the run due."""
+
+    signal: Signal
+
+
+@dataclass(slots=True)
+class Advance:
+    """What the lease holder writes: rows that extend the head, and what follows from them, all or nothing.
+
+    `after` is the head that the rows extend. `signals_seen`, when given, refuses the change if the run has received
+    more signals than that. `status` None leaves the status alone; `release` gives the lease up and sets `due_at` and
+    `wakes`. `progress` resets the count of recoveries. `within`, when given, is called inside the transaction before
+    anything else of this change is written; it may fill in `rows` and `checksum`, and its failure undoes its own
+    writes and refuses only this change.
+    """
+
+    run: str
+    worker: str
+    epoch: int
+    after: int
+    rows: Sequence[Row] = ()
+    checksum: str = ""
+    at: datetime | None = None
+    status: Status | None = None
+    release: bool = False
+    due_at: datetime | None = None
+    wakes: tuple[str, ...] = ()
+    signals_seen: int | None = None
+    progress: bool = True
+    creates: Sequence[Create] = ()
+    sends: Sequence[Send] = ()
+    within: Callable[[Any], None] | None = None
+
+
+Change = Create | Send | Advance
+
+
+class Verdict(StrEnum):
+    """How a store answered one change."""
+
+    DONE = "done"
+    EXISTS = "exists"  # Create: the id is taken; Send: a signal with this id is there already
+    FENCED = "fenced"  # Advance: another epoch, or another head
+    MISSED = "missed signals"  # Advance: more signals than were seen
+    NOT_FOUND = "not found"  # Send: no such run
+    FINISHED = "finished"  # Send: the run has ended
+    CONFLICT = "conflict"  # Advance: a run to create is there with another workflow, input or parent
+    ILLEGAL = "illegal move"  # Advance: the status may not change so
+    FAILED = "failed"  # Advance: `within` raised `error`
+
+
+@dataclass(slots=True)
+class Answer:
+    """The answer to one change. `about` names the other run when it is the reason for a refusal."""
+
+    verdict: Verdict
+    run: Run | None = None
+    seq: int = 0
+    about: str = ""
+    error: BaseException | None = None
+
+
+class WouldBlock(Exception):
+    """A commit that must not wait would have to."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRequest:
+    """Which runs a worker can take. With `run`, that one, if it is free (or its owner dead) and in `statuses`.
+
+    A run whose recoveries are, or would become with this claim, ALONE_FROM or more is a suspect: it is given only when
+    `suspects` says so, one at a time and then nothing else with it; otherwise it is counted in `Claims.held_back`.
+    """
+
+    worker: str
+    workflows: frozenset[str] = frozenset()
+    limit: int = 1
+    run: str | None = None
+    statuses: frozenset[Status] = frozenset()
+    versions: dict[str, str] = field(default_factory=dict)
+    suspects: bool = True
+
+
+@runtime_checkable
+class Store(Protocol):
+    """Where runs, leases, checkpoints and signals live: whole transitions, nothing per feature.
+
+    `quick` says that a commit may be made on the event loop's thread; `transactional` that `Advance.within` is
+    given a connection whose writes commit together with the change.
+    """
+
+    url: str
+    quick: bool
+    transactional: bool
+
+    def commit(self, changes: Sequence[Change], *, wait: bool = True) -> list[Answer]:
+        """Write many changes in one durable transaction, one answer each; a refused one leaves the others be.
+
+        Raises `WouldBlock` when it may not `wait` and would have to, `StoreUnavailable` when nothing was written or,
+        with `unknown` set, when that cannot be told.
+        """
+
+    def claim_runs(self, request: ClaimRequest) -> Claims:
+        """Lease runs that are due and free, or whose owner is dead. The epoch grows with every claim."""
+
+    def renew_leases(self, worker: WorkerInfo, *, leaving: bool = False) -> bool:
+        """Write the worker's heartbeat, which renews all its leases; False if the store has given it up for dead.
+
+        The first call enrols the worker. `leaving` removes it; it must hold no lease then.
+        """
+
+    def get_run(self, run_id: str) -> Run | None:
+        """The run with its output, error and progress, or None."""
+
+    def list_runs(self, query: RunQuery) -> RunPage:
+        """One page of runs, newest first, without outputs."""
+
+    def list_checkpoints(self, run_id: str, after: int = 0, limit: int = 1000, kinds: Iterable[str] = ()) -> list[Row]:
+        """Rows of a run in sequence order, those after `after`; at most `limit`, and about 4 MB."""
+
+    def list_signals(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Signal]:
+        """Signals of a run in sequence order, those after `after`."""
+
+    def news(self, worker: str, cursor: int) -> News:
+        """What others wrote since `cursor` that concerns this worker; cheap enough to ask 40 times a second."""
+
+    def list_workers(self) -> list[WorkerInfo]:
+        """Every worker that the store knows of, and whether it is alive."""
+
+    def delete_runs(self, run_ids: Sequence[str]) -> int:
+        """Remove runs that are not leased, whole: head, checkpoints and signals. The number removed."""
+
+    def close(self) -> None:
+        """Let go of files and connections. What this worker has leased is free for others from now on."""
+
+
+# -- the others --------------------------------------------------------------------------------------------------------
+
+
+class Clock(Protocol):
+    """Where time comes from. `now` is wall time; `boot` a clock that no one sets, with the id of what it counts from."""
+
+    def now(self) -> float: ...
+    def boot(self) -> tuple[str, float]: ...
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """Who listens. An observer that raises is reported once and never affects a run."""
+
+    def observe(self, event: Event) -> None: ...
+
+
+class Codec(Protocol):
+    """How values become JSON text and come back, exactly, or not at all."""
+
+    def encode(self, value: Any, where: str) -> bytes: ...
+    def decode(self, data: bytes, where: str) -> Any: ...
+    def digest(self, value: Any, where: str) -> str: ...
+
+
+class Executor(Protocol):
+    """Where the body of a step runs."""
+
+    def __call__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+
+
+class SystemClock:
+    """The machine's own clocks."""
+
+    def __init__(self) -> None:
+        self._boot_id = _boot_id()
+
+    def now(self) -> float:
+        return time.time()
+
+    def boot(self) -> tuple[str, float]:
+        return self._boot_id, time.clock_gettime(_BOOT_CLOCK)
+
+
+_BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:  # not Linux: the instant of the boot serves, to the nearest minute
+        return f"boot-{round((time.time() - time.clock_gettime(_BOOT_CLOCK)) / 60)}"
+
+
+def instant(seconds: float) -> datetime:
+    """An instant in UTC, to the microsecond, from seconds since the epoch."""
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+#: The current run's branch, or the current step's attempt, or None outside both.
+CURRENT: ContextVar[Any] = ContextVar("keepstep_current", default=None)

@@ -1,0 +1,429 @@
+"""The store in memory: the reference for what every store means, and a quick one for tests and throw-away runs."""
+
+from __future__ import annotations
+
+import os
+import threading
+from bisect import bisect
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from ..errors import DefinitionError
+from ..model import (
+    LEASE_SECONDS,
+    Claim,
+    Claims,
+    Lease,
+    News,
+    Run,
+    RunPage,
+    RunQuery,
+    Signal,
+    Status,
+    WorkerInfo,
+    may_move,
+)
+from ..ports import Advance, Answer, Change, ClaimRequest, Clock, Create, Row, SystemClock, Verdict, instant
+from . import rules
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One run: what never changes, and its head, which does."""
+
+    run: Run
+    number: int
+    rows: list[Row]
+    status: Status
+    checksum: str
+    epoch: int
+    worker: str | None
+    due_at: datetime | None
+    wakes: tuple[str, ...]
+    recoveries: int
+    updated_at: datetime | None
+    signals: list[Signal] = field(default_factory=list)
+    signal_ids: dict[str, int] = field(default_factory=dict)
+
+    def snapshot(self) -> Run:
+        return replace(
+            self.run,
+            status=self.status,
+            seq=len(self.rows),
+            checksum=self.checksum,
+            epoch=self.epoch,
+            worker=self.worker,
+            due_at=self.due_at,
+            wakes=self.wakes,
+            signals=len(self.signals),
+            recoveries=self.recoveries,
+            updated_at=self.updated_at,
+        )
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A worker's newest heartbeat, and when it came by the clock that no one sets."""
+
+    info: WorkerInfo
+    boot: tuple[str, float]
+
+
+class MemoryStore:
+    """Keeps everything in this process, behind one lock; several engines of the process may share it.
+
+    `close` keeps the contents: they live as long as the object.
+    """
+
+    quick = True
+    transactional = False
+
+    def __init__(self, *, clock: Clock | None = None, lease_seconds: float = LEASE_SECONDS) -> None:
+        self.url = "memory:"
+        self._clock = clock or SystemClock()
+        self._lease_seconds = lease_seconds
+        self._lock = threading.RLock()
+        self._runs: dict[str, _Entry] = {}
+        self._number = 0
+        self._workers: dict[str, _Worker] = {}
+        self._killed: set[str] = set()  # dead, though their leases have not run out
+        self._gone: set[str] = set()  # given up for dead; never valid again
+        self._position = 0
+        self._arrivals: list[tuple[int, str]] = []  # (position, run) of every signal
+        self._writes = 0
+        self._own_writes: dict[str, int] = {}
+        self._seen_writes: dict[str, int] = {}
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def commit(self, changes: Sequence[Change], *, wait: bool = True) -> list[Answer]:
+        for change in changes:
+            for create in (change,) if isinstance(change, Create) else getattr(change, "creates", ()):
+                rules.check_create(create)
+        with self._lock:  # held for microseconds: never worth refusing to wait
+            answers = [self._apply(change) for change in changes]
+            self._note_writers({_author(change) for change in changes})
+            return answers
+
+    def _apply(self, change: Change) -> Answer:
+        if isinstance(change, Advance):
+            return self._advance(change)
+        if isinstance(change, Create):
+            return self._create(change)
+        return self._send(change.signal)
+
+    def _create(self, create: Create) -> Answer:
+        existing = self._runs.get(create.run.id)
+        if existing is not None:
+            return Answer(Verdict.EXISTS, run=existing.snapshot())
+        run = rules.check_create(create)
+        self._number += 1
+        entry = _Entry(
+            run=run,
+            number=self._number,
+            rows=list(create.rows),
+            status=run.status,
+            checksum=run.checksum,
+            epoch=run.epoch,
+            worker=run.worker,
+            due_at=run.due_at,
+            wakes=run.wakes,
+            recoveries=run.recoveries,
+            updated_at=run.updated_at,
+        )
+        self._runs[run.id] = entry
+        return Answer(Verdict.DONE, run=entry.snapshot(), seq=run.seq)
+
+    def _send(self, signal: Signal) -> Answer:
+        refusal = self._refuse_send(signal, self._runs.get(signal.run))
+        return refusal or Answer(Verdict.DONE, seq=self._deliver(signal))
+
+    @staticmethod
+    def _refuse_send(signal: Signal, target: _Entry | None) -> Answer | None:
+        if target is None:
+            return Answer(Verdict.NOT_FOUND, about=signal.run)
+        if signal.id in target.signal_ids:
+            return Answer(Verdict.EXISTS, seq=target.signal_ids[signal.id])
+        if target.status.finished:
+            return Answer(Verdict.FINISHED, about=signal.run)
+        return None
+
+    def _deliver(self, signal: Signal) -> int:
+        target = self._runs[signal.run]
+        now = instant(self._clock.now())
+        seq = len(target.signals) + 1
+        target.signals.append(replace(signal, seq=seq, sent_at=signal.sent_at or now))
+        if signal.id:
+            target.signal_ids[signal.id] = seq
+        if target.worker is None and signal.name in target.wakes:
+            target.due_at = min(target.due_at or now, now)
+        self._position += 1
+        self._arrivals.append((self._position, signal.run))
+        return seq
+
+    def _advance(self, change: Advance) -> Answer:
+        entry = self._runs.get(change.run)
+        if (
+            entry is None
+            or entry.worker != change.worker
+            or entry.epoch != change.epoch
+            or len(entry.rows) != change.after
+            or not rules.extends(change.rows, change.after)
+        ):
+            return Answer(Verdict.FENCED, about=change.run)
+        if change.signals_seen is not None and len(entry.signals) > change.signals_seen:
+            return Answer(Verdict.MISSED)
+        status = rules.next_status(entry.status, change)
+        if not may_move(entry.status, status) or (rules.releases(change, status) and status.active):
+            return Answer(Verdict.ILLEGAL)
+        if change.within is not None:
+            return Answer(Verdict.FAILED, error=DefinitionError("the memory store has no transactional steps"))
+        refusal = self._refuse_outbox(change)
+        if refusal is not None:
+            return refusal
+        self._write(entry, change, status)
+        return Answer(Verdict.DONE, seq=len(entry.rows))
+
+    def _refuse_outbox(self, change: Advance) -> Answer | None:
+        """Why the runs to create and the signals to send cannot be written, or None."""
+        created: dict[str, Run] = {}
+        for create in change.creates:
+            wanted = rules.check_create(create)
+            existing = self._runs.get(wanted.id)
+            there = existing.run if existing else created.get(wanted.id)
+            if there is not None and not rules.same_child(there, wanted):
+                return Answer(Verdict.CONFLICT, about=wanted.id)
+            created.setdefault(wanted.id, wanted)
+        for send in change.sends:
+            target = self._runs.get(send.signal.run)
+            if target is None and send.signal.run in created:
+                if created[send.signal.run].status.finished:
+                    return Answer(Verdict.FINISHED, about=send.signal.run)
+                continue
+            refusal = self._refuse_send(send.signal, target)
+            if refusal is not None and refusal.verdict is not Verdict.EXISTS:
+                return refusal
+        return None
+
+    def _write(self, entry: _Entry, change: Advance, status: Status) -> None:
+        at = change.at or instant(self._clock.now())
+        entry.status = status
+        entry.updated_at = at
+        if change.rows:
+            entry.rows.extend(change.rows)
+            entry.checksum = change.checksum
+            if change.progress:
+                entry.recoveries = 0
+        if rules.releases(change, status):
+            entry.worker = None
+            entry.due_at = rules.due_after(change, status, at)
+            entry.wakes = () if status in rules.ENDED else change.wakes
+        for create in change.creates:
+            self._create(create)
+        for send in change.sends:
+            if send.signal.id not in self._runs[send.signal.run].signal_ids:
+                self._deliver(send.signal)
+
+    # -- leases ------------------------------------------------------------------------------------------------------
+
+    def claim_runs(self, request: ClaimRequest) -> Claims:
+        with self._lock:
+            if request.worker not in self._workers and not self.renew_leases(
+                WorkerInfo(request.worker, pid=os.getpid())
+            ):
+                return Claims()
+            if request.worker in self._gone | self._killed:
+                return Claims()
+            dead = self._bury_the_dead(request.worker)
+            if request.run is not None:
+                return self._claim_by_name(request, dead)
+            now = instant(self._clock.now())
+            known = [entry for entry in self._runs.values() if _knows(request, entry)]
+            taken = [entry for entry in known if entry.worker is not None and entry.worker in dead]
+            taken.sort(key=lambda entry: (entry.worker or "", entry.run.workflow, entry.run.id))
+            timed = [(entry.due_at, entry) for entry in known if entry.worker is None and entry.due_at is not None]
+            due = [(-entry.run.priority, due_at, entry.run.id, entry) for due_at, entry in timed if due_at <= now]
+            due.sort(key=lambda ranked: ranked[:3])
+            chosen = [*taken, *(ranked[3] for ranked in due)][: max(request.limit, 0)]
+            claims = tuple(self._claim(entry, request.worker) for entry in chosen)
+            later = [due_at for due_at, _ in timed if due_at > now]
+            return Claims(claims, min(later, default=None))
+
+    def _claim_by_name(self, request: ClaimRequest, dead: set[str]) -> Claims:
+        entry = self._runs.get(request.run or "")
+        if entry is None or not rules.claimable_by_name(entry.status, request.statuses):
+            return Claims()
+        if entry.worker is not None and entry.worker not in dead:
+            return Claims()
+        return Claims((self._claim(entry, request.worker),))
+
+    def _claim(self, entry: _Entry, worker: str) -> Claim:
+        owner = entry.worker
+        if owner is not None and entry.status.active:
+            entry.recoveries += 1
+        entry.status = rules.status_when_claimed(entry.status, taken=owner is not None)
+        entry.worker = worker
+        entry.epoch += 1
+        entry.due_at = None
+        entry.wakes = ()
+        entry.updated_at = instant(self._clock.now())
+        self._note_writers({worker})
+        return Claim(entry.snapshot(), Lease(entry.run.id, worker, entry.epoch), owner)
+
+    def renew_leases(self, worker: WorkerInfo, *, leaving: bool = False) -> bool:
+        with self._lock:
+            if worker.id in self._gone | self._killed:
+                return False
+            if leaving:
+                return self._workers.pop(worker.id, None) is not None
+            self._enrol(worker)
+            return True
+
+    def _enrol(self, worker: WorkerInfo) -> None:
+        now = instant(self._clock.now())
+        before = self._workers.get(worker.id)
+        started_at = worker.started_at or (before.info.started_at if before else now)
+        info = replace(worker, alive=True, leases=0, started_at=started_at, renewed_at=now)
+        self._workers[worker.id] = _Worker(info, self._clock.boot())
+
+    def _alive(self, worker: str) -> bool:
+        known = self._workers.get(worker)
+        if known is None or worker in self._gone | self._killed:
+            return False
+        boot_id, seconds = self._clock.boot()
+        return known.boot[0] == boot_id and seconds - known.boot[1] <= self._lease_seconds
+
+    def _bury_the_dead(self, asker: str) -> set[str]:
+        """Give up every worker that is dead, for good, but not the one that asks; the owners of runs who are dead."""
+        self._gone.update(worker for worker in self._workers if worker != asker and not self._alive(worker))
+        owners = {entry.worker for entry in self._runs.values() if entry.worker not in (None, asker)}
+        return {owner for owner in owners if owner is not None and not self._alive(owner)}
+
+    def bury(self, worker: str) -> None:
+        """Have a worker dead at once, as if its process had been killed."""
+        with self._lock:
+            self._killed.add(worker)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def get_run(self, run_id: str) -> Run | None:
+        with self._lock:
+            entry = self._runs.get(run_id)
+            if entry is None:
+                return None
+            run = entry.snapshot()
+            kind = rules.outcome_kind(run.status)
+            final = next((row for row in reversed(entry.rows) if row.kind == kind), None)
+            if final is not None:
+                run = rules.with_outcome(run, final)
+            owner = self._workers.get(run.worker or "")
+            progress = owner.info.progress.get(run_id) if owner else None
+            return run if progress is None else replace(run, progress=progress)
+
+    def list_runs(self, query: RunQuery) -> RunPage:
+        with self._lock:
+            before = int(query.after) if query.after is not None else self._number + 1
+            newest_first = reversed(self._runs.values())
+            found = [entry for entry in newest_first if entry.number < before and _matches(query, entry)]
+            page = found[: query.limit]
+            more = page and len(found) > len(page)
+            return RunPage(tuple(entry.snapshot() for entry in page), str(page[-1].number) if more else None)
+
+    def list_checkpoints(self, run_id: str, after: int = 0, limit: int = 1000, kinds: Iterable[str] = ()) -> list[Row]:
+        wanted = frozenset(kinds)
+        page: list[Row] = []
+        size = 0
+        with self._lock:
+            entry = self._runs.get(run_id)
+            for row in entry.rows[max(after, 0) :] if entry else ():
+                if len(page) >= limit or size >= rules.PAGE_BYTES:
+                    break
+                if not wanted or row.kind in wanted:
+                    page.append(row)
+                    size += len(row.record) + len(row.body or b"")
+        return page
+
+    def list_signals(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Signal]:
+        with self._lock:
+            entry = self._runs.get(run_id)
+            return entry.signals[max(after, 0) :][: max(limit, 0)] if entry else []
+
+    def news(self, worker: str, cursor: int) -> News:
+        with self._lock:
+            foreign = self._writes - self._own_writes.get(worker, 0)
+            changed = self._seen_writes.get(worker) != foreign
+            self._seen_writes[worker] = foreign
+            if cursor >= self._position:
+                return News(self._position, (), changed)
+            start = bisect(self._arrivals, cursor, key=lambda arrival: arrival[0])
+            fresh = sorted({run for _, run in self._arrivals[start:]})
+            mine = tuple(run for run in fresh if run in self._runs and self._runs[run].worker == worker)
+            return News(self._position, mine, changed)
+
+    def _note_writers(self, authors: set[str | None]) -> None:
+        self._writes += 1
+        if len(authors) == 1:
+            author = authors.pop()
+            if author is not None:
+                self._own_writes[author] = self._own_writes.get(author, 0) + 1
+
+    def list_workers(self) -> list[WorkerInfo]:
+        with self._lock:
+            leases: dict[str, int] = {}
+            for entry in self._runs.values():
+                if entry.worker is not None:
+                    leases[entry.worker] = leases.get(entry.worker, 0) + 1
+            return [
+                replace(known.info, alive=self._alive(name), leases=leases.get(name, 0))
+                for name, known in sorted(self._workers.items())
+                if name not in self._gone or leases.get(name)
+            ]
+
+    def delete_runs(self, run_ids: Sequence[str]) -> int:
+        with self._lock:
+            free = [run for run in dict.fromkeys(run_ids) if run in self._runs and self._runs[run].worker is None]
+            for run in free:
+                del self._runs[run]
+            self._arrivals = [arrival for arrival in self._arrivals if arrival[1] in self._runs]
+            self._note_writers({None})
+            return len(free)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+def open_url(_url: str, *, clock: Clock | None = None, **options: Any) -> MemoryStore:
+    """A new, empty store for `memory:`."""
+    return MemoryStore(clock=clock, **options)
+
+
+def _author(change: Change) -> str | None:
+    """The worker that is known to have made a change, or None when anyone may have."""
+    if isinstance(change, Advance):
+        return change.worker
+    return change.run.worker if isinstance(change, Create) else None
+
+
+def _knows(request: ClaimRequest, entry: _Entry) -> bool:
+    workflow = entry.run.workflow
+    if entry.status in rules.ENDED or workflow not in request.workflows:
+        return False
+    return request.versions.get(workflow, entry.run.version) == entry.run.version
+
+
+def _matches(query: RunQuery, entry: _Entry) -> bool:
+    run = entry.run
+    updated_at = entry.updated_at or run.created_at
+    return (
+        (query.workflow is None or run.workflow == query.workflow)
+        and (not query.status or entry.status in query.status)
+        and (query.parent is None or run.parent == query.parent)
+        and (query.worker is None or entry.worker == query.worker)
+        and all(run.tags.get(name) == value for name, value in query.tags.items())
+        and (query.created_before is None or run.created_at < query.created_before)
+        and (query.created_after is None or run.created_at > query.created_after)
+        and (query.updated_before is None or updated_at < query.updated_before)
+        and (query.id_prefix is None or run.id.startswith(query.id_prefix))
+    )

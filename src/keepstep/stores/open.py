@@ -1,0 +1,74 @@
+"""How a store is found: by the scheme of a URL, by a path, or by what another package registers."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from ..errors import DefinitionError, UnknownStore
+from ..ports import Clock, Store
+
+#: The entry point group in which other packages register `scheme = "module:function"`.
+GROUP = "keepstep.stores"
+
+#: Stores that ship with Keepstep. Each module is imported when its scheme is first used.
+BUILT_IN = {
+    "memory": "keepstep.stores.memory:open_url",
+    "sqlite": "keepstep.stores.sqlite:open_url",
+}
+
+#: Two letters at least, so that a Windows drive is a path.
+_SCHEME = re.compile(r"([a-z][a-z0-9+.\-]+):", re.IGNORECASE)
+
+
+def open_store(url: str | os.PathLike[str] | Store, *, clock: Clock | None = None, **options: Any) -> Store:
+    """The store that a URL or a path names; a store is given back as it is.
+
+    `sqlite:///runs.db` and a path alone mean SQLite, `memory:` a store that dies with the process. `options` are the
+    store's own.
+    """
+    if isinstance(url, os.PathLike):
+        return _find("sqlite")(f"sqlite:///{os.fspath(url)}", clock=clock, **options)
+    if not isinstance(url, str):
+        return _pass_through(url, options)
+    scheme = _SCHEME.match(url)
+    if scheme is None:
+        return _find("sqlite")(f"sqlite:///{url}", clock=clock, **options)
+    return _find(scheme[1].lower())(url, clock=clock, **options)
+
+
+def schemes() -> list[str]:
+    """Every scheme that can be opened here."""
+    return sorted({*BUILT_IN, *(point.name for point in _registered())})
+
+
+def _pass_through(store: Any, options: dict[str, Any]) -> Store:
+    if not isinstance(store, Store):
+        raise DefinitionError(f"a store is opened from a URL or a path, not from {type(store).__name__}")
+    if options:
+        raise DefinitionError(f"options ({', '.join(options)}) belong to opening a store; this one is open already")
+    return store
+
+
+def _find(scheme: str) -> Callable[..., Store]:
+    found: Callable[..., Store]
+    if scheme in BUILT_IN:
+        module, _, name = BUILT_IN[scheme].partition(":")
+        found = getattr(import_module(module), name)
+        return found
+    for point in _registered():
+        if point.name == scheme:
+            found = point.load()
+            return found
+    raise UnknownStore(
+        f"no store is registered for {scheme + ':'!r}; known here: {', '.join(f'{name}:' for name in schemes())} "
+        f"(a path that holds a colon is written sqlite:///path, or given as a Path)"
+    )
+
+
+def _registered() -> list[EntryPoint]:
+    return list(entry_points(group=GROUP))

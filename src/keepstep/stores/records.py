@@ -1,0 +1,169 @@
+"""The stored form of a checkpoint: how a record is sealed on write and verified on read."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+
+from ..errors import CheckpointCorrupt, NotSerializable, SchemaMismatch
+from ..model import Checkpoint, ErrorInfo, Kind, Outcome, Trigger
+from ..ports import Row
+
+#: The format that this version writes. Older ones are migrated on read, newer ones refused.
+FORMAT = 1
+
+#: A value larger than this is kept compressed beside its record.
+COMPRESS_OVER = 100_000
+#: A value larger than this is refused, with the step's name.
+MAX_VALUE = 10_000_000
+
+
+class StoredError(msgspec.Struct, omit_defaults=True):
+    """An error inside a record."""
+
+    type: str
+    message: str
+    error_class: str = "unknown"
+    code: str | None = None
+    traceback: str = ""
+    attempt: int = 0
+    id: str = ""
+    caused_by: tuple[int, ...] = ()
+
+    def info(self) -> ErrorInfo:
+        return ErrorInfo(*(getattr(self, name) for name in self.__struct_fields__))
+
+
+class Record(msgspec.Struct, omit_defaults=True):
+    """A checkpoint as it is stored. Defaults are left out of the text, so that the common record is short."""
+
+    run: str
+    kind: str
+    seq: int = 0
+    step: str = ""
+    outcome: str = "success"
+    ordinal: int = 0
+    attempt: int = 0
+    trigger: str = "automatic"
+    worker: str = ""
+    agent: str | None = None
+    stage: str | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    digest: str = ""
+    value: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    packed: str = ""
+    error: StoredError | None = None
+    retry_at: datetime | None = None
+    data: dict[str, Any] | None = None
+    format: int = 0
+    previous: str = ""
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Record).decode
+
+
+def seal(record: Record, seq: int, previous: str) -> tuple[Row, str]:
+    """Give a record its place in the chain: its row, and the checksum that the next one will hold."""
+    record.seq = seq
+    record.previous = previous
+    record.format = FORMAT
+    body = None
+    value = record.value
+    if value is not msgspec.UNSET and len(value) > COMPRESS_OVER:  # type: ignore[arg-type]
+        body, record = _pack(record, bytes(value))  # type: ignore[arg-type]
+    text = _encode(record)
+    if body is None:
+        return Row(seq, record.kind, text, None), sha256(text).hexdigest()
+    return Row(seq, record.kind, text, body), sha256(text + body).hexdigest()
+
+
+def check_size(step: str, value: bytes, max_value: int = MAX_VALUE) -> None:
+    """Refuse a value that is too large to store."""
+    if len(value) > max_value:
+        raise NotSerializable(
+            f"step {step!r}: its value takes {len(value):,} bytes, over the limit of {max_value:,}; "
+            "store the data elsewhere and return a reference, or raise max_value_bytes"
+        )
+
+
+def _pack(record: Record, value: bytes) -> tuple[bytes, Record]:
+    packed = msgspec.structs.replace(record, value=msgspec.UNSET, packed="zlib")
+    return zlib.compress(value, 1), packed
+
+
+def unseal(rows: Iterable[Row], run: str, after: int = 0, previous: str | None = None) -> Iterator[tuple[Record, str]]:
+    """Verify rows in order and give each record with its checksum.
+
+    `previous` is the checksum of the record before the first row; None takes the first row's own word for it.
+    """
+    for row in rows:
+        text, body = bytes(row.record), row.body
+        try:
+            record = _decode(text)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise CheckpointCorrupt(f"run {run!r}: the record at seq {row.seq} is not readable: {error}") from None
+        if record.format > FORMAT:
+            raise SchemaMismatch(
+                f"run {run!r}: the record at seq {row.seq} has format {record.format}, newer than {FORMAT}; upgrade Keepstep"
+            )
+        after += 1
+        if row.seq != after or record.seq != after or record.run != run:
+            raise CheckpointCorrupt(
+                f"run {run!r}: chain broken at seq {after}: found the record {record.seq} of run {record.run!r}"
+            )
+        if previous is not None and record.previous != previous:
+            raise CheckpointCorrupt(
+                f"run {run!r}: chain broken at seq {after}: the record before it is not the one it names"
+            )
+        if body is not None:
+            previous = sha256(text + bytes(body)).hexdigest()
+            record.value = msgspec.Raw(_unpack(run, record, bytes(body)))
+        else:
+            previous = sha256(text).hexdigest()
+        yield record, previous
+
+
+def _unpack(run: str, record: Record, body: bytes) -> bytes:
+    if record.packed != "zlib":
+        raise CheckpointCorrupt(f"run {run!r}: the value at seq {record.seq} is packed as {record.packed!r}")
+    inflate = zlib.decompressobj()
+    try:
+        value = inflate.decompress(body, 1 << 30)
+    except zlib.error as error:
+        raise CheckpointCorrupt(f"run {run!r}: the value at seq {record.seq} cannot be unpacked: {error}") from None
+    if inflate.unconsumed_tail or not inflate.eof:
+        raise CheckpointCorrupt(f"run {run!r}: the value at seq {record.seq} is cut short or too large")
+    return value
+
+
+def checkpoint(record: Record, checksum: str) -> Checkpoint:
+    """The record as a reader sees it."""
+    return Checkpoint(
+        run=record.run,
+        seq=record.seq,
+        kind=Kind(record.kind),
+        step=record.step,
+        outcome=Outcome(record.outcome),
+        ordinal=record.ordinal,
+        attempt=record.attempt,
+        trigger=Trigger(record.trigger),
+        worker=record.worker,
+        agent=record.agent,
+        stage=record.stage,
+        started_at=record.started_at,
+        finished_at=record.finished_at or datetime.min,
+        digest=record.digest,
+        value=None if record.value is msgspec.UNSET else bytes(record.value),  # type: ignore[arg-type]
+        error=record.error.info() if record.error else None,
+        retry_at=record.retry_at,
+        format=record.format,
+        previous=record.previous,
+        checksum=checksum,
+    )

@@ -1,0 +1,98 @@
+"""What every store decides alike, so that it is decided once: pure functions over the port's records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from ..model import FINISHED, Kind, Run, Status
+from ..model.run import ACTIVE
+from ..ports import Advance, Create, Row
+from .records import unseal
+
+#: A page of checkpoints stops after about this many bytes, so that loading a long history needs bounded memory.
+PAGE_BYTES = 4_000_000
+
+#: Statuses in which a run stays until a person acts: it has no owner, no wake-up and is never claimed by itself.
+ENDED = FINISHED | {Status.SET_ASIDE}
+
+
+def extends(rows: Sequence[Row], after: int) -> bool:
+    """Whether the rows carry on from `after` without a gap."""
+    return all(row.seq == after + place for place, row in enumerate(rows, 1))
+
+
+def check_create(create: Create) -> Run:
+    """The run as it is to be stored. A queued run without a time is due at once: a run must never wait for nothing."""
+    run = create.run
+    if not extends(create.rows, 0) or run.seq != len(create.rows):
+        raise ValueError(f"run {run.id!r}: its first rows must be numbered from 1 up to its seq, {run.seq}")
+    if (run.worker is None) == run.status.active:
+        raise ValueError(f"run {run.id!r}: it cannot be created {run.status} with the owner {run.worker!r}")
+    updated_at = run.updated_at or run.created_at
+    due_at = run.due_at
+    if due_at is None and run.status is Status.QUEUED:
+        due_at = run.created_at
+    if updated_at is run.updated_at and due_at is run.due_at:
+        return run
+    return replace(run, updated_at=updated_at, due_at=due_at)
+
+
+def same_child(existing: Run, wanted: Run) -> bool:
+    """Whether a run to create is the one that is there already."""
+    return (existing.workflow, existing.input, existing.parent) == (wanted.workflow, wanted.input, wanted.parent)
+
+
+def next_status(old: Status, change: Advance) -> Status:
+    """The status after a change: progress makes a recovering run a running one."""
+    if change.status is not None:
+        return change.status
+    if old is Status.RECOVERING and change.progress and change.rows and not change.release:
+        return Status.RUNNING
+    return old
+
+
+def releases(change: Advance, status: Status) -> bool:
+    """Whether the owner gives the run up; an ended run has no owner."""
+    return change.release or status in ENDED
+
+
+def due_after(change: Advance, status: Status, at: datetime) -> datetime | None:
+    """When a released run is due. A run handed back without a time is due at once."""
+    if status in ENDED:
+        return None
+    if change.due_at is None and status is Status.QUEUED:
+        return at
+    return change.due_at
+
+
+def status_when_claimed(old: Status, *, taken: bool) -> Status:
+    """The status that a claim gives: a run whose owner died while executing it is recovering, any other running."""
+    return Status.RECOVERING if taken and old in ACTIVE else Status.RUNNING
+
+
+def claimable_by_name(status: Status, wanted: frozenset[Status]) -> bool:
+    """Whether a person's command may claim a run in this status; a cancelled run is final."""
+    return status in wanted and status is not Status.CANCELLED
+
+
+def outcome_kind(status: Status) -> Kind | None:
+    """The kind of record that says how a run in this status came to its end."""
+    if status in FINISHED:
+        return Kind.RUN_FINISHED
+    return Kind.ERROR if status is Status.SET_ASIDE else None
+
+
+def with_outcome(run: Run, row: Row) -> Run:
+    """The run with the output or the error that its newest final record holds."""
+    record, _ = next(unseal([row], run.id, after=row.seq - 1))
+    data: dict[str, Any] = record.data or {}
+    output = None
+    if run.status is Status.COMPLETED and isinstance(record.value, (bytes, msgspec.Raw)):
+        output = bytes(record.value)
+    error = record.error.info() if record.error else None
+    return replace(run, output=output, error=error, continued_as=data.get("continued_as"))

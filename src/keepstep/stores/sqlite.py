@@ -1,0 +1,629 @@
+"""The store in one SQLite file: embedded, shared by the processes of one machine, safe against power loss."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import apsw
+import msgspec
+
+from ..errors import DefinitionError, SchemaMismatch, StoreUnavailable
+from ..model import LEASE_SECONDS, Claim, Claims, Lease, News, Run, RunPage, RunQuery, Signal, Status, WorkerInfo
+from ..model.ids import check_id
+from ..ports import Advance, Answer, Change, ClaimRequest, Clock, Create, Row, SystemClock, instant
+from . import rules
+from .sqlite_commit import RUN_COLUMNS, Batch, Undone, names, names_text, read_runs, run_from, seconds
+from .sqlite_connection import Cursor, Reader, Writer, refuse_old_sqlite, translated
+from .sqlite_liveness import WorkerLocks, abandon_in_children, network_file_system
+
+#: What a commit survives, by name, and SQLite's word for it.
+POWER_LOSS = {"loses_nothing": "FULL", "may_lose_last": "NORMAL"}
+
+#: How many priorities of one workflow a claim looks up one by one before it reads on in order.
+_LEVELS = 8
+#: How many runs one transaction removes, so that other writers get their turn.
+_DELETE_AT_ONCE = 100
+#: How long the id of a dead worker is remembered once it owns nothing.
+_REMEMBER_DEAD = timedelta(days=7)
+
+_FREE = "worker IS NULL AND due_at IS NOT NULL"
+_CLAIM = (
+    "UPDATE keepstep_head SET status = ?, epoch = epoch + 1, worker = ?, due_at = NULL, wakes = '',"
+    " recoveries = recoveries + ?, updated_at = ? WHERE run = ?"
+)
+_ENROL = (
+    "INSERT INTO keepstep_worker (host, pid, renewed_at, boot, boot_seconds, workflows, progress, started_at, id)"
+    " VALUES (?, ?, ?, ?, ?, ?, CAST(? AS TEXT), ?, ?) ON CONFLICT (id) DO NOTHING"
+)
+_RENEW = (
+    "UPDATE keepstep_worker SET host = ?, pid = ?, renewed_at = ?, boot = ?, boot_seconds = ?, workflows = ?,"
+    " progress = CAST(? AS TEXT), started_at = coalesce(?, started_at) WHERE id = ? AND gone_at IS NULL"
+)
+
+_json = msgspec.json.Encoder().encode
+_progress = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+class _Found(NamedTuple):
+    """A run that may be claimed, in the order of claiming."""
+
+    rank: tuple[int, float]
+    run: str
+    status: str = ""
+    owner: str | None = None
+
+
+class _Seen(NamedTuple):
+    """What a worker knew when it last asked for news."""
+
+    version: int
+    foreign: int
+    signals: int
+    position: int
+
+
+class SQLiteStore:
+    """Keeps everything in one file, beside it a turnstile and a folder with one lock file per living worker.
+
+    `power_loss="may_lose_last"` trades the newest commits in a power cut for speed; a crash of the program loses
+    nothing either way.
+    """
+
+    quick = True
+    transactional = True
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        clock: Clock | None = None,
+        power_loss: str = "loses_nothing",
+        busy_seconds: float = 5.0,
+        lease_seconds: float = LEASE_SECONDS,
+        within_seconds: float = 1.0,
+        allow_network: bool = False,
+    ) -> None:
+        if power_loss not in POWER_LOSS:
+            raise DefinitionError(f"power_loss={power_loss!r} is not one of {', '.join(map(repr, POWER_LOSS))}")
+        refuse_old_sqlite(apsw.sqlite_lib_version())
+        self._path = _check_path(path, allow_network=allow_network)
+        self.url = f"sqlite:///{self._path}"
+        self._clock = clock or SystemClock()
+        self._lease_seconds = lease_seconds
+        self._within_seconds = within_seconds
+        self._locks = WorkerLocks(f"{self._path}-workers")
+        self._enrolled: set[str] = set()
+        self._writes = 0  # of this instance, to tell its workers what others of them wrote
+        self._own_writes: dict[str, int] = {}
+        self._signals = 0
+        self._seen: dict[str, _Seen] = {}
+        self._open(POWER_LOSS[power_loss], busy_seconds)
+        abandon_in_children(self)
+
+    def _open(self, synchronous: str, busy_seconds: float) -> None:
+        writer = None
+        try:
+            writer = Writer(self._path, synchronous=synchronous, busy_seconds=busy_seconds)
+            writer.migrate()
+            self._reader = Reader(self._path, busy_seconds=busy_seconds)
+        except apsw.NotADBError:
+            if writer is not None:
+                writer.close()
+            raise SchemaMismatch(f"{self._path} is no SQLite database, or its first page is damaged") from None
+        except apsw.Error as error:
+            if writer is not None:
+                writer.close()
+            raise translated(error, self._path) from error
+        except BaseException:
+            if writer is not None:
+                writer.close()
+            raise
+        self._writer = writer
+        self._file = _identity(self._path)
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def commit(self, changes: Sequence[Change], *, wait: bool = True) -> list[Answer]:
+        undone: dict[int, Exception] = {}
+        while True:
+            try:
+                return self._writer.run(lambda: self._apply(changes, undone), wait=wait)
+            except Undone as failure:
+                undone[id(failure.change)] = failure.error
+
+    def _apply(self, changes: Sequence[Change], undone: dict[int, Exception]) -> list[Answer]:
+        writer = self._writer
+        batch = Batch(writer.connection, writer.cursor, self._now(), self._within_seconds)
+        answers = batch.apply(changes, undone)
+        self._signals += batch.signals
+        self._note_writers({_author(change) for change in changes})
+        return answers
+
+    def delete_runs(self, run_ids: Sequence[str]) -> int:
+        wanted = list(dict.fromkeys(run_ids))
+        removed = 0
+        for start in range(0, len(wanted), _DELETE_AT_ONCE):
+            some = wanted[start : start + _DELETE_AT_ONCE]
+            removed += self._writer.run(lambda some=some: self._delete(some))  # type: ignore[misc]
+        return removed
+
+    def _delete(self, run_ids: list[str]) -> int:
+        cursor, connection = self._writer.cursor, self._writer.connection
+        removed = 0
+        for run in run_ids:
+            cursor.execute("DELETE FROM keepstep_head WHERE run = ? AND worker IS NULL", (run,))
+            if connection.changes():
+                removed += 1
+                cursor.execute("DELETE FROM keepstep_run WHERE id = ?", (run,))
+                cursor.execute("DELETE FROM keepstep_checkpoint WHERE run = ?", (run,))
+                cursor.execute("DELETE FROM keepstep_signal WHERE run = ?", (run,))
+        self._note_writers({None})
+        return removed
+
+    # -- leases ------------------------------------------------------------------------------------------------------
+
+    def renew_leases(self, worker: WorkerInfo, *, leaving: bool = False) -> bool:
+        if leaving:
+            return self._leave(worker.id)
+        if _identity(self._path) != self._file:  # what is written now would be lost with the old file
+            raise StoreUnavailable(f"{self._path} was moved or removed while it was open")
+        if worker.id not in self._locks and not self._lock(worker.id):
+            return False
+        return self._writer.run(lambda: self._renew(worker))
+
+    def _renew(self, worker: WorkerInfo) -> bool:
+        now = self._now()
+        boot_id, boot_seconds = self._clock.boot()
+        progress = _json({run: msgspec.Raw(value) for run, value in worker.progress.items()})
+        row = (worker.host, worker.pid, now, boot_id, boot_seconds, names_text(worker.workflows), progress)
+        cursor, connection = self._writer.cursor, self._writer.connection
+        cursor.execute(_RENEW, (*row, seconds(worker.started_at), worker.id))
+        if connection.changes():
+            return True
+        if worker.id in self._enrolled:  # its row is gone or marked: it was given up for dead
+            return False
+        cursor.execute(_ENROL, (*row, seconds(worker.started_at) or now, worker.id))
+        if not connection.changes():
+            return False
+        self._enrolled.add(worker.id)
+        return True
+
+    def _lock(self, worker: str) -> bool:
+        """Take the worker's lock, before anyone can see a lease of it; False if its id was used before."""
+        check_id(worker, "worker id")
+        return worker not in self._enrolled and self._locks.take(worker)
+
+    def _leave(self, worker: str) -> bool:
+        def leave() -> bool:
+            self._writer.cursor.execute("DELETE FROM keepstep_worker WHERE id = ? AND gone_at IS NULL", (worker,))
+            return bool(self._writer.connection.changes())
+
+        alive = self._writer.run(leave)
+        if worker in self._locks:
+            self._locks.remove(worker)
+        if alive:
+            self._enrolled.discard(worker)
+        return alive
+
+    def claim_runs(self, request: ClaimRequest) -> Claims:
+        if request.worker not in self._locks and not self.renew_leases(WorkerInfo(request.worker, pid=os.getpid())):
+            return Claims()
+        if request.run is None:
+            # Looking is free, a turn to write is not: an idle worker never disturbs the writers.
+            nothing = self._reader.read(lambda cursor: self._nothing_to_claim(cursor, request))
+            if nothing is not None:
+                return nothing
+        buried: list[str] = []
+        claims = self._writer.run(lambda: self._claim(request, buried))
+        for worker in buried:
+            self._locks.remove(worker)
+        return claims
+
+    def _nothing_to_claim(self, cursor: Cursor, request: ClaimRequest) -> Claims | None:
+        """The empty answer, if there is nothing to take and nobody to bury."""
+        if self._is_gone(cursor, request.worker):
+            return Claims()
+        alive, dead = self._roll_call(cursor, request.worker)
+        if dead:
+            return None
+        now = self._now()
+        request = replace(request, limit=min(request.limit, 1))
+        found = self._orphans(cursor, request, alive)
+        later: list[float] = []
+        for workflow in request.workflows:
+            found += self._due(cursor, request, workflow, now)
+            later += self._later(cursor, request, workflow, now)
+        return None if found else Claims((), instant(min(later)) if later else None)
+
+    def _claim(self, request: ClaimRequest, buried: list[str]) -> Claims:
+        cursor = self._writer.cursor
+        if self._is_gone(cursor, request.worker):
+            return Claims()
+        now = self._now()
+        alive, dead = self._roll_call(cursor, request.worker)
+        self._bury(dead, now)
+        buried += dead
+        if request.run is not None:
+            found = self._by_name(cursor, request, alive)
+            return Claims(tuple(self._take(one, request.worker, now) for one in found))
+        found = self._orphans(cursor, request, alive)
+        due = [one for workflow in request.workflows for one in self._due(cursor, request, workflow, now)]
+        found += sorted(due)
+        claims = tuple(self._take(one, request.worker, now) for one in found[: max(request.limit, 0)])
+        later = [at for workflow in request.workflows for at in self._later(cursor, request, workflow, now)]
+        return Claims(claims, instant(min(later)) if later else None)
+
+    def _take(self, one: _Found, worker: str, now: float) -> Claim:
+        cursor = self._writer.cursor
+        old, taken = Status(one.status), one.owner is not None
+        status = rules.status_when_claimed(old, taken=taken)
+        cursor.execute(_CLAIM, (status, worker, int(taken and old.active), now, one.run))
+        (run,) = read_runs(cursor, one.run)
+        self._note_writers({worker})
+        return Claim(run, Lease(run.id, worker, run.epoch), one.owner)
+
+    def _by_name(self, cursor: Cursor, request: ClaimRequest, alive: set[str]) -> list[_Found]:
+        found = cursor.execute("SELECT status, worker FROM keepstep_head WHERE run = ?", (request.run,)).fetchall()
+        return [
+            _Found((0, 0.0), request.run or "", status, owner)
+            for status, owner in found
+            if owner not in alive and rules.claimable_by_name(Status(status), request.statuses)
+        ]
+
+    def _orphans(self, cursor: Cursor, request: ClaimRequest, alive: set[str]) -> list[_Found]:
+        """Runs whose owner is dead. Only those that the request can take count against its limit."""
+        found: list[_Found] = []
+        owner = ""
+        while True:
+            # One step of the index per owner, however many runs each has.
+            next_owner = cursor.execute(
+                "SELECT worker FROM keepstep_head WHERE worker > ? ORDER BY worker LIMIT 1", (owner,)
+            ).fetchall()
+            if not next_owner:
+                return found
+            owner = next_owner[0][0]
+            if owner in alive:
+                continue
+            for workflow in sorted(request.workflows):
+                room = request.limit - len(found)
+                if room <= 0:
+                    return found
+                pin, values = _pinned(request, workflow)
+                runs = cursor.execute(
+                    "SELECT run, status FROM keepstep_head"
+                    f" WHERE worker = ? AND workflow = ?{pin} ORDER BY run LIMIT ?",
+                    (owner, workflow, *values, room),
+                ).fetchall()
+                found += [_Found((0, 0.0), run, status, owner) for run, status in runs]
+
+    def _due(self, cursor: Cursor, request: ClaimRequest, workflow: str, now: float) -> list[_Found]:
+        """Free runs of one workflow whose time has come, the highest priority first."""
+        found: list[_Found] = []
+        pin, values = _pinned(request, workflow)
+        select = (
+            "SELECT priority, due_at, run, status FROM keepstep_head"
+            f" WHERE {_FREE} AND workflow = ?{pin} AND due_at <= ?"
+        )
+        levels = self._levels(cursor, workflow)
+        for level in levels:
+            room = request.limit - len(found)
+            if room <= 0:
+                break
+            rows = cursor.execute(
+                f"{select} AND priority = ? ORDER BY due_at, run LIMIT ?", (workflow, *values, now, level, room)
+            )
+            found += [_Found((-priority, due_at), run, status) for priority, due_at, run, status in rows.fetchall()]
+        room = request.limit - len(found)
+        if len(levels) == _LEVELS and room > 0:
+            rows = cursor.execute(
+                f"{select} AND priority < ? ORDER BY priority DESC, due_at, run LIMIT ?",
+                (workflow, *values, now, levels[-1], room),
+            )
+            found += [_Found((-priority, due_at), run, status) for priority, due_at, run, status in rows.fetchall()]
+        return found
+
+    def _later(self, cursor: Cursor, request: ClaimRequest, workflow: str, now: float) -> list[float]:
+        """When the next runs of one workflow are due."""
+        pin, values = _pinned(request, workflow)
+        select = f"SELECT min(due_at) FROM keepstep_head WHERE {_FREE} AND workflow = ?{pin} AND due_at > ?"
+        levels = self._levels(cursor, workflow)
+        found = [
+            cursor.execute(f"{select} AND priority = ?", (workflow, *values, now, level)).fetchall()[0][0]
+            for level in levels
+        ]
+        if len(levels) == _LEVELS:
+            rows = cursor.execute(f"{select} AND priority < ?", (workflow, *values, now, levels[-1])).fetchall()
+            found.append(rows[0][0])
+        return [at for at in found if at is not None]
+
+    def _levels(self, cursor: Cursor, workflow: str) -> list[int]:
+        """The highest priorities among the free runs of a workflow, one index step each."""
+        levels: list[int] = []
+        bound = "AND priority < ?"
+        select = f"SELECT max(priority) FROM keepstep_head WHERE {_FREE} AND workflow = ?"
+        while len(levels) < _LEVELS:
+            rows = (
+                cursor.execute(f"{select} {bound}", (workflow, levels[-1]))
+                if levels
+                else cursor.execute(select, (workflow,))
+            )
+            level = rows.fetchall()[0][0]
+            if level is None:
+                break
+            levels.append(level)
+        return levels
+
+    def _roll_call(self, cursor: Cursor, me: str) -> tuple[set[str], list[str]]:
+        """Who is alive, the asker included, and who must be given up for dead."""
+        alive: set[str] = {me}
+        dead: list[str] = []
+        rows = cursor.execute("SELECT id, boot, boot_seconds FROM keepstep_worker WHERE gone_at IS NULL").fetchall()
+        for worker, boot, renewed in rows:
+            if worker != me:
+                (alive.add if self._is_alive(worker, boot, renewed) else dead.append)(worker)
+        return alive, dead
+
+    @staticmethod
+    def _is_gone(cursor: Cursor, worker: str) -> bool:
+        rows: list[Any] = cursor.execute("SELECT gone_at FROM keepstep_worker WHERE id = ?", (worker,)).fetchall()
+        return rows != [(None,)]
+
+    def _is_alive(self, worker: str, boot: str, renewed: float) -> bool:
+        boot_id, now = self._clock.boot()
+        return boot == boot_id and now - renewed <= self._lease_seconds and not self._locks.proves_death(worker)
+
+    def _bury(self, dead: list[str], now: float) -> None:
+        cursor = self._writer.cursor
+        for worker in dead:
+            cursor.execute("UPDATE keepstep_worker SET gone_at = ? WHERE id = ?", (now, worker))
+        if dead:
+            cursor.execute(
+                "DELETE FROM keepstep_worker WHERE gone_at < ?"
+                " AND NOT EXISTS (SELECT 1 FROM keepstep_head WHERE worker = keepstep_worker.id)",
+                (now - _REMEMBER_DEAD.total_seconds(),),
+            )
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def get_run(self, run_id: str) -> Run | None:
+        return self._reader.read(lambda cursor: self._get(cursor, run_id))
+
+    def _get(self, cursor: Cursor, run_id: str) -> Run | None:
+        found = read_runs(cursor, run_id)
+        if not found:
+            return None
+        run = found[0]
+        kind = rules.outcome_kind(run.status)
+        if kind is not None:
+            final = cursor.execute(
+                "SELECT seq, kind, CAST(record AS BLOB), body FROM keepstep_checkpoint"
+                " WHERE run = ? AND kind = ? ORDER BY seq DESC LIMIT 1",
+                (run_id, kind),
+            ).fetchall()
+            if final:
+                run = rules.with_outcome(run, Row(*final[0]))
+        if run.worker is not None:
+            rows = cursor.execute(
+                "SELECT CAST(progress AS BLOB) FROM keepstep_worker WHERE id = ?", (run.worker,)
+            ).fetchall()
+            progress = _progress(rows[0][0]).get(run_id) if rows else None
+            if progress is not None:
+                run = replace(run, progress=bytes(progress))
+        return run
+
+    def list_runs(self, query: RunQuery) -> RunPage:
+        return self._reader.read(lambda cursor: self._list(cursor, query))
+
+    def _list(self, cursor: Cursor, query: RunQuery) -> RunPage:
+        # One ordered read per status, because an index gives the order only within one.
+        where, values = _conditions(query)
+        rows: list[tuple[Any, ...]] = []
+        select = f"SELECT {RUN_COLUMNS} FROM keepstep_run r JOIN keepstep_head h ON h.run = r.id WHERE {where}"
+        if not query.status:
+            sql = f"{select} ORDER BY r.number DESC LIMIT ?"
+            rows += cursor.execute(sql, (*values, query.limit + 1)).fetchall()
+        for status in query.status:
+            sql = f"{select} AND h.status = ? ORDER BY h.number DESC LIMIT ?"
+            rows += cursor.execute(sql, (*values, status, query.limit + 1)).fetchall()
+        rows.sort(key=lambda row: -row[0])
+        page = rows[: query.limit]
+        return RunPage(tuple(map(run_from, page)), str(page[-1][0]) if page and len(rows) > len(page) else None)
+
+    def list_checkpoints(self, run_id: str, after: int = 0, limit: int = 1000, kinds: Iterable[str] = ()) -> list[Row]:
+        wanted = list(kinds)
+        only = f" AND kind IN ({', '.join('?' * len(wanted))})" if wanted else ""
+        sql = (
+            "SELECT seq, kind, CAST(record AS BLOB), body FROM keepstep_checkpoint"
+            f" WHERE run = ? AND seq > ?{only} ORDER BY seq LIMIT ?"
+        )
+
+        def page(cursor: Cursor) -> list[Row]:
+            rows: list[Row] = []
+            size = 0
+            for found in cursor.execute(sql, (run_id, after, *wanted, max(limit, 0))):
+                row = Row(*found)
+                rows.append(row)
+                size += len(row.record) + len(row.body or b"")
+                if size >= rules.PAGE_BYTES:
+                    break
+            return rows
+
+        return self._reader.read(page)
+
+    def list_signals(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Signal]:
+        sql = (
+            "SELECT run, name, CAST(payload AS BLOB), id, sender, sent_at, seq FROM keepstep_signal"
+            " WHERE run = ? AND seq > ? ORDER BY seq LIMIT ?"
+        )
+        rows = self._reader.read(lambda cursor: cursor.execute(sql, (run_id, after, max(limit, 0))).fetchall())
+        return [
+            Signal(run, name, payload, id=identity, sender=sender, sent_at=instant(sent_at), seq=seq)
+            for run, name, payload, identity, sender, sent_at, seq in rows
+        ]
+
+    def news(self, worker: str, cursor: int) -> News:
+        version = self._writer.foreign_writes()
+        foreign, signals = self._writes - self._own_writes.get(worker, 0), self._signals
+        before = self._seen.get(worker)
+        if version is None:  # the writer is busy: look without it, and ask again next time
+            version, changed = -1, True
+        else:
+            changed = before is None or (version, foreign) != (before.version, before.foreign)
+        if before is not None and not changed and signals == before.signals and cursor >= before.position:
+            return News(cursor)
+        position, runs = self._reader.read(lambda sql: _arrivals(sql, worker, cursor))
+        self._seen[worker] = _Seen(version, foreign, signals, position)
+        return News(max(position, cursor), runs, changed)
+
+    def _note_writers(self, authors: set[str | None]) -> None:
+        self._writes += 1
+        if len(authors) == 1:
+            author = authors.pop()
+            if author is not None:
+                self._own_writes[author] = self._own_writes.get(author, 0) + 1
+
+    def list_workers(self) -> list[WorkerInfo]:
+        return self._reader.read(self._workers)
+
+    def _workers(self, cursor: Cursor) -> list[WorkerInfo]:
+        leases: dict[str, int] = dict(
+            cursor.execute(
+                "SELECT worker, count(*) FROM keepstep_head WHERE worker IS NOT NULL GROUP BY worker"
+            ).fetchall()
+        )
+        rows = cursor.execute(
+            "SELECT id, host, pid, started_at, renewed_at, boot, boot_seconds, workflows, CAST(progress AS BLOB),"
+            " gone_at FROM keepstep_worker ORDER BY id"
+        ).fetchall()
+        return [
+            WorkerInfo(
+                id=worker,
+                host=host,
+                pid=pid,
+                started_at=instant(started_at),
+                renewed_at=instant(renewed_at),
+                alive=gone_at is None and self._is_alive(worker, boot, renewed),
+                leases=leases.get(worker, 0),
+                workflows=names(workflows),
+                progress={run: bytes(value) for run, value in _progress(progress).items()},
+            )
+            for worker, host, pid, started_at, renewed_at, boot, renewed, workflows, progress, gone_at in rows
+            if gone_at is None or worker in leases
+        ]
+
+    # -- ends --------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        self._writer.close()
+        self._reader.close()
+        self._locks.close()
+
+    def abandon(self) -> None:
+        """Become unusable in a forked child, which must not keep its parent's locks alive."""
+        self._writer.abandon()
+        self._reader.abandon()
+        self._locks.close()
+
+    def _now(self) -> float:
+        # Through a datetime, so that what is compared is what is stored: whole microseconds.
+        return instant(self._clock.now()).timestamp()
+
+
+def open_url(url: str, *, clock: Clock | None = None, **options: Any) -> SQLiteStore:
+    """The store for `sqlite:///relative/path` or `sqlite:////absolute/path`."""
+    path = url.removeprefix("sqlite:").removeprefix("///")
+    if not path or path.startswith("//") or path == ":memory:":
+        raise DefinitionError(
+            f"{url!r} names no file: write sqlite:///runs.db or sqlite:////var/lib/runs.db, or memory:"
+        )
+    return SQLiteStore(path, clock=clock, **options)
+
+
+def _check_path(path: str | os.PathLike[str], *, allow_network: bool) -> str:
+    real = os.path.realpath(os.fspath(path))
+    folder = Path(real).parent
+    if not folder.is_dir():
+        raise StoreUnavailable(f"{real} cannot be opened: the folder {folder} does not exist")
+    if Path(real).is_dir():
+        raise StoreUnavailable(f"{real} cannot be opened: it is a folder")
+    kind = None if allow_network else network_file_system(str(folder))
+    if kind is not None:
+        raise StoreUnavailable(
+            f"{real} lies on a network file system ({kind}), where locks between machines do not hold: use a local "
+            "disk, or PostgreSQL to share runs between machines; allow_network=True if one machine alone opens it"
+        )
+    return real
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Which file a path names just now."""
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _author(change: Change) -> str | None:
+    """The worker that is known to have made a change, or None when anyone may have."""
+    if type(change) is Advance:
+        return change.worker
+    return change.run.worker if type(change) is Create else None
+
+
+def _pinned(request: ClaimRequest, workflow: str) -> tuple[str, tuple[str, ...]]:
+    version = request.versions.get(workflow)
+    return ("", ()) if version is None else (" AND version = ?", (version,))
+
+
+def _arrivals(sql: Cursor, worker: str, cursor: int) -> tuple[int, tuple[str, ...]]:
+    """The newest position, and the worker's runs that received signals after `cursor`."""
+    position = sql.execute("SELECT max(position) FROM keepstep_signal").fetchall()[0][0] or 0
+    if position <= cursor:
+        return position, ()
+    if cursor <= 0:  # from the beginning: start from the few runs that are leased, not from every signal ever sent
+        rows = sql.execute(
+            "SELECT run FROM keepstep_head h WHERE worker = ? AND signals > 0 ORDER BY run", (worker,)
+        ).fetchall()
+    else:
+        rows = sql.execute(
+            "SELECT DISTINCT s.run FROM keepstep_signal s CROSS JOIN keepstep_head h ON h.run = s.run"
+            " WHERE s.position > ? AND h.worker = ? ORDER BY s.run",
+            (cursor, worker),
+        ).fetchall()
+    return position, tuple(run for (run,) in rows)
+
+
+def _conditions(query: RunQuery) -> tuple[str, list[Any]]:
+    """What a query asks for, as SQL whose every value is bound."""
+    asked: list[tuple[str, tuple[Any, ...]]] = [("1", ())]
+    if query.workflow is not None:
+        asked.append(("h.workflow = ?", (query.workflow,)))
+    if query.parent is not None:
+        asked.append(("r.parent = ?", (query.parent,)))
+    if query.worker is not None:
+        asked.append(("h.worker = ?", (query.worker,)))
+    for name, value in query.tags.items():
+        asked.append(
+            (
+                "r.tags <> '' AND EXISTS (SELECT 1 FROM json_each(r.tags) t WHERE t.key = ? AND t.value = ?)",
+                (name, value),
+            )
+        )
+    if query.created_before is not None:
+        asked.append(("r.created_at < ?", (query.created_before.timestamp(),)))
+    if query.created_after is not None:
+        asked.append(("r.created_at > ?", (query.created_after.timestamp(),)))
+    if query.updated_before is not None:
+        asked.append(("h.updated_at < ?", (query.updated_before.timestamp(),)))
+    if query.id_prefix is not None:
+        prefix = query.id_prefix
+        asked.append(("r.id >= ? AND substr(r.id, 1, ?) = ?", (prefix, len(prefix), prefix)))
+    if query.after is not None:
+        asked.append(("h.number < ? AND r.number < ?", (int(query.after), int(query.after))))
+    return " AND ".join(condition for condition, _ in asked), [value for _, values in asked for value in values]

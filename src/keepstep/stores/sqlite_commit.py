@@ -1,0 +1,465 @@
+"""How a batch of changes is applied to a SQLite store, inside one transaction."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import apsw
+import msgspec
+
+from ..errors import DefinitionError, StoreError
+from ..model import Run, Signal, Status, may_move
+from ..ports import Advance, Answer, Change, Create, Row, Verdict, instant
+from . import rules
+from .sqlite_connection import OUTAGES, Cursor, translated
+
+_json = msgspec.json.Encoder().encode
+_strings = msgspec.json.Decoder(tuple[str, ...]).decode
+_tags = msgspec.json.Decoder(dict[str, str]).decode
+
+# The common change, a running run's next rows, is one statement that is its own fence and touches no index.
+_EXTEND = (
+    "UPDATE keepstep_head SET seq = ?, checksum = ?, updated_at = ?, recoveries = 0"
+    " WHERE run = ? AND seq = ? AND epoch = ? AND worker = ? AND status = 'running'"
+)
+_ADD_ROW = "INSERT INTO keepstep_checkpoint (run, seq, kind, record, body) VALUES (?, ?, ?, CAST(? AS TEXT), ?)"
+_HEAD = (
+    "SELECT status, seq, checksum, epoch, worker, due_at, wakes, signals, recoveries FROM keepstep_head WHERE run = ?"
+)
+_MOVE = (
+    "UPDATE keepstep_head SET status = ?, seq = ?, checksum = ?, worker = ?, due_at = ?, wakes = ?, recoveries = ?,"
+    " updated_at = ? WHERE run = ?"
+)
+_ADD_RUN = (
+    "INSERT INTO keepstep_run (id, workflow, version, fingerprint, queue, priority, input, seed, parent, parent_key,"
+    " origin, key, tags, deadline_at, traceparent, created_at)"
+    " VALUES (?, ?, ?, ?, ?, ?, CAST(? AS TEXT), ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING"
+)
+_ADD_HEAD = (
+    "INSERT INTO keepstep_head (run, number, workflow, version, queue, priority, status, seq, checksum, epoch, worker,"
+    " due_at, wakes, signals, recoveries, updated_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?)"
+)
+_ADD_SIGNAL = (
+    "INSERT INTO keepstep_signal (run, seq, name, payload, id, sender, sent_at)"
+    " VALUES (?, ?, ?, CAST(? AS TEXT), ?, ?, ?)"
+)
+RUN_COLUMNS = (
+    "r.number, r.id, r.workflow, h.status, r.created_at, r.version, r.fingerprint, CAST(r.input AS BLOB), r.seed,"
+    " r.parent, r.parent_key, r.origin, r.queue, r.priority, r.key, r.tags, r.deadline_at, r.traceparent, h.seq,"
+    " h.checksum, h.epoch, h.worker, h.due_at, h.wakes, h.signals, h.recoveries, h.updated_at"
+)
+_ONE_RUN = f"SELECT {RUN_COLUMNS} FROM keepstep_run r JOIN keepstep_head h ON h.run = r.id WHERE r.id = ?"
+
+
+class _Head(NamedTuple):
+    """What changes about a run, as stored."""
+
+    status: str
+    seq: int
+    checksum: str
+    epoch: int
+    worker: str | None
+    due_at: float | None
+    wakes: str
+    signals: int
+    recoveries: int
+
+
+class Undone(Exception):
+    """A change's `within` made SQLite roll the whole batch back; the batch must be made again without it."""
+
+    def __init__(self, change: Advance, error: Exception) -> None:
+        super().__init__(change.run)
+        self.change = change
+        self.error = error
+
+
+class Batch:
+    """One transaction's worth of changes, applied in order. Rows are gathered and inserted together at the end."""
+
+    def __init__(self, connection: apsw.Connection, cursor: Cursor, now: float, within_seconds: float) -> None:
+        self._connection = connection
+        self._cursor = cursor
+        self._now = now
+        self._within_seconds = within_seconds
+        self._rows: list[tuple[str, int, str, bytes, bytes | None]] = []
+        self.signals = 0
+
+    def apply(self, changes: Sequence[Change], undone: dict[int, Exception]) -> list[Answer]:
+        """One answer per change. `undone` holds, by identity, the changes that already failed, and how."""
+        answers = [self._apply(change, undone) for change in changes]
+        if self._rows:
+            self._cursor.executemany(_ADD_ROW, self._rows)
+        return answers
+
+    def _apply(self, change: Change, undone: dict[int, Exception]) -> Answer:
+        if type(change) is Advance:
+            return self._extend(change) or self._advance(change, undone.get(id(change)))
+        if type(change) is Create:
+            return self._create(change)
+        return self._send(change.signal)  # type: ignore[union-attr]
+
+    # -- the lease holder's changes ------------------------------------------------------------------------------------
+
+    def _extend(self, change: Advance) -> Answer | None:
+        """The common change, or None if this is not one or its fence does not hold."""
+        rows = change.rows
+        if (
+            not rows
+            or change.status is not None
+            or change.release
+            or not change.progress
+            or change.signals_seen is not None
+            or change.creates
+            or change.sends
+            or change.within is not None
+        ):
+            return None
+        after = change.after
+        seq = after + 1
+        if rows[0].seq != seq or (len(rows) > 1 and not rules.extends(rows, after)):
+            return None
+        seq = rows[-1].seq
+        at = self._now if change.at is None else change.at.timestamp()
+        self._cursor.execute(_EXTEND, (seq, change.checksum, at, change.run, after, change.epoch, change.worker))
+        if not self._connection.changes():
+            return None
+        self._add(change.run, rows)
+        return Answer(Verdict.DONE, None, seq)
+
+    def _add(self, run: str, rows: Iterable[Row]) -> None:
+        self._rows.extend((run, row.seq, row.kind, row.record, row.body) for row in rows)
+
+    def _advance(self, change: Advance, failed: Exception | None) -> Answer:
+        """Any change of a lease holder: refused whole, or written whole."""
+        if failed is not None:
+            return Answer(Verdict.FAILED, error=failed)
+        if not (change.creates or change.sends or change.within):
+            return self._settle(change)
+        self._cursor.execute("SAVEPOINT keepstep_change")
+        mark, signals = len(self._rows), self.signals
+        answer = self._settle(change)
+        if answer.verdict is not Verdict.DONE:
+            del self._rows[mark:]
+            self.signals = signals
+            self._cursor.execute("ROLLBACK TO keepstep_change")
+        self._cursor.execute("RELEASE keepstep_change")
+        return answer
+
+    def _settle(self, change: Advance) -> Answer:
+        head, refusal = self._fence(change)
+        if head is None or refusal is not None:
+            return refusal or Answer(Verdict.FENCED, about=change.run)
+        if change.within is not None:
+            error = self._within(change, change.within)
+            if error is not None:
+                return Answer(Verdict.FAILED, error=error)
+        if not rules.extends(change.rows, change.after):
+            return Answer(Verdict.FENCED, about=change.run)
+        old = Status(head.status)
+        status = rules.next_status(old, change)
+        if not may_move(old, status) or (status.active and rules.releases(change, status)):
+            return Answer(Verdict.ILLEGAL)
+        return self._create_children(change) or self._send_all(change) or self._move(head, change, status)
+
+    def _fence(self, change: Advance) -> tuple[_Head | None, Answer | None]:
+        """The head that the change extends, or why it may not."""
+        head = self._head(change.run)
+        if head is None or (head.worker, head.epoch, head.seq) != (change.worker, change.epoch, change.after):
+            return None, Answer(Verdict.FENCED, about=change.run)
+        if change.signals_seen is not None and head.signals > change.signals_seen:
+            return head, Answer(Verdict.MISSED)
+        return head, None
+
+    def _head(self, run: str) -> _Head | None:
+        found = self._cursor.execute(_HEAD, (run,)).fetchall()
+        return _Head(*found[0]) if found else None
+
+    def _move(self, head: _Head, change: Advance, status: Status) -> Answer:
+        seq, checksum, worker, recoveries = head.seq, head.checksum, head.worker, head.recoveries
+        due_at, wakes = head.due_at, head.wakes
+        at = change.at or instant(self._now)
+        if change.rows:
+            seq, checksum = change.rows[-1].seq, change.checksum
+            recoveries = 0 if change.progress else recoveries
+            self._add(change.run, change.rows)
+        if rules.releases(change, status):
+            worker = None
+            due_at, wakes = self._wake_ups(change, status, at)
+        values = (status, seq, checksum, worker, due_at, wakes, recoveries, at.timestamp(), change.run)
+        self._cursor.execute(_MOVE, values)
+        return Answer(Verdict.DONE, None, seq)
+
+    def _wake_ups(self, change: Advance, status: Status, at: datetime) -> tuple[float | None, str]:
+        """When and on which signals a released run wakes; a signal that it sent itself just now counts."""
+        if status in rules.ENDED:
+            return None, ""
+        due_at = seconds(rules.due_after(change, status, at))
+        if any(send.signal.run == change.run and send.signal.name in change.wakes for send in change.sends):
+            due_at = min(due_at or self._now, self._now)
+        return due_at, names_text(change.wakes)
+
+    def _create_children(self, change: Advance) -> Answer | None:
+        for create in change.creates:
+            answer = self._create(create)
+            if answer.run is None or not rules.same_child(answer.run, create.run):
+                return Answer(Verdict.CONFLICT, about=create.run.id)
+        return None
+
+    def _send_all(self, change: Advance) -> Answer | None:
+        for send in change.sends:
+            answer = self._send(send.signal)
+            if answer.verdict not in (Verdict.DONE, Verdict.EXISTS):
+                return answer
+        return None
+
+    # -- anyone's changes ----------------------------------------------------------------------------------------------
+
+    def _create(self, create: Create) -> Answer:
+        run = rules.check_create(create)
+        cursor = self._cursor
+        cursor.execute(
+            _ADD_RUN,
+            (
+                run.id,
+                run.workflow,
+                run.version,
+                run.fingerprint,
+                run.queue,
+                run.priority,
+                run.input,
+                run.seed,
+                run.parent,
+                run.parent_key,
+                run.origin,
+                run.key,
+                _json(run.tags).decode() if run.tags else "",
+                seconds(run.deadline_at),
+                run.traceparent,
+                run.created_at.timestamp(),
+            ),
+        )
+        if not self._connection.changes():
+            return Answer(Verdict.EXISTS, run=read_runs(cursor, run.id)[0])
+        cursor.execute(
+            _ADD_HEAD,
+            (
+                run.id,
+                self._connection.last_insert_rowid(),
+                run.workflow,
+                run.version,
+                run.queue,
+                run.priority,
+                run.status,
+                run.seq,
+                run.checksum,
+                run.epoch,
+                run.worker,
+                seconds(run.due_at),
+                names_text(run.wakes),
+                run.recoveries,
+                seconds(run.updated_at),
+            ),
+        )
+        self._add(run.id, create.rows)
+        return Answer(Verdict.DONE, run, run.seq)
+
+    def _send(self, signal: Signal) -> Answer:
+        cursor = self._cursor
+        head = self._head(signal.run)
+        if head is None:
+            return Answer(Verdict.NOT_FOUND, about=signal.run)
+        if signal.id:
+            same = cursor.execute(
+                "SELECT seq FROM keepstep_signal WHERE run = ? AND id = ? AND id <> ''", (signal.run, signal.id)
+            ).fetchall()
+            if same:
+                return Answer(Verdict.EXISTS, None, same[0][0])
+        if Status(head.status).finished:
+            return Answer(Verdict.FINISHED, about=signal.run)
+        seq = head.signals + 1
+        sent_at = self._now if signal.sent_at is None else signal.sent_at.timestamp()
+        cursor.execute(_ADD_SIGNAL, (signal.run, seq, signal.name, signal.payload, signal.id, signal.sender, sent_at))
+        if head.worker is None and head.wakes and signal.name in names(head.wakes):
+            due_at = self._now if head.due_at is None else min(head.due_at, self._now)
+            cursor.execute("UPDATE keepstep_head SET signals = ?, due_at = ? WHERE run = ?", (seq, due_at, signal.run))
+        else:
+            cursor.execute("UPDATE keepstep_head SET signals = ? WHERE run = ?", (seq, signal.run))
+        self.signals += 1
+        return Answer(Verdict.DONE, None, seq)
+
+    # -- a user's own statements inside the transaction --------------------------------------------------------------
+
+    def _within(self, change: Advance, function: Callable[[Any], None]) -> Exception | None:
+        """Call the change's function between the guard rails; its error, or None."""
+        rails = Rails(self._connection, self._within_seconds)
+        try:
+            rails.call(function)
+        except StoreError:  # the store's trouble, not the function's
+            raise
+        except Exception as error:  # any failure of a user's function refuses that change only
+            if not self._connection.in_transaction:
+                raise Undone(change, error) from error
+            return error
+        return None
+
+
+class Rails:
+    """Keeps a transactional step within bounds: its own tables, no transaction control, and a short time."""
+
+    def __init__(self, connection: apsw.Connection, limit_seconds: float) -> None:
+        self._connection = connection
+        self._limit = limit_seconds
+        self._ends = 0.0
+        self._denied = ""
+
+    def call(self, function: Callable[[Any], None]) -> None:
+        connection = self._connection
+        self._ends = time.monotonic() + self._limit
+        transaction = Transaction(self)
+        # Setting an authorizer expires every prepared statement, so a cached one cannot slip past it.
+        connection.authorizer = self._authorize
+        connection.set_progress_handler(self._late, 2000, id=self)
+        try:
+            function(transaction)
+            self._check_time()
+        finally:
+            transaction.rails = None
+            connection.set_progress_handler(None, 2000, id=self)
+            connection.authorizer = None
+
+    def run(self, work: Callable[[apsw.Cursor], Iterable[Any]]) -> list[tuple[Any, ...]]:
+        self._check_time()
+        self._denied = ""
+        cursor = self._connection.cursor()
+        try:
+            return list(work(cursor))
+        except apsw.AuthError:
+            raise DefinitionError(f"a transactional step may not {self._denied or 'do that'}") from None
+        except apsw.InterruptError:
+            raise self._too_long() from None
+        except OUTAGES as error:
+            raise translated(error, self._connection.filename) from error
+        finally:
+            cursor.close(True)
+
+    def _late(self) -> bool:
+        return time.monotonic() > self._ends
+
+    def _check_time(self) -> None:
+        if self._late():
+            raise self._too_long()
+
+    def _too_long(self) -> DefinitionError:
+        return DefinitionError(
+            f"a transactional step may take {self._limit:g} s at most, because every writer of the store waits for it"
+        )
+
+    def _authorize(
+        self, operation: int, first: str | None, second: str | None, _db: str | None, _by: str | None
+    ) -> int:
+        self._denied = self._denied or _why_denied(operation, first or "", second or "")
+        return apsw.SQLITE_DENY if self._denied else apsw.SQLITE_OK
+
+
+class Transaction:
+    """What a transactional step is given: its statements commit together with its checkpoint, or not at all."""
+
+    def __init__(self, rails: Rails) -> None:
+        self.rails: Rails | None = rails
+
+    def execute(self, sql: str, params: Sequence[Any] | dict[str, Any] = ()) -> list[tuple[Any, ...]]:
+        """Run SQL with bound values; the rows it gives."""
+        return self._rails().run(lambda cursor: cursor.execute(sql, params, can_cache=False))
+
+    def executemany(self, sql: str, params: Iterable[Sequence[Any] | dict[str, Any]]) -> list[tuple[Any, ...]]:
+        """Run SQL once for each set of bound values; the rows it gives."""
+        return self._rails().run(lambda cursor: cursor.executemany(sql, params, can_cache=False))
+
+    def _rails(self) -> Rails:
+        if self.rails is None:
+            raise DefinitionError("the transaction of a transactional step ends with the step")
+        return self.rails
+
+
+_ON_SECOND = (apsw.SQLITE_CREATE_TRIGGER, apsw.SQLITE_CREATE_INDEX, apsw.SQLITE_ALTER_TABLE, apsw.SQLITE_DROP_TRIGGER)
+_CONTROL = {
+    apsw.SQLITE_TRANSACTION: "begin, commit or roll back: its transaction is the store's",
+    apsw.SQLITE_SAVEPOINT: "set savepoints: its transaction is the store's",
+    apsw.SQLITE_ATTACH: "attach another database",
+    apsw.SQLITE_DETACH: "detach a database",
+    apsw.SQLITE_PRAGMA: "use PRAGMA: settings belong to the store",
+}
+
+
+def _why_denied(operation: int, first: str, second: str) -> str:
+    if operation in _CONTROL:
+        return _CONTROL[operation]
+    name = second if operation in _ON_SECOND and second.casefold().startswith("keepstep_") else first
+    if operation != apsw.SQLITE_FUNCTION and name.casefold().startswith("keepstep_"):
+        return f"touch {name}: tables that begin with keepstep_ belong to the store"
+    if operation == apsw.SQLITE_UPDATE and first == "sqlite_sequence":
+        return "touch sqlite_sequence"
+    return ""
+
+
+# -- rows and values ---------------------------------------------------------------------------------------------------
+
+
+def seconds(at: datetime | None) -> float | None:
+    """An instant as it is stored."""
+    return None if at is None else at.timestamp()
+
+
+def names(text: str) -> tuple[str, ...]:
+    """A list of names as it was stored."""
+    return _strings(text) if text else ()
+
+
+def names_text(values: Sequence[str]) -> str:
+    """A list of names as it is stored."""
+    return _json(tuple(values)).decode() if values else ""
+
+
+def read_runs(cursor: Cursor, run_id: str) -> list[Run]:
+    """The run with this id and its head, or nothing."""
+    return [run_from(row) for row in cursor.execute(_ONE_RUN, (run_id,)).fetchall()]
+
+
+def run_from(row: Sequence[Any]) -> Run:
+    """The run in a row of RUN_COLUMNS."""
+    return Run(
+        id=row[1],
+        workflow=row[2],
+        status=Status(row[3]),
+        created_at=instant(row[4]),
+        version=row[5],
+        fingerprint=row[6],
+        input=row[7],
+        seed=row[8],
+        parent=row[9],
+        parent_key=row[10],
+        origin=row[11],
+        queue=row[12],
+        priority=row[13],
+        key=row[14],
+        tags=_tags(row[15]) if row[15] else {},
+        deadline_at=_instant(row[16]),
+        traceparent=row[17],
+        seq=row[18],
+        checksum=row[19],
+        epoch=row[20],
+        worker=row[21],
+        due_at=_instant(row[22]),
+        wakes=names(row[23]),
+        signals=row[24],
+        recoveries=row[25],
+        updated_at=_instant(row[26]),
+    )
+
+
+def _instant(value: float | None) -> datetime | None:
+    return None if value is None else instant(value)

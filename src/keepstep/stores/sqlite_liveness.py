@@ -1,0 +1,238 @@
+"""What a SQLite store asks of the operating system: a fair turn to write, proof of life, and a local disk."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import threading
+import weakref
+from pathlib import Path
+from typing import Protocol
+
+from ..errors import StoreUnavailable
+
+# -- a fair turn to write ----------------------------------------------------------------------------------------------
+
+
+class Turnstile:
+    """Lets one writer in at a time. Waiting writers of all processes queue in the kernel, so none of them starves.
+
+    SQLite's own busy handler sleeps and tries again, and a busy neighbour always wins against a sleeper.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._mutex = threading.Lock()
+        self._arrived = threading.Event()
+        self._waiting = False  # a helper thread is in the queue
+        self._wanted = False  # and someone still waits for it
+        self._closed = False
+
+    def enter(self, seconds: float) -> bool:
+        """Take the turn, within so many seconds; False if it did not come. Called by one thread at a time."""
+        if not self._waiting:
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pass
+            else:
+                return True
+        return seconds > 0 and self._queue(seconds)
+
+    def leave(self) -> None:
+        """Give the turn to the next."""
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def _queue(self, seconds: float) -> bool:
+        # A lock that queues cannot time out, so a helper thread waits for it and this one waits for the helper. If the
+        # time runs out the helper keeps its place: the next call waits for it, or it lets the turn pass.
+        with self._mutex:
+            self._wanted = True
+            if not self._waiting:
+                self._waiting = True
+                self._arrived.clear()
+                threading.Thread(target=self._wait, name="keepstep-turnstile", daemon=True).start()
+        if self._arrived.wait(seconds):
+            return True
+        with self._mutex:
+            self._wanted = False
+            return self._arrived.is_set()
+
+    def _wait(self) -> None:
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        with self._mutex:
+            if self._closed:
+                os.close(self._fd)
+            elif self._wanted:
+                self._arrived.set()
+            else:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+            self._waiting = False  # last: from here on another thread may use the same lock
+
+    def close(self) -> None:
+        with self._mutex:
+            if not self._closed and not self._waiting:  # else the helper closes what it waits for
+                os.close(self._fd)
+            self._closed = True
+
+    def abandon(self) -> None:
+        """Let go in a forked child, whose copy would keep the parent's lock alive."""
+        if not self._closed:
+            os.close(self._fd)
+            self._closed = True
+
+
+def lock_holder(*paths: str) -> str:
+    """Who holds a lock on one of these files, in words, as far as the system tells."""
+    inodes = set()
+    for path in paths:
+        try:
+            inodes.add(str(Path(path).stat().st_ino))
+        except OSError:
+            continue
+    try:
+        lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return "another process"
+    for line in lines:
+        # 1: FLOCK  ADVISORY  WRITE 4711 fe:00:1234567 0 EOF
+        fields = line.split()
+        if len(fields) >= 6 and fields[1] != "->" and fields[3] == "WRITE" and fields[5].rpartition(":")[2] in inodes:
+            return f"process {fields[4]}{_state(fields[4])}"
+    return "another process"
+
+
+def _state(pid: str) -> str:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return ", which is stopped" if stat.rpartition(")")[2].split()[0] in ("T", "t") else ""
+
+
+# -- proof of life -----------------------------------------------------------------------------------------------------
+
+
+class WorkerLocks:
+    """One locked file per worker. The system unlocks it when the process dies, so a free lock proves a death."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = Path(directory)
+        self._held: dict[str, int] = {}
+
+    def __contains__(self, worker: str) -> bool:
+        return worker in self._held
+
+    def take(self, worker: str) -> bool:
+        """Lock a new file; False if this id was ever used, because a lock proves nothing about a second owner."""
+        try:
+            self._directory.mkdir(exist_ok=True)
+            fd = os.open(self._path(worker), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise StoreUnavailable(f"worker {worker!r} cannot make its lock file: {error}") from None
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        self._held[worker] = fd
+        return True
+
+    def proves_death(self, worker: str) -> bool:
+        """Whether the worker's file is there and nobody holds it. A missing file proves nothing."""
+        if worker in self._held:
+            return False
+        try:
+            fd = os.open(self._path(worker), os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        else:
+            return True
+        finally:
+            os.close(fd)
+
+    def remove(self, worker: str) -> None:
+        """Remove the file of a worker that has left or is given up for dead."""
+        self._path(worker).unlink(missing_ok=True)
+        fd = self._held.pop(worker, None)
+        if fd is not None:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Let go of every lock: from now on others see these workers as dead. Also what a forked child does."""
+        while self._held:
+            os.close(self._held.popitem()[1])
+
+    def _path(self, worker: str) -> Path:
+        return self._directory / f"{worker}.lock"
+
+
+# -- forked children ---------------------------------------------------------------------------------------------------
+
+
+class Abandoned(Protocol):
+    """What must let go of its files in a forked child."""
+
+    def abandon(self) -> None: ...
+
+
+_open: weakref.WeakSet[Abandoned] = weakref.WeakSet()
+_kept: list[Abandoned] = []
+
+
+def abandon_in_children(thing: Abandoned) -> None:
+    """Have `thing.abandon()` called in every child that this process forks."""
+    _open.add(thing)
+
+
+def _abandon_all() -> None:
+    for thing in list(_open):
+        thing.abandon()
+        _kept.append(thing)  # never collected in the child: closing a parent's SQLite connection there would harm it
+
+
+os.register_at_fork(after_in_child=_abandon_all)
+
+
+# -- a local disk ------------------------------------------------------------------------------------------------------
+
+#: File systems whose locks or shared memory do not hold between machines.
+_NETWORK = re.compile(
+    r"nfs\d?|cifs|smb\d?|smbfs|afs|ceph|lustre|glusterfs|beegfs|ncpfs|davfs\d?"
+    r"|fuse\.(sshfs|ceph|ceph-fuse|glusterfs|rclone|s3fs|gcsfuse|smbnetfs|davfs2?|mount_nfs|juicefs)"
+)
+
+
+def network_file_system(path: str, mountinfo: str | None = None) -> str | None:
+    """The type of network file system that a path lies on, or None for a local one, or where it cannot be told."""
+    if mountinfo is None:
+        try:
+            mountinfo = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+        except OSError:
+            return None
+    real = os.path.realpath(path)
+    best, kind = "", None
+    for line in mountinfo.splitlines():
+        # 36 35 98:0 /root /mount/point rw,noatime shared:1 - ext4 /dev/sda1 rw
+        left, _, right = line.partition(" - ")
+        fields, tail = left.split(" "), right.split(" ")
+        if len(fields) < 5:
+            continue
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
+        if len(point) >= len(best) and (real == point or real.startswith(point.rstrip("/") + "/")):
+            best, kind = point, _network_type(tail)
+    return kind
+
+
+def _network_type(tail: list[str]) -> str | None:
+    kind = tail[0]
+    if _NETWORK.fullmatch(kind):
+        return kind
+    # 9p carries sandboxes' own disks too (trans=fd); over the other transports it is a share of another machine.
+    shared = kind == "9p" and any(
+        option in tail[-1] for option in ("trans=tcp", "trans=virtio", "trans=rdma", "trans=xen")
+    )
+    return kind if shared else None

@@ -1,0 +1,8 @@
+"""Values: how what a workflow handles becomes JSON text and comes back, exactly or not at all."""
+
+from .codec import VALUES, Values, register
+from .plain import MAX_DEPTH
+from .redact import DEFAULTS, Redactor
+from .secret import Secret, set_secret_resolver
+
+__all__ = ["DEFAULTS", "MAX_DEPTH", "VALUES", "Redactor", "Secret", "Values", "register", "set_secret_resolver"]

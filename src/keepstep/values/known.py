@@ -1,0 +1,138 @@
+"""Known types: which class a codec stores under which tag, and how a class is found from either side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import DuplicateName
+from .annotations import reachable
+from .classes import checked_kind, kind_for
+from .kinds import BUILTIN_BY_NAME, BUILTIN_BY_TYPE, Kind, type_name
+
+
+class _Table:
+    """Kinds by class and by name. A name may lead to several classes, which is told when it is used."""
+
+    __slots__ = ("by_name", "by_type")
+
+    def __init__(self) -> None:
+        self.by_type: dict[type, Kind] = {}
+        self.by_name: dict[str, list[Kind]] = {}
+
+    def add(self, kind: Kind) -> None:
+        first = self.by_type.get(kind.cls)
+        if first is None or first.name == kind.name:
+            self.by_type[kind.cls] = kind
+        others = [other for other in self.by_name.get(kind.name, ()) if not _same(other.cls, kind.cls)]
+        self.by_name[kind.name] = [*others, kind]
+
+
+class KnownTypes:
+    """The types of one codec, behind those of its parents: those registered, and those learnt from annotations.
+
+    Annotations are the fields of registered classes and what `annotations` gives. They are read when the first class
+    is met, so that they may name what is defined later. A name given by hand wins over the class's own.
+    """
+
+    def __init__(self, parent: KnownTypes | None = None, annotations: Callable[[], Any] | None = None) -> None:
+        self.chain: tuple[KnownTypes, ...] = (*parent.chain, self) if parent is not None else (self,)
+        self.annotations = annotations
+        self.registered = _Table()
+        self.learnt = _Table()
+        self.is_learnt = annotations is None
+        self.unresolved: list[str] = []
+
+    def add(
+        self, cls: type, name: str | None, to: Callable[[Any], Any] | None, back: Callable[[Any], Any] | None
+    ) -> None:
+        """Make a class known by hand; a name that another class has is an error."""
+        kind = checked_kind(cls, name, to, back)
+        if kind.name in BUILTIN_BY_NAME:
+            raise DuplicateName(f"the name {kind.name!r} is reserved; register {type_name(cls)} under another name")
+        for known in self.chain:
+            for other in known.registered.by_name.get(kind.name, ()):
+                if not _same(other.cls, cls):
+                    raise _two_classes(kind.name, other.cls, cls)
+        self.registered.add(kind)
+        self.is_learnt = False
+
+    def of_type(self, cls: type) -> Kind | None:
+        """The kind of a class, whose name leads to no other."""
+        if cls in BUILTIN_BY_TYPE:
+            return BUILTIN_BY_TYPE[cls]
+        for again in (False, True):
+            for table in self._tables(again=again):
+                kind = table.by_type.get(cls)
+                if kind is not None:
+                    self.named(kind.name)
+                    return kind
+        return None
+
+    def named(self, name: str) -> Kind | None:
+        """The kind behind a name; it is an error if there are two."""
+        if name in BUILTIN_BY_NAME:
+            return BUILTIN_BY_NAME[name]
+        for again in (False, True):
+            found: Kind | None = None
+            for table in self._tables(again=again):
+                for kind in table.by_name.get(name, ()):
+                    if found is not None and found.cls is not kind.cls:
+                        raise _two_classes(name, found.cls, kind.cls)
+                    found = found or kind
+            if found is not None:
+                return found
+        return None
+
+    def _tables(self, *, again: bool) -> list[_Table]:
+        """All tables; what is registered first, and parents first."""
+        for known in self.chain:
+            if not known.is_learnt or (again and known.unresolved):
+                known.learn()
+        return [known.registered for known in self.chain] + [known.learnt for known in self.chain]
+
+    def learn(self) -> None:
+        """Read the annotations."""
+        classes = [kind.cls for kinds in self.registered.by_name.values() for kind in kinds]
+        found, self.unresolved = reachable([*classes, self.annotations() if self.annotations is not None else None])
+        learnt = _Table()
+        for cls in found:
+            name = cls.__qualname__
+            kind = kind_for(cls, f"{cls.__module__}.{name}" if name in BUILTIN_BY_NAME else name)
+            if kind is not None:
+                learnt.add(kind)
+        self.learnt = learnt
+        self.is_learnt = True
+
+    def why_not(self, cls: type) -> str:
+        """What to do about a class that is not known."""
+        name, short = type_name(cls), cls.__qualname__
+        if cls.__name__ == "coroutine":
+            return "is a coroutine; was an await forgotten?"
+        if cls.__name__ in ("SecretStr", "SecretBytes"):
+            return f"is a {name}, which would be stored in clear; use ks.Secret, which stores only a name"
+        if kind_for(cls, short) is not None:
+            lost = [name for known in self.chain for name in known.unresolved]
+            hint = f" (the annotation {lost[0]!r} could not be resolved)" if lost else ""
+            return f"is a {name}, which is not known here; annotate it, or ks.register({short}){hint}"
+        for base in (dict, list, tuple, set, frozenset, str, bytes, bytearray, int, float):
+            if issubclass(cls, base):
+                return (
+                    f"is a {name}, a subclass of {base.__name__} that would not come back as such; convert it "
+                    f"with {base.__name__}(...), or ks.register({short}, to=..., back=...)"
+                )
+        return (
+            f"is a {name}, which cannot be stored; return plain data, annotate the type, or "
+            f"ks.register({short}, to=..., back=...)"
+        )
+
+
+def _two_classes(name: str, one: type, other: type) -> DuplicateName:
+    return DuplicateName(
+        f"both {type_name(one)} and {type_name(other)} are called {name!r}; ks.register one of them under another name"
+    )
+
+
+def _same(one: type, other: type) -> bool:
+    """Whether two classes are one, or one the other's redefinition in a notebook or at a prompt."""
+    return one is other or (one.__module__ == other.__module__ == "__main__" and one.__qualname__ == other.__qualname__)

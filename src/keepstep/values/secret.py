@@ -1,0 +1,61 @@
+"""Secrets: a value stores the name of a secret, and the secret itself is looked up where it is used."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, ClassVar, NoReturn
+
+from ..errors import DefinitionError
+
+
+def _from_environment(name: str) -> str:
+    try:
+        return os.environ[name]
+    except KeyError:
+        raise DefinitionError(f"the secret {name!r} is not set: no environment variable has this name") from None
+
+
+class Secret:
+    """A reference to a secret. Only its name is stored, printed and compared; `reveal()` gives the secret itself."""
+
+    __slots__ = ("name",)
+    name: str
+    resolver: ClassVar[Callable[[str], str]] = staticmethod(_from_environment)
+
+    def __init__(self, name: str) -> None:
+        if type(name) is not str or not name:
+            raise DefinitionError(f"a secret is named by a text, not by {name!r}")
+        object.__setattr__(self, "name", name)
+
+    def reveal(self) -> str:
+        """The secret, looked up now; by default in the environment variable of this name."""
+        return type(self).resolver(self.name)
+
+    def __setattr__(self, attribute: str, value: Any) -> NoReturn:
+        raise AttributeError("a Secret cannot be changed")
+
+    def __delattr__(self, attribute: str) -> NoReturn:
+        raise AttributeError("a Secret cannot be changed")
+
+    def __repr__(self) -> str:
+        return f"Secret({self.name!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return self.name == other.name if type(other) is Secret else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((Secret, self.name))
+
+    def __copy__(self) -> Secret:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Secret:
+        return self
+
+
+def set_secret_resolver(resolver: Callable[[str], str] | None) -> Callable[[str], str]:
+    """Look secrets up with `resolver(name)` from now on, or in the environment again with None. Gives the old one."""
+    old = Secret.resolver
+    Secret.resolver = staticmethod(resolver or _from_environment)
+    return old

@@ -1,0 +1,350 @@
+"""The definitions that a user writes with decorators: steps and workflows, and what is known of them by name."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
+
+from ..errors import DefinitionError, DuplicateName
+from ..model.ids import check_name
+from ..policies import Durability, Retry, Timeout
+from ..ports import CURRENT
+from ..values import VALUES, Values
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T_co = TypeVar("T_co", covariant=True)
+
+#: Options of `start`, which a workflow's own parameters must leave free.
+START_OPTIONS = frozenset({"run_id", "queue", "priority", "delay", "key", "deadline", "tags"})
+
+
+class Call(Coroutine[Any, Any, T_co]):
+    """What calling a step gives: await it in an async workflow, ask for `.result()` in a plain one.
+
+    It starts when it is first awaited, and awaited twice it gives the same outcome.
+    """
+
+    __slots__ = ("_iterator",)
+
+    def __await__(self) -> Generator[Any, Any, T_co]:
+        raise NotImplementedError
+
+    def result(self) -> T_co:
+        """The outcome, for code that blocks."""
+        raise NotImplementedError
+
+    def start(self) -> Call[T_co]:
+        """Begin now, in code that blocks; `result()` waits for it."""
+        raise NotImplementedError
+
+    # asyncio drives a call that was made into a task through these three.
+
+    def send(self, value: Any) -> Any:
+        iterator = self._begin()
+        return iterator.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        iterator = self._begin()
+        return iterator.throw(error[0] if len(error) == 1 else error[1] or error[0])
+
+    def close(self) -> None:
+        iterator = getattr(self, "_iterator", None)
+        if iterator is not None:
+            iterator.close()
+
+    def _begin(self) -> Generator[Any, Any, T_co]:
+        try:
+            return self._iterator
+        except AttributeError:
+            self._iterator: Generator[Any, Any, T_co] = self.__await__()
+            return self._iterator
+
+
+class PlainCall(Call[T_co]):
+    """A step called outside a run: it runs the body and stores nothing."""
+
+    __slots__ = ("_args", "_function", "_kwargs", "_outcome")
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._function, self._args, self._kwargs = function, args, kwargs
+
+    def __await__(self) -> Generator[Any, Any, T_co]:
+        if not hasattr(self, "_outcome"):
+            value = self._function(*self._args, **self._kwargs)
+            if inspect.isawaitable(value):
+                value = yield from value.__await__()
+            self._outcome = value
+        return self._outcome  # type: ignore[no-any-return]
+
+    def start(self) -> PlainCall[T_co]:
+        return self
+
+    def result(self) -> T_co:
+        if not hasattr(self, "_outcome"):
+            value = self._function(*self._args, **self._kwargs)
+            if inspect.isawaitable(value):
+                value = _run_to_end(value)
+            self._outcome = value
+        return self._outcome  # type: ignore[no-any-return]
+
+
+def _run_to_end(awaitable: Awaitable[Any]) -> Any:
+    import asyncio  # noqa: PLC0415 - only a blocking caller of an async step needs a loop of its own
+
+    async def body() -> Any:
+        return await awaitable
+
+    return asyncio.run(body())
+
+
+class Step(Generic[P, R]):
+    """A named unit whose completion is recorded. `fn` is the bare function."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        *,
+        name: str | None = None,
+        retry: Retry | None = None,
+        timeout: Timeout | float | None = None,
+        at_most_once: bool = False,
+        verify: Callable[..., Any] | None = None,
+        transactional: bool = False,
+        ignore: Iterable[str] = (),
+        service: str | None = None,
+    ) -> None:
+        if not callable(fn):
+            raise DefinitionError(f"a step must be a function, not {type(fn).__name__}")
+        self.fn = fn
+        self.name = check_name(name or fn.__name__.strip("<>"), "step")
+        self.retry = retry or Retry.none()
+        self.timeout = Timeout.of(timeout)
+        self.at_most_once = at_most_once
+        self.verify = verify
+        self.transactional = transactional
+        self.service = service
+        self.is_async = inspect.iscoroutinefunction(fn)
+        self.ignore = frozenset(ignore)
+        self._signature = inspect.signature(fn)
+        self._check()
+        functools.update_wrapper(self, fn)
+
+    def _check(self) -> None:
+        if inspect.isgeneratorfunction(self.fn) or inspect.isasyncgenfunction(self.fn):
+            raise DefinitionError(f"step {self.name!r} is a generator; return a list, or use ks.emit for a stream")
+        if self.transactional and self.is_async:
+            raise DefinitionError(f"step {self.name!r} is transactional, so it must be a plain def fn(tx, ...)")
+        if self.at_most_once and self.retry.attempts > 1:
+            raise DefinitionError(
+                f"step {self.name!r} is at_most_once, so it cannot have {self.retry.attempts} attempts"
+            )
+        if self.verify is not None and not self.at_most_once:
+            raise DefinitionError(f"step {self.name!r} has verify=, which only an at_most_once step needs")
+        unknown = self.ignore - set(self._signature.parameters)
+        if unknown:
+            raise DefinitionError(f"step {self.name!r} ignores {sorted(unknown)}, which are no parameters of it")
+
+    @functools.cached_property
+    def values(self) -> Values:
+        """The codec that knows the types of the step's signature."""
+        return VALUES.for_annotation(_hints(self.fn))
+
+    def compared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments that count for the digest."""
+        bound = self._signature.bind_partial(*args, **kwargs)
+        return (), {name: value for name, value in bound.arguments.items() if name not in self.ignore}
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+        scope = CURRENT.get()
+        if scope is None:
+            _warn_if_context_was_lost(self.name)
+            return PlainCall(self.fn, args, kwargs)
+        return scope.call_step(self, args, kwargs)  # type: ignore[no-any-return]
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Step[..., R]:
+        if instance is None:
+            return self
+        raise DefinitionError(f"step {self.name!r} is a method; make it a function, so that its input can be stored")
+
+    def __repr__(self) -> str:
+        return f"<step {self.name}>"
+
+
+#: Called with a step's name when it is called outside a run; an open engine sets it.
+on_plain_call: Callable[[str], None] | None = None
+
+
+def _warn_if_context_was_lost(name: str) -> None:
+    if on_plain_call is not None:
+        on_plain_call(name)
+
+
+class Workflow(Generic[P, R]):
+    """A definition, named and versioned. Called plainly it runs its function; `Engine.start` makes it a run."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        *,
+        name: str | None = None,
+        version: str = "1",
+        on_change: Literal["fail", "compatible", "pin"] = "fail",
+        durability: Durability | str | None = None,
+    ) -> None:
+        if not callable(fn):
+            raise DefinitionError(f"a workflow must be a function, not {type(fn).__name__}")
+        self.fn = fn
+        self.name = check_name(name or fn.__name__.strip("<>"), "workflow")
+        self.version = str(version)
+        if on_change not in ("fail", "compatible", "pin"):
+            raise DefinitionError(
+                f"workflow {self.name!r}: on_change is 'fail', 'compatible' or 'pin', not {on_change!r}"
+            )
+        self.on_change = on_change
+        self.durability = Durability.named(durability)
+        self.is_async = inspect.iscoroutinefunction(fn)
+        self.signature = inspect.signature(fn)
+        taken = START_OPTIONS & set(self.signature.parameters)
+        if taken:
+            raise DefinitionError(
+                f"workflow {self.name!r}: the parameter name {sorted(taken)[0]!r} is an option of start; rename it"
+            )
+        functools.update_wrapper(self, fn)
+
+    @property
+    def fingerprint(self) -> str:
+        """What identifies the definition: for a function, its name and version."""
+        return f"function:{self.name}:{self.version}"
+
+    @functools.cached_property
+    def values(self) -> Values:
+        """The codec that knows the types of the workflow's signature."""
+        return VALUES.for_annotation(_hints(self.fn))
+
+    def bind(self, *args: P.args, **kwargs: P.kwargs) -> Bound[R]:
+        """The workflow with its arguments, checked by the type checker and by the signature."""
+        self.check_arguments(args, kwargs)
+        return Bound(self, args, kwargs)
+
+    def check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse arguments that the function would not take, before anything is stored."""
+        try:
+            self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise DefinitionError(f"workflow {self.name!r} cannot be started so: {error}") from None
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        return self.fn(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<workflow {self.name} version {self.version}>"
+
+
+class Bound(Generic[R]):
+    """A workflow with its arguments, ready to start."""
+
+    def __init__(self, workflow: Workflow[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.workflow, self.args, self.kwargs = workflow, args, kwargs
+
+
+def _hints(fn: Callable[..., Any]) -> Any:
+    """The annotations of a function as one annotation, so that one codec serves its arguments and its result."""
+    import typing  # noqa: PLC0415 - only needed once per definition, when first used
+
+    try:
+        hints = typing.get_type_hints(fn, include_extras=True)
+    except Exception:  # noqa: BLE001 - an annotation that cannot be resolved only means that no type is learnt from it
+        hints = {name: hint for name, hint in getattr(fn, "__annotations__", {}).items() if not isinstance(hint, str)}
+    wanted = tuple(hint for hint in hints.values() if isinstance(hint, type) or typing.get_origin(hint) is not None)
+    return typing.Union[wanted] if wanted else None  # noqa: UP007 - built at run time
+
+
+#: Every decorated workflow of this process, by name.
+KNOWN: dict[str, Workflow[..., Any]] = {}
+
+
+def remember(workflow: Workflow[..., Any]) -> None:
+    """Make a workflow known to this process; the same function may be defined again, as a reload does."""
+    other = KNOWN.get(workflow.name)
+    if other is not None and _source(other) != _source(workflow) and not _is_local(other) and not _is_local(workflow):
+        raise DuplicateName(
+            f"two workflows are named {workflow.name!r}: {'.'.join(_source(other))} and {'.'.join(_source(workflow))}; "
+            "give one of them another name="
+        )
+    KNOWN[workflow.name] = workflow
+
+
+def _source(workflow: Workflow[..., Any]) -> tuple[str, str]:
+    return getattr(workflow.fn, "__module__", "?"), getattr(workflow.fn, "__qualname__", workflow.name)
+
+
+def _is_local(workflow: Workflow[..., Any]) -> bool:
+    return "<locals>" in _source(workflow)[1]
+
+
+@overload
+def step(fn: Callable[P, Awaitable[R]], /) -> Step[P, R]: ...
+@overload
+def step(fn: Callable[P, R], /) -> Step[P, R]: ...
+@overload
+def step(
+    *,
+    name: str | None = None,
+    retry: Retry | None = None,
+    timeout: Timeout | float | None = None,
+    at_most_once: bool = False,
+    verify: Callable[..., Any] | None = None,
+    transactional: bool = False,
+    ignore: Iterable[str] = (),
+) -> _StepDecorator: ...
+def step(fn: Any = None, /, **options: Any) -> Any:
+    """Make a function a step: once it has completed in a run, it never runs again there."""
+    if fn is not None:
+        return Step(fn, **options)
+    return lambda function: Step(function, **options)
+
+
+class _StepDecorator:
+    """The type of `@step(...)` with options."""
+
+    @overload
+    def __call__(self, fn: Callable[P, Awaitable[R]], /) -> Step[P, R]: ...
+    @overload
+    def __call__(self, fn: Callable[P, R], /) -> Step[P, R]: ...
+    def __call__(self, fn: Any, /) -> Any: ...
+
+
+@overload
+def workflow(fn: Callable[P, Awaitable[R]], /) -> Workflow[P, R]: ...
+@overload
+def workflow(fn: Callable[P, R], /) -> Workflow[P, R]: ...
+@overload
+def workflow(
+    *,
+    name: str | None = None,
+    version: str = "1",
+    on_change: Literal["fail", "compatible", "pin"] = "fail",
+    durability: Durability | str | None = None,
+) -> _WorkflowDecorator: ...
+def workflow(fn: Any = None, /, **options: Any) -> Any:
+    """Make a function a workflow, known to this process by its name."""
+
+    def decorate(function: Callable[..., Any]) -> Workflow[..., Any]:
+        made: Workflow[..., Any] = Workflow(function, **options)
+        remember(made)
+        return made
+
+    return decorate if fn is None else decorate(fn)
+
+
+class _WorkflowDecorator:
+    """The type of `@workflow(...)` with options."""
+
+    @overload
+    def __call__(self, fn: Callable[P, Awaitable[R]], /) -> Workflow[P, R]: ...
+    @overload
+    def __call__(self, fn: Callable[P, R], /) -> Workflow[P, R]: ...
+    def __call__(self, fn: Any, /) -> Any: ...

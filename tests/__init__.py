@@ -1,0 +1,1 @@
+"""The tests, which mirror `src/`; a package so that `python -m tests.soak` runs from the root of the tree."""
