@@ -14,6 +14,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import msgspec
+
 from .model import Claims, Event, News, Run, RunPage, RunQuery, Signal, Status, WorkerInfo
 
 # -- what a store is asked to write ----------------------------------------------------------------------------------
@@ -31,23 +33,20 @@ class Row(NamedTuple):
     body: bytes | None = None
 
 
-@dataclass(slots=True)
-class Create:
+class Create(msgspec.Struct):
     """Insert a run, with its first rows if it is leased at birth. An existing id is answered, never changed."""
 
     run: Run
     rows: Sequence[Row] = ()
 
 
-@dataclass(slots=True)
-class Send:
+class Send(msgspec.Struct):
     """Append a signal to a run that has not finished; if the run is parked on its name, make the run due."""
 
     signal: Signal
 
 
-@dataclass(slots=True)
-class Advance:
+class Advance(msgspec.Struct):
     """What the lease holder writes: rows that extend the head, and what follows from them, all or nothing.
 
     `after` is the head that the rows extend. `signals_seen`, when given, refuses the change if the run has received
@@ -92,8 +91,7 @@ class Verdict(StrEnum):
     FAILED = "failed"  # Advance: `within` raised `error`
 
 
-@dataclass(slots=True)
-class Answer:
+class Answer(msgspec.Struct):
     """The answer to one change. `about` names the other run when it is the reason for a refusal."""
 
     verdict: Verdict
@@ -181,7 +179,7 @@ class Store(Protocol):
 
 
 class Clock(Protocol):
-    """Where time comes from. `now` is wall time; `boot` a clock that no one sets, with the id of what it counts from."""
+    """Where time comes from: `now` is wall time, `boot` a clock that no one sets, with the id of its boot."""
 
     def now(self) -> float: ...
     def boot(self) -> tuple[str, float]: ...

@@ -308,8 +308,8 @@ def filled(store, table_rows):
         for prefix, workflow, priority, due_at, count in table_rows:
             connection.execute(
                 "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?)"
-                " INSERT INTO keepstep_head SELECT ? || i, i, ?, '1', 'default', ?, 'waiting', 0, '', 0, NULL, ?, '', 0,"
-                " 0, 0 FROM n",
+                " INSERT INTO keepstep_head"
+                " SELECT ? || i, i, ?, '1', 'default', ?, 'waiting', 0, '', 0, NULL, ?, '', 0, 0, 0 FROM n",
                 (count, prefix, workflow, priority, due_at),
             )
             connection.execute(
@@ -363,7 +363,7 @@ def test_nothing_that_is_done_often_reads_a_whole_table(store):
         store.renew_leases(WorkerInfo("w1"))
         for cursor in (0, 1):
             commit(store, Send(Signal("mine", "x")))
-            assert store.news("w1", cursor).runs == ("mine",)
+            assert "mine" in store.news("w1", cursor).runs
         get(store, "r")
         store.list_checkpoints("r", after=1)
         store.list_signals("r")
@@ -374,10 +374,10 @@ def test_nothing_that_is_done_often_reads_a_whole_table(store):
     plans = list(watch.plans())
     assert len(plans) > 20, "or nothing was watched"
     for sql, plan in plans:
-        # Workers are few; the newest position is one step from the end.
-        allowed = "keepstep_worker" in sql or "max(position)" in sql or "SCAN CONSTANT" in plan
+        # Workers are few, and SQLite keeps one number per table.
+        allowed = "keepstep_worker" in sql or "sqlite_sequence" in sql
         assert allowed or not plan.startswith("SCAN"), f"{plan}\n{sql}"
-        assert "TEMP B-TREE" not in plan or "DISTINCT" in sql or "parent" in sql, f"{plan}\n{sql}"
+        assert "TEMP B-TREE" not in plan or "parent" in sql, f"{plan}\n{sql}"
 
 
 def test_news_that_is_none_is_cheap(store):
@@ -450,7 +450,7 @@ def test_a_refused_change_takes_its_transactional_step_back(store, accounts):
 
     writer = started(store, "r")
     assert writer.write(within=within, sends=[Send(Signal("nobody", "x"))]).verdict is Verdict.NOT_FOUND
-    assert writer.write(within=within, status=Status.RECOVERING).verdict is Verdict.ILLEGAL
+    assert writer.write(within=within, release=True).verdict is Verdict.ILLEGAL
     assert rows_of(store, accounts) == []
 
 

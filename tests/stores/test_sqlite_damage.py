@@ -37,6 +37,12 @@ def opened(path):
 # -- no room -----------------------------------------------------------------------------------------------------------
 
 
+def write_until_full(writer, value):
+    for _ in range(1000):
+        answer = writer.write(record("r", value=value), creates=[Create(queued(f"child{writer.seq}"))])
+        assert answer.verdict is Verdict.DONE
+
+
 def test_a_full_store_says_so_keeps_what_it_has_and_goes_on_when_there_is_room(path):
     store = opened(path)
     connection = store._writer.connection
@@ -44,8 +50,7 @@ def test_a_full_store_says_so_keeps_what_it_has_and_goes_on_when_there_is_room(p
     connection.pragma("max_page_count", connection.pragma("page_count") + 20)
     big = b'"' + os.urandom(30_000).hex().encode() + b'"'
     with pytest.raises(StoreFull) as caught:
-        for _ in range(10):
-            writer.write(record("r", value=big), creates=[Create(queued(f"child{writer.seq}"))])
+        write_until_full(writer, big)
     assert caught.value.unknown is False
     assert not connection.in_transaction
     assert get(store, "r").seq == writer.seq
@@ -67,8 +72,7 @@ def test_a_full_disk_says_so(tmp_path):
         store = opened(disk / "runs.db")
         writer = started(store, "r")
         with pytest.raises(StoreFull):
-            for _ in range(1000):
-                assert writer.write(record("r", value=b'"' + b"x" * 5000 + b'"')).verdict is Verdict.DONE
+            write_until_full(writer, b'"' + b"x" * 5000 + b'"')
         assert get(store, "r").seq == writer.seq
         assert len(list(unseal(store.list_checkpoints("r"), "r", previous=""))) == writer.seq
         store.close()
@@ -79,7 +83,7 @@ def test_a_full_disk_says_so(tmp_path):
 # -- no right to write -------------------------------------------------------------------------------------------------
 
 
-def test_a_file_that_cannot_be_written_is_reported():
+def test_a_file_that_cannot_be_written_is_reported(tmp_path):
     """By a process that is not root, because nothing is forbidden to root."""
     folder = Path(tempfile.mkdtemp(prefix="keepstep-"))
     path = folder / "runs.db"
@@ -91,6 +95,7 @@ def test_a_file_that_cannot_be_written_is_reported():
         from keepstep.stores.sqlite import SQLiteStore
         from keepstep.testing.store_contract import queued, commit
         from keepstep.ports import Create
+        SQLiteStore(sys.argv[2]).close()  # so that everything it needs is loaded
         if os.geteuid() == 0:
             os.setgid(65534), os.setuid(65534)
         store = SQLiteStore(sys.argv[1])
@@ -106,7 +111,7 @@ def test_a_file_that_cannot_be_written_is_reported():
         (folder / "runs.db-shm").chmod(0o666)
         folder.chmod(0o555)
         done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(program), str(path)],
+            [sys.executable, "-c", textwrap.dedent(program), str(path), str(tmp_path / "other.db")],
             env={**os.environ, "PYTHONPATH": str(Path(keepstep.__file__).parents[1])},
             capture_output=True,
             text=True,
@@ -196,9 +201,8 @@ def test_a_torn_write_ahead_log_loses_only_its_tail(path, tmp_path):
         if expected:
             head = get(again, "r")
             assert head.seq == expected
-            assert [checksum for _, checksum in unseal(again.list_checkpoints("r"), "r", previous="")][
-                -1
-            ] == head.checksum
+            *_, (_, checksum) = unseal(again.list_checkpoints("r"), "r", previous="")
+            assert checksum == head.checksum
             assert [again.get_run(f"child{n}") is not None for n in range(12)] == [n + 1 < expected for n in range(12)]
         assert commit(again, Create(queued("new"))).verdict is Verdict.DONE
         again.close()
@@ -277,7 +281,7 @@ def test_a_database_of_another_application_is_refused_and_left_alone(path):
     other.execute("CREATE TABLE customer (name)")
     other.close()
     before = path.read_bytes()
-    with pytest.raises(SchemaMismatch, match="another application .*customer"):
+    with pytest.raises(SchemaMismatch, match=r"another application .*customer"):
         SQLiteStore(path)
     assert path.read_bytes() == before
     assert [file.name for file in path.parent.iterdir()] == ["runs.db"]

@@ -21,6 +21,7 @@ from ..policies import Again, classify
 from ..ports import CURRENT, Answer, Verdict, instant
 from ..stores.records import Record, StoredError, check_size
 from ..workflows.definition import PlainCall
+from .branch import ASKED
 
 if TYPE_CHECKING:
     from ..workflows.definition import Step
@@ -67,51 +68,37 @@ def idempotency_key(run: str, key: str, generation: int) -> str:
 
 
 async def perform(call: StepCall[Any]) -> None:
-    """Attempt a step until it succeeds or its policy gives up; each end is a record."""
+    """Perform a step, in a task of its own beside the workflow's code."""
+    call.entered = True
+    run = call.run
     scope = Attempt(call)
     CURRENT.set(scope)
+    try:
+        await _attempt_until_done(call, scope)
+    except Exception as error:  # noqa: BLE001 - not the step's failure, which is recorded, but the engine's
+        run.engine_failed(error)
+    finally:
+        run.body_ended(call)
+
+
+async def _attempt_until_done(call: StepCall[Any], scope: Attempt) -> None:
+    """Attempt a step until it succeeds or its policy gives up; each end is a record."""
     step, run = call.step, call.run
-    tried = run.tried.pop(call.key, None) if run.tried else None
-    first_at: datetime | None = None
-    if tried is not None:
-        scope.number = tried.attempts + 1
-        first_at = tried.first_at
-        if tried.retry_at is not None:
-            await run.pause_until(tried.retry_at.timestamp())
-    if step.at_most_once and not await _may_happen(call, scope):
+    first_at: datetime | None = await _resume_attempts(call, scope) if run.tried else None
+    if step.at_most_once and not await _may_happen(call):
         return
     while run.may_start_body():
         started_at = instant(run.engine.clock.now())
         first_at = first_at or started_at
         if run.engine.observed:
             run.engine.observe("step.started", run, step=call.key, attempt=scope.number)
-        try:
-            if step.transactional:
-                await _transact(call, scope, started_at)
-                return
-            if step.is_async and step.timeout.attempt_seconds is None and step.timeout.step_seconds is None:
-                value = await step.fn(*call.args, **call.kwargs)
-            else:
-                value = await _limited(call, scope, (started_at - first_at).total_seconds())
-            data = step.values.encode(value, f"step {call.key!r}: result")
-            check_size(call.key, data, run.engine.max_value_bytes)
-        except asyncio.CancelledError as error:
-            if run.detached or call.state != 1 or _being_cancelled():
-                raise
-            failure: BaseException = error
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # noqa: BLE001 - the body may raise what it likes
-            failure = error
-        else:
-            record = call.record(Kind.STEP_COMPLETED, data, attempt=scope.number, started_at=started_at)
-            if scope.emitted:
-                _flush_emitted(scope)
-            run.append(record, call)
+        failure = await _attempt(call, scope, started_at, first_at)
+        if failure is None:
             return
         if step.at_most_once and isinstance(failure, StepTimedOut):
-            await _resolve(call, scope)
-            return
+            if not await _resolve(call):
+                return
+            continue
         retry_at = _failed(call, scope, failure, started_at, first_at)
         if retry_at is None:
             return
@@ -122,12 +109,53 @@ async def perform(call: StepCall[Any]) -> None:
         scope.number += 1
 
 
+async def _resume_attempts(call: StepCall[Any], scope: Attempt) -> datetime | None:
+    """Go on counting where the history ends: the attempts of a step survive restarts."""
+    tried = call.run.tried.pop(call.key, None)
+    if tried is None:
+        return None
+    scope.number = tried.attempts + 1
+    if tried.retry_at is not None:
+        await call.run.pause_until(tried.retry_at.timestamp())
+    return tried.first_at  # type: ignore[no-any-return]
+
+
+async def _attempt(
+    call: StepCall[Any], scope: Attempt, started_at: datetime, first_at: datetime
+) -> BaseException | None:
+    """One attempt: its success is put into the journal, its failure returned."""
+    step, run = call.step, call.run
+    try:
+        if step.transactional:
+            await _transact(call, scope, started_at)
+            return None
+        if step.simple:
+            value = await step.fn(*call.args, **call.kwargs)
+        else:
+            value = await _limited(call, (started_at - first_at).total_seconds())
+        data = step.values.encode(value, call.key)
+        check_size(call.key, data, run.engine.max_value_bytes)
+    except asyncio.CancelledError as error:
+        if run.detached or call.state != ASKED or _being_cancelled():
+            raise
+        return error
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # noqa: BLE001 - the body may raise what it likes
+        return error
+    record = call.record(Kind.STEP_COMPLETED, data, attempt=scope.number, started_at=started_at)
+    if scope.emitted:
+        _flush_emitted(scope)
+    run.append(record, call)
+    return None
+
+
 def _being_cancelled() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
-async def _limited(call: StepCall[Any], scope: Attempt, elapsed: float) -> Any:
+async def _limited(call: StepCall[Any], elapsed: float) -> Any:
     """Run the body, in a thread if it is a plain def, within what is left of its time."""
     step = call.step
     seconds = step.timeout.remaining(elapsed)
@@ -168,9 +196,8 @@ def _failed(
     now = run.engine.clock.now()
     decision = step.retry.decide(scope.number, error_class, failure, _draw(call, scope), now)
     retry_at = now + decision.after_seconds if isinstance(decision, Again) else None
-    if retry_at is not None and step.timeout.step_seconds is not None:
-        if step.timeout.expired(retry_at - first_at.timestamp()):
-            retry_at = None
+    if retry_at is not None and step.timeout.expired(retry_at - first_at.timestamp()):
+        retry_at = None
     error = stored_error(failure, str(error_class), scope.number, run)
     record = call.record(
         Kind.STEP_FAILED,
@@ -241,19 +268,19 @@ _CODES: dict[type, str] = {StepTimedOut: "ks:step-timed-out"}
 # -- at most once ------------------------------------------------------------------------------------------------------
 
 
-async def _may_happen(call: StepCall[Any], scope: Attempt) -> bool:
+async def _may_happen(call: StepCall[Any]) -> bool:
     """Write the start mark first; if an earlier one is there without an outcome, the step is in doubt."""
     run = call.run
     mark = run.marks.pop(call.key, None)
     if mark is not None:
-        return await _resolve(call, scope)
+        return await _resolve(call)
     if not run.may_start_body():
         return False
     await run.durable(call.record(Kind.STEP_STARTED, attempt=1))
     return not run.detached
 
 
-async def _resolve(call: StepCall[Any], scope: Attempt) -> bool:
+async def _resolve(call: StepCall[Any]) -> bool:
     """The step may or may not have happened: its `verify=` says, or a person does. Whether to perform it."""
     run, step = call.run, call.step
     if step.verify is not None:
@@ -283,11 +310,11 @@ async def _resolve(call: StepCall[Any], scope: Attempt) -> bool:
         value = msgspec.json.encode(verdict.get("value"))
         record = call.record(Kind.STEP_COMPLETED, value, attempt=1, trigger="manual", data=data_)
     else:
-        error = StoredError(
+        failed = StoredError(
             "keepstep.StepInDoubt", f"step {call.key!r} was resolved as failed", code="ks:in-doubt", id=new_id("error")
         )
         record = call.record(
-            Kind.STEP_FAILED, outcome=Outcome.FAILURE.value, attempt=1, trigger="manual", error=error, data=data_
+            Kind.STEP_FAILED, outcome=Outcome.FAILURE.value, attempt=1, trigger="manual", error=failed, data=data_
         )
     run.append(record, call)
     return False

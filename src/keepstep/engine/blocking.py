@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ..errors import DefinitionError
-from .engine import Engine
+from .engine import DEFAULT_URL, Engine
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -50,7 +50,7 @@ class Opening:
             self._blocking.close()
 
 
-def open(url: Any = ".keepstep/runs.db", *, worker: bool = True, **options: Any) -> Opening:  # noqa: A001
+def open(url: Any = DEFAULT_URL, *, worker: bool = True, **options: Any) -> Opening:  # noqa: A001
     """Open a store, and start a worker in this process that recovers what was interrupted (`worker=False` only talks).
 
     A path alone means SQLite; also `sqlite:///path` and `memory:`.
@@ -58,9 +58,7 @@ def open(url: Any = ".keepstep/runs.db", *, worker: bool = True, **options: Any)
     return Opening(lambda: Engine(url, worker=worker, **options))
 
 
-def run(
-    workflow: Workflow[..., R], *args: Any, url: Any = ".keepstep/runs.db", run_id: str | None = None, **kwargs: Any
-) -> R:
+def run(workflow: Workflow[..., R], *args: Any, url: Any = DEFAULT_URL, run_id: str | None = None, **kwargs: Any) -> R:
     """Run a workflow to its end and give its result: for scripts, and inside a notebook's running loop."""
     with open(url) as engine:
         return engine.start(workflow, *args, run_id=run_id, **kwargs).result()  # type: ignore[no-any-return]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import random
 import threading
@@ -87,9 +88,7 @@ class Branch:
 class Pending(asyncio.Future[None]):
     """What a task waits on while its call is under way; it notices when the code cancels the wait."""
 
-    def __init__(self, call: DurableCall[Any], loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop=loop)
-        self.call = call
+    call: DurableCall[Any]
 
     def cancel(self, msg: Any | None = None) -> bool:
         if self.done():
@@ -153,7 +152,8 @@ class DurableCall(Call[T]):
         if self.state == ASKED:
             waiter = self.waiter
             if waiter is None:
-                self.waiter = waiter = Pending(self, self.run.loop)
+                self.waiter = waiter = Pending(loop=run.loop)
+                waiter.call = self
             yield from waiter
         return self.outcome()
 
@@ -257,9 +257,7 @@ class DurableCall(Call[T]):
         return woken
 
     def decode(self, record: Record) -> Any:
-        if record.value is msgspec.UNSET:
-            return None
-        return VALUES.decode(bytes(record.value), self.key)
+        return VALUES.decode(record.raw(), self.key)
 
     def failure(self, record: Record) -> BaseException:
         return recorded_error(record)
@@ -297,16 +295,14 @@ class DurableCall(Call[T]):
 
 
 def _begin_quietly(call: DurableCall[Any]) -> None:
-    try:
+    with contextlib.suppress(Detached):
         call.begin()
-    except Detached:
-        pass
 
 
 class StepCall(DurableCall[T]):
     """A call of a step."""
 
-    __slots__ = ("args", "kwargs", "step", "task")
+    __slots__ = ("args", "entered", "kwargs", "step", "task")
 
     def __init__(self, branch: Branch, step: Step[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.step = step
@@ -319,21 +315,20 @@ class StepCall(DurableCall[T]):
             else:
                 self.args, self.kwargs = step.values.copy_call(args, kwargs, step.name)
         self.task: asyncio.Task[None] | None = None
+        self.entered = False
 
     def begin_live(self) -> None:
-        from .attempt import perform  # noqa: PLC0415 - the attempt knows the call, not the other way round
-
-        self.task = self.run.spawn(perform(self), self)
+        self.task = self.run.spawn(self.run.engine.perform(self), self)
 
     def stop(self) -> None:
         super().stop()
         if self.task is not None:
             self.task.cancel()
+            if not self.entered:  # cancelled before its first move, it will not make another
+                self.run.body_ended(self)
 
     def decode(self, record: Record) -> Any:
-        if record.value is msgspec.UNSET:
-            return None
-        return self.step.values.decode(bytes(record.value), self.key)
+        return self.step.values.decode(record.raw(), self.key)
 
 
 class Task(Call[T]):
@@ -371,16 +366,14 @@ def recorded_error(record: Record) -> BaseException:
     message = f"step {record.step!r} failed after {record.attempt} attempt{'s' * (record.attempt != 1)}"
     if info is not None:
         message = f"{message}: {info.type}: {info.message}"
-        kind = _ERRORS.get(info.code or "", StepFailed)
-        if kind is TimedOut:
+        if info.code == TIMED_OUT:
             return TimedOut(info.message, record.run)
-        return kind(message if kind is StepFailed else info.message, record.step, info, record.seq)
+        kind = _ERRORS.get(info.code or "")
+        if kind is not None:
+            return kind(info.message, record.step, info, record.seq)
     return StepFailed(message, record.step, None, record.seq)
 
 
-_ERRORS: dict[str, type[Any]] = {
-    "ks:step-timed-out": StepTimedOut,
-    "ks:in-doubt": StepInDoubt,
-    "ks:timed-out": TimedOut,
-    "ks:step": StepError,
-}
+#: Codes of the engine's own errors, which come back as the classes that the code may catch.
+TIMED_OUT = "ks:timed-out"
+_ERRORS: dict[str, type[StepError]] = {"ks:step-timed-out": StepTimedOut, "ks:in-doubt": StepInDoubt}

@@ -13,11 +13,12 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from ..model import Kind, Outcome, Signal, Status
+from ..model import ErrorInfo, Kind, Outcome, Signal, Status
 from ..model.signal import CANCEL, CHILD, PAUSE, RESERVED, RESUME
 from ..ports import CURRENT, Answer, Create, Send, Verdict, instant
 from ..stores.records import Record
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from ..workflows.definition import Workflow
     from .engine import Engine
 
+T = TypeVar("T")
+
 log = logging.getLogger("keepstep")
 
 #: A wait shorter than this stays in memory; a longer one puts the run away as soon as nothing else happens in it.
@@ -41,6 +44,12 @@ LINGER_SECONDS = 1.0
 MANY_STEPS = 10_000
 
 DEADLINE = "ks:deadline"
+
+
+def fulfil(future: asyncio.Future[T], value: T) -> None:
+    """Give a future its value, unless whoever waited has left."""
+    if not future.done():
+        future.set_result(value)
 
 
 class Wait:
@@ -62,6 +71,10 @@ class Wait:
         self.name = name
         self.on_signal = on_signal
         self.timer: asyncio.TimerHandle | None = None
+
+
+#: How a run ended: its status, its result, its error, and the run that goes on for it.
+End = tuple[Status, bytes, ErrorInfo | None, str | None]
 
 
 class RunContext:
@@ -89,7 +102,7 @@ class RunContext:
         self.root = Branch(self, "")
         self.main: asyncio.Future[Any] | None = None
         self.tasks: set[asyncio.Task[Any]] = set()
-        self.bodies: dict[asyncio.Task[Any], DurableCall[Any] | None] = {}
+        self.bodies: dict[DurableCall[Any], asyncio.Task[None]] = {}
         self.performing = 0
         self.thread_busy = False
         self.blocked: threading.Event | None = None
@@ -127,8 +140,8 @@ class RunContext:
         self.deadline_timer: asyncio.TimerHandle | None = None
         self.linger_timer: asyncio.TimerHandle | None = None
         self.finishing = False
-        self.done: asyncio.Future[Any] = self.loop.create_future()
-        self.gone: asyncio.Future[str] = self.loop.create_future()
+        self.end: End | None = None
+        self._leaving: list[asyncio.Future[None]] = []
 
     # -- time and writing ---------------------------------------------------------------------------------------------
 
@@ -182,7 +195,7 @@ class RunContext:
     async def durable(self, record: Record) -> None:
         """Append a record and come back when it is durable."""
         future: asyncio.Future[Answer] = self.loop.create_future()
-        self.append(record, then=lambda answer: future.done() or future.set_result(answer))
+        self.append(record, then=partial(fulfil, future))
         await future
 
     def committed(self, drafts: list[Draft], answer: Answer) -> None:
@@ -230,6 +243,8 @@ class RunContext:
                 if self._replay_next(self.history):
                     return
             elif self.arrived:
+                if self.engine.replay_always and self._forget():
+                    return
                 draft = self.arrived.popleft()
                 record = draft.record
                 if record is None or draft.call is None:
@@ -244,6 +259,16 @@ class RunContext:
                 break
         if not self.detached:
             self._idle()
+
+    def _forget(self) -> bool:
+        """Instead of delivering, hand the run back, so that what has arrived is told by replay; whether that is done."""
+        if self.performing or self.pending or self.in_flight or self.holding or self.finishing:
+            return self.moving
+        if self.main is None or self.main.done():
+            return False
+        if not self.moving:
+            self._move(Status.QUEUED, self.engine.clock.now(), (), "forgotten")
+        return True
 
     def _replay_next(self, history: History) -> bool:
         """Deliver the next recorded outcome; whether to wait until the code has come to rest again."""
@@ -453,7 +478,7 @@ class RunContext:
         token = object()
         self.performing -= 1
         try:
-            self.add_wait(Wait(token, due, lambda: future.done() or future.set_result(None)))
+            self.add_wait(Wait(token, due, partial(fulfil, future, None)))
             await future
         finally:
             self.end_wait(token)
@@ -468,7 +493,7 @@ class RunContext:
         token = object()
         self.performing -= 1
         try:
-            self.add_wait(Wait(token, None, None, name, lambda s: future.done() or future.set_result(s)))
+            self.add_wait(Wait(token, None, None, name, partial(fulfil, future)))
             return await future
         finally:
             self.end_wait(token)
@@ -552,6 +577,8 @@ class RunContext:
             self.run_status = status
             self.engine.observe(f"run.{status.value}", self)
             self.detach(reason)
+            if status is Status.QUEUED:
+                self.engine.poke()
 
         def refused(answer: Answer) -> None:
             self.moving = False
@@ -585,7 +612,7 @@ class RunContext:
         for timer in (self.deadline_timer, self.linger_timer):
             if timer is not None:
                 timer.cancel()
-        for task in (*self.bodies, *self.tasks):
+        for task in (*self.bodies.values(), *self.tasks):
             task.cancel()
         if self.main is not None and not self.main.done() and isinstance(self.main, asyncio.Task):
             self.main.cancel()
@@ -596,8 +623,16 @@ class RunContext:
         self.asked.clear()
         self.history = None
         self.engine.left(self)
-        if not self.gone.done():
-            self.gone.set_result(reason)
+        for future in self._leaving:
+            if not future.done():
+                future.set_result(None)
+
+    async def left(self) -> None:
+        """Wait until the run is no longer here: it ended, or was put away."""
+        if not self.detached:
+            future: asyncio.Future[None] = self.loop.create_future()
+            self._leaving.append(future)
+            await future
 
     def insist_on_end(self) -> None:
         """Tell code that goes on after its run was detached that there is nothing more for it here."""
@@ -606,24 +641,23 @@ class RunContext:
 
     # -- tasks --------------------------------------------------------------------------------------------------------
 
-    def spawn(self, coroutine: Coroutine[Any, Any, None], call: DurableCall[Any] | None = None) -> asyncio.Task[None]:
+    def spawn(self, coroutine: Coroutine[Any, Any, None], call: DurableCall[Any]) -> asyncio.Task[None]:
         """Run the body of a step, beside the code."""
         self.performing += 1
-        task = asyncio.Task(coroutine, loop=self.loop)
-        self.bodies[task] = call
-        task.add_done_callback(self._body_ended, context=self.engine.context)
+        self.bodies[call] = task = asyncio.Task(coroutine, loop=self.loop)
         return task
 
-    def _body_ended(self, task: asyncio.Task[None]) -> None:
-        self.performing -= 1
-        self.bodies.pop(task, None)
-        if not task.cancelled() and task.exception() is not None and not self.detached:
-            log.error("run %s: the engine failed inside a step", self.id, exc_info=task.exception())
-            self.engine.runner.set_aside(
-                self, "InternalError", f"the engine failed inside a step: {task.exception()!r}"
-            )
-        if self.holding:
-            self.watch()
+    def body_ended(self, call: DurableCall[Any]) -> None:
+        if self.bodies.pop(call, None) is not None:
+            self.performing -= 1
+            if self.holding:
+                self.watch()
+
+    def engine_failed(self, error: Exception) -> None:
+        """Something that is no one's failure but the engine's: the run is left to a person."""
+        if not self.detached:
+            log.error("run %s: the engine failed inside a step", self.id, exc_info=error)
+            self.engine.runner.set_aside(self, "InternalError", f"the engine failed inside a step: {error!r}")
 
     def spawn_in(self, branch: Branch, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run code of the workflow in a branch that is already numbered."""

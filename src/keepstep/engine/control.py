@@ -1,4 +1,4 @@
-"""What a person does to a run after the fact: each act claims the run, appends a record that says so, and releases it."""
+"""What a person does to a run after the fact: each act claims it, appends a record that says so, and releases it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def _claim(engine: Engine, run_id: str, statuses: frozenset[Status]) -> Cl
 
 
 async def _failures(engine: Engine, run_id: str) -> list[int]:
-    """The records that no longer count: the failures named in the run's error, their attempts, the cancels they caused."""
+    """What no longer counts: the failures named in the run's error, their attempts, and the cancels they caused."""
     records = []
     after = 0
     while rows := await engine.read(engine.store.list_checkpoints, run_id, after):

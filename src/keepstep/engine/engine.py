@@ -6,10 +6,11 @@ import asyncio
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from ..errors import DefinitionError, KeepstepError, RunConflict, RunNotFound, StoreError
@@ -18,13 +19,14 @@ from ..model import Claim, Event, Lease, Run, RunPage, RunQuery, Status
 from ..model.ids import check_id, check_name, new_id
 from ..observers import resolve
 from ..policies import RecoveryLimit
-from ..ports import Clock, Create, Store, SystemClock, Verdict, instant
+from ..ports import Clock, Create, Row, Store, SystemClock, Verdict, instant
 from ..stores.open import open_store
 from ..stores.records import MAX_VALUE, Record, seal
 from ..values import Redactor
 from ..workflows import definition
 from ..workflows.definition import KNOWN, Bound, Workflow
 from . import control
+from .attempt import perform
 from .context import LINGER_SECONDS, RunContext
 from .handle import RunHandle, event_name
 from .journal import Journal
@@ -41,6 +43,8 @@ R = TypeVar("R")
 
 log = logging.getLogger("keepstep")
 
+#: Where runs are kept when nobody says where.
+DEFAULT_URL = ".keepstep/runs.db"
 #: Runs that a worker drives at once; more wait in the store.
 MAX_RUNS = 1000
 #: Threads for plain def workflows, and apart from them for plain def steps: one pool for both could deadlock.
@@ -50,12 +54,16 @@ STEP_THREADS = 64
 STOP_SECONDS = 5.0
 
 
+#: How long the store may take over the last writes of an engine that closes.
+LAST_WRITE_SECONDS = 5.0
+
+
 class Engine:
     """Starts runs and talks to them; with a worker it also drives and recovers them. Made by `ks.open`."""
 
     def __init__(
         self,
-        url: Any = ".keepstep/runs.db",
+        url: Any = DEFAULT_URL,
         *,
         worker: bool = True,
         workflows: Iterable[Workflow[..., Any]] | None = None,
@@ -66,6 +74,7 @@ class Engine:
         recovery_limit: int = 3,
         stop_seconds: float = STOP_SECONDS,
         linger_seconds: float = LINGER_SECONDS,
+        replay_always: bool = False,
         redact: Redactor | None = None,
         **store_options: Any,
     ) -> None:
@@ -81,7 +90,10 @@ class Engine:
         self.recovery_limit = RecoveryLimit(recovery_limit)
         self.stop_seconds = stop_seconds
         self.linger_seconds = linger_seconds
+        #: For tests: forget a run after each new outcome and go on by replay, as if its worker had just taken it over.
+        self.replay_always = replay_always
         self._redactor = redact or Redactor()
+        self.perform = perform
         self.live: dict[str, RunContext] = {}
         self.closed = True
         self.worker: Worker | None = None
@@ -130,6 +142,8 @@ class Engine:
             raise
 
     def _open_store(self) -> Store:
+        if self._url == DEFAULT_URL:  # our own choice, so the folder is ours to make
+            Path(DEFAULT_URL).parent.mkdir(exist_ok=True)
         return open_store(self._url, clock=self.clock, **self._store_options)
 
     async def close(self, stop_seconds: float | None = None) -> None:
@@ -152,17 +166,13 @@ class Engine:
         for context in contexts:
             context.draining = context.holding = True
             context.watch()
-        gone = [context.gone for context in contexts]
-        if gone:
-            await asyncio.wait(gone, timeout=grace)
+        await _all_left(contexts, grace)
         for context in contexts:
-            if not context.gone.done():
+            if not context.detached:
                 context.hand_back()
-        late = [context.gone for context in contexts if not context.gone.done()]
-        if late:
-            await asyncio.wait(late, timeout=5.0)
+        await _all_left(contexts, LAST_WRITE_SECONDS)
         for context in contexts:
-            if not context.gone.done():
+            if not context.detached:
                 context.detach("the engine closed")
                 if self.worker is not None:
                     self.worker.give_back_later(context)
@@ -229,60 +239,58 @@ class Engine:
         workflow = self._definition(workflow)
         workflow.check_arguments(args, kwargs)
         now = self.clock.now()
+        at = instant(now)
+        name = new_id() if run_id is None else check_id(run_id)
+        worker = self.worker
+        rows: list[Row] = []
+        checksum = ""
+        leased = (
+            delay <= 0 and worker is not None and worker.has_room() and self.workflows.get(workflow.name) is workflow
+        )
+        if leased and worker is not None:  # leased at birth: the run is this worker's, and has its first record
+            row, checksum = seal(Runner.started(name, workflow, worker.id, at), 1, "")
+            rows = [row]
         run = Run(
-            id=new_id() if run_id is None else check_id(run_id),
+            id=name,
             workflow=workflow.name,
-            status=Status.QUEUED,
-            created_at=instant(now),
+            status=Status.RUNNING if leased else Status.QUEUED,
+            created_at=at,
+            updated_at=at,
             version=workflow.version,
             fingerprint=workflow.fingerprint,
-            input=workflow.values.encode((args, kwargs), f"workflow {workflow.name!r}: input"),
+            input=workflow.values.encode([[*args], kwargs], f"workflow {workflow.name!r}: input"),
             seed=secrets.token_hex(8),
             queue=queue,
             priority=priority,
             key=key,
-            tags=_checked_tags(tags),
+            tags=_checked_tags(tags) if tags else {},
             deadline_at=_deadline(deadline, now),
-            due_at=instant(now + max(0.0, delay)),
+            due_at=None if leased else instant(now + max(0.0, delay)),
+            worker=worker.id if leased and worker is not None else None,
+            epoch=1 if leased else 0,
+            seq=len(rows),
+            checksum=checksum,
         )
-        return await self._create(workflow, run, (args, kwargs), leased=delay <= 0)
+        return await self._create(workflow, Create(run, rows), [[*args], kwargs])
 
-    async def _create(
-        self, workflow: Workflow[..., Any], run: Run, arguments: tuple[Any, Any], *, leased: bool
-    ) -> RunHandle[Any]:
-        worker = self.worker
-        context: RunContext | None = None
-        create = Create(run)
-        if leased and worker is not None and worker.has_room() and self.workflows.get(workflow.name) is workflow:
-            context = self._born(workflow, run, create, worker.id)
-        try:
-            answer = await self.journal.write(create)
-        except BaseException:
-            if context is not None:
-                self.live.pop(run.id, None)
-            raise
+    async def _create(self, workflow: Workflow[..., Any], create: Create, arguments: list[Any]) -> RunHandle[Any]:
+        run = create.run
+        answer = await self.journal.write(create)
         if answer.verdict is Verdict.EXISTS:
-            existing = answer.run
-            if existing is not None:
-                self._check_same(workflow, run, existing, arguments)
+            if answer.run is not None:
+                self._check_same(workflow, run, answer.run, arguments)
             return RunHandle(self, run.id, workflow)
         if self.observed:
             self.tell(Event("run.created", run.id, run.created_at, run.workflow))
-        if context is not None:
-            self.entered(context)
-            self.runner.begin(context)
-        elif worker is not None:
-            worker.claim_soon()
+        if run.worker is None:
+            self.poke()
+            return RunHandle(self, run.id, workflow)
+        context = RunContext(self, workflow, Claim(run, Lease(run.id, run.worker, 1)))
+        self.entered(context)
+        self.runner.begin(context)
         return RunHandle(self, run.id, workflow, context)
 
-    def _born(self, workflow: Workflow[..., Any], run: Run, create: Create, worker: str) -> RunContext:
-        """Create the run already leased to this process, with its first record."""
-        row, checksum = seal(Runner.started(run, worker, run.created_at), 1, "")
-        leased = _replaced(run, worker, checksum)
-        create.run, create.rows = leased, [row]
-        return RunContext(self, workflow, Claim(leased, Lease(run.id, worker, 1)))
-
-    def _check_same(self, workflow: Workflow[..., Any], run: Run, existing: Run, arguments: tuple[Any, Any]) -> None:
+    def _check_same(self, workflow: Workflow[..., Any], run: Run, existing: Run, arguments: list[Any]) -> None:
         if existing.workflow != run.workflow:
             raise RunConflict(
                 f"run id {run.id!r} is taken by a run of workflow {existing.workflow!r}, not {run.workflow!r}",
@@ -479,10 +487,13 @@ class Engine:
         self._observers.observe(event)
 
 
-def _replaced(run: Run, worker: str, checksum: str) -> Run:
-    from dataclasses import replace  # noqa: PLC0415
-
-    return replace(run, status=Status.RUNNING, worker=worker, epoch=1, seq=1, checksum=checksum, due_at=None)
+async def _all_left(contexts: Sequence[RunContext], seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            for context in contexts:
+                await context.left()
+    except TimeoutError:
+        pass
 
 
 def _checked_tags(tags: dict[str, str] | None) -> dict[str, str]:

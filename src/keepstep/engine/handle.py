@@ -1,11 +1,10 @@
-"""A handle on one run: ask for its result, look at it, steer it. It works the same wherever the run is driven."""
+"""A handle on one run: ask for its result, look at it, steer it, wherever the run is driven."""
 
 from __future__ import annotations
 
 import asyncio
 import getpass
 import os
-import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -102,7 +101,7 @@ class RunHandle(Generic[R]):
         shown: dict[str, Any] = {}
         for row in rows:
             record, _ = next(unseal([row], self.id, row.seq - 1))
-            shown[(record.data or {})["key"]] = VALUES.decode(bytes(record.value), "published")
+            shown[(record.data or {})["key"]] = VALUES.decode(record.raw(), "published")
         return shown
 
     async def progress(self) -> Any:
@@ -114,6 +113,8 @@ class RunHandle(Generic[R]):
 
     async def result(self, timeout: float | None = None) -> R:  # noqa: ASYNC109 - part of the promise
         """The one result of the run, now or when it ends; raises if it ended without one."""
+        if timeout is None:
+            return await self._result()
         try:
             async with asyncio.timeout(timeout):
                 return await self._result()
@@ -130,7 +131,7 @@ class RunHandle(Generic[R]):
                 continue
             status, value, error, continued, workflow = end
             if continued:
-                return await RunHandle[R](self._engine, continued, self._workflow)._result()
+                return await RunHandle[R](self._engine, continued, self._workflow)._result()  # noqa: SLF001 - its own kind
             return self._conclude(status, value, error, workflow)
 
     async def _local_end(self) -> tuple[Status, bytes, ErrorInfo | None, str | None, str] | None:
@@ -139,11 +140,8 @@ class RunHandle(Generic[R]):
         self._context = None
         if context is None:
             return None
-        if not context.done.done() and not context.gone.done():
-            await asyncio.wait([context.done, context.gone], return_when=asyncio.FIRST_COMPLETED)
-        if not context.done.done():
-            return None
-        return (*context.done.result(), context.run.workflow)
+        await context.left()
+        return None if context.end is None else (*context.end, context.run.workflow)
 
     async def _stored_end(self) -> tuple[Status, bytes, ErrorInfo | None, str | None, str] | None:
         run = await self.run()
@@ -209,7 +207,7 @@ class RunHandle(Generic[R]):
         if answer.verdict is Verdict.FINISHED:
             run = await self.run()
             if run.continued_as:
-                await RunHandle[R](self._engine, run.continued_as)._send(name, payload, id)
+                await RunHandle[R](self._engine, run.continued_as)._send(name, payload, id)  # noqa: SLF001 - its own kind
                 return
             raise AlreadyFinished(f"run {self.id!r} is already {run.status.value}", self.id)
         self._engine.signalled(self.id)
@@ -233,7 +231,7 @@ class RunHandle(Generic[R]):
                     for row in rows:
                         record, _ = next(unseal([row], self.id, row.seq - 1))
                         if (record.data or {}).get("ask") == question:
-                            return VALUES.decode(bytes(record.value), "reply")
+                            return VALUES.decode(record.raw(), "reply")
                     if (await self.run()).status in FINISHED:
                         raise AlreadyFinished(f"run {self.id!r} ended without a reply to {name!r}", self.id)
                     await self._engine.changed(LOOK_SECONDS)
@@ -266,11 +264,12 @@ def _reason(reason: str) -> bytes:
 
 
 def _events(one: Checkpoint, workflow: str) -> list[Event]:
-    base = {"run": one.run, "at": one.finished_at, "workflow": workflow, "seq": one.seq, "step": one.step}
-    base |= {"attempt": one.attempt, "worker": one.worker}
+    def event(name: str, data: dict[str, Any]) -> Event:
+        return Event(name, one.run, one.finished_at, workflow, one.seq, one.step, one.attempt, one.worker, data)
+
     value = None if one.value is None else _shown(one.value)
     if one.kind is Kind.EMITTED and isinstance(value, list):
-        return [Event("token", data={"value": token}, **base) for token in value]
+        return [event("token", {"value": token}) for token in value]
     data: dict[str, Any] = {"outcome": one.outcome.value}
     if value is not None:
         data["value"] = value
@@ -278,7 +277,7 @@ def _events(one: Checkpoint, workflow: str) -> list[Event]:
         data["error"] = f"{one.error.type}: {one.error.message}"
     if one.retry_at is not None:
         data["retry_at"] = one.retry_at.isoformat()
-    return [Event(event_name(one.kind.value), data=data, **base)]
+    return [event(event_name(one.kind.value), data)]
 
 
 def event_name(kind: str) -> str:
@@ -288,7 +287,3 @@ def event_name(kind: str) -> str:
 
 def _shown(value: bytes) -> Any:
     return msgspec.json.decode(value)
-
-
-def finish_time() -> float:
-    return time.time()

@@ -105,7 +105,7 @@ class History:
 
     def _add_outcome(self, record: Record) -> None:
         entry = Entry(record)
-        size = len(record.value) if record.value else 0  # type: ignore[arg-type]
+        size = len(record.value) if record.value else 0
         self._kept += size
         if self._kept > KEEP_BYTES and size > 1000:
             self._kept -= size
@@ -116,7 +116,8 @@ class History:
         """All rows are in: check them against the head, and index what counts."""
         if (self.seq, self.checksum) != (run.seq, run.checksum):
             raise CheckpointCorrupt(
-                f"run {run.id!r}: chain broken at seq {self.seq + 1}: the head names seq {run.seq}, the records end at {self.seq}"
+                f"run {run.id!r}: chain broken at seq {self.seq + 1}: the head names seq {run.seq}, "
+                f"and the records end at {self.seq}"
             )
         gone = self._superseded
         for entry in self._outcomes:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import StoreError, StoreUnavailable
@@ -82,7 +83,7 @@ class Journal:
             self._schedule()
 
     async def write(self, change: Change | Callable[[], Change]) -> Answer:
-        """Write a change that no running code makes: a new run, a signal. A function is asked when the batch is built."""
+        """Write a change that no running code makes: a new run, a signal; a function is asked when the batch is built."""
         if isinstance(change, Send) and not change.signal.id:
             import dataclasses  # noqa: PLC0415 - a signal from outside is rare
 
@@ -153,13 +154,12 @@ class Journal:
         pending = run.pending
         if not pending:
             return
-        if pending[0].special:
-            drafts, run.pending = pending[:1], pending[1:]
+        if len(pending) == 1:
+            drafts, run.pending = pending, []
         else:
-            split = next((i for i, draft in enumerate(pending) if draft.special), len(pending))
-            drafts, run.pending = pending[:split], pending[split:]
-        if run.pending:
-            self._dirty[run] = None
+            drafts, run.pending = _until_special(pending)
+            if run.pending:
+                self._dirty[run] = None
         run.in_flight += 1
         change = Advance(run.id, self.worker, run.epoch, run.seq)
         batch.changes.append(change)
@@ -170,7 +170,7 @@ class Journal:
                 setattr(change, name, value)
             if change.within is not None:
                 batch.needs_thread = True
-                change.within = _sealed_within(change, run, drafts[0], change.within)
+                change.within = _sealed_within(change, run, drafts[0], special["within"])
                 return
         rows = []
         seq, checksum = run.seq, run.checksum
@@ -239,9 +239,10 @@ class Journal:
         log.warning("a commit failed (try %d of %d): %s", batch.tries, SAVE_TRIES, error)
         self._in_flight = True
         pause = SAVE_PAUSE_SECONDS * 2 ** (batch.tries - 1)
-        self._loop.call_later(pause, self._second_try, batch, error.unknown, context=self._context)
+        again = partial(self._second_try, batch, unknown=error.unknown)
+        self._loop.call_later(pause, again, context=self._context)
 
-    def _second_try(self, batch: _Batch, unknown: bool) -> None:
+    def _second_try(self, batch: _Batch, *, unknown: bool) -> None:
         def settle() -> tuple[list[Answer], float]:
             started = time.perf_counter()
             if not unknown:
@@ -279,6 +280,14 @@ class Journal:
             elif not owner.done():
                 owner.set_exception(error)
         self._rest()
+
+
+def _until_special(pending: list[Draft]) -> tuple[list[Draft], list[Draft]]:
+    """The drafts that can be one change, and those that must wait for it: one that carries more stands alone."""
+    if pending[0].special:
+        return pending[:1], pending[1:]
+    split = next((i for i, draft in enumerate(pending) if draft.special), len(pending))
+    return pending[:split], pending[split:]
 
 
 class _Batch:

@@ -1,4 +1,6 @@
-"""Tells whether every task of a run is inside a wait that Keepstep knows, so that the run can be put away or judged stuck.
+"""Tells whether every task of a run is inside a wait that Keepstep knows.
+
+Only then can the run be put away, or judged stuck.
 
 A task that waits for anything else (a socket, a plain sleep, a future of someone's) keeps its run in memory.
 """

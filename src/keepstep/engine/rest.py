@@ -1,7 +1,7 @@
 """Tells when the tasks of a run have come to rest, so that the next outcome may be delivered.
 
-The event loop's queue of ready callbacks says it exactly: a run is at rest when none of them carries its context. A loop
-that does not show its queue is given a number of quiet passes instead.
+The event loop's queue of ready callbacks says it exactly: a run is at rest when none of them carries its context.
+A loop that does not show its queue is given a number of quiet passes instead.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Drives one run: load its checkpoints, call its code, record how it ended. Starting and recovering are this same act."""
+"""Drives one run: load its checkpoints, call its code, record how it ended.
+
+Starting and recovering are this same act.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,21 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..errors import CheckpointCorrupt, KeepstepError, NotSerializable, RunTimedOut, SchemaMismatch, StoreError
-from ..model import Kind, Outcome, Run, Signal, Status
+from ..model import Kind, Outcome, Signal, Status
 from ..model.ids import MAX_ID, new_id
 from ..model.signal import CHILD
 from ..policies import SetAside, classify
 from ..ports import CURRENT, Advance, Answer, Create, Send, Verdict, instant
 from ..stores.records import Record, StoredError, check_size, seal
 from .attempt import stored_error
-from .branch import CANCELLED
+from .branch import CANCELLED, DurableCall
 from .context import DEADLINE, MANY_STEPS, RunContext
 from .history import History
 from .journal import Draft, head_move
 
 if TYPE_CHECKING:
     from ..model import Claim
+    from ..workflows.definition import Workflow
     from .engine import Engine
 
 log = logging.getLogger("keepstep")
@@ -121,7 +125,7 @@ class Runner:
             return
         engine, run = self.engine, context.run
         if context.seq == 0:
-            record = self.started(run, context.worker, context.time())
+            record = self.started(run.id, context.workflow, context.worker, context.time())
             context.now_at = record.finished_at or context.now_at
             context.pending.append(Draft(record))  # rides with the first commit
         if context.claim.taken_from is not None:
@@ -155,11 +159,10 @@ class Runner:
         context.watch()
 
     @staticmethod
-    def started(run: Run, worker: str, at: datetime) -> Record:
+    def started(run: str, workflow: Workflow[..., Any], worker: str, at: datetime) -> Record:
         """The first record of a run."""
-        record = Record(run.id, Kind.RUN_STARTED.value, worker=worker, finished_at=at)
-        record.data = {"workflow": run.workflow, "version": run.version}
-        return record
+        data = {"workflow": workflow.name, "version": workflow.version}
+        return Record(run, Kind.RUN_STARTED.value, worker=worker, finished_at=at, data=data)
 
     def _arm_deadline(self, context: RunContext) -> None:
         deadline = context.run.deadline_at
@@ -189,7 +192,10 @@ class Runner:
             return
         context.thread_busy = False
         context.finishing = True
-        self.engine.background(self._conclude(context, future))
+        if context.tasks or context.bodies or context.waits or context.history is not None:
+            self.engine.background(self._conclude(context, future))
+        else:
+            self._write_end(context, future)
 
     async def _conclude(self, context: RunContext, future: asyncio.Future[Any]) -> None:
         await self._close_branches(context)
@@ -226,8 +232,8 @@ class Runner:
         if open_tasks:
             log.warning("run %s ended with %d open branches, which were cancelled", context.id, len(open_tasks))
             await asyncio.wait(open_tasks, timeout=UNWIND_SECONDS)
-        for call in [*context.bodies.values(), *context.waits]:
-            if call is not None and hasattr(call, "cancelled_by_code"):
+        for call in [*context.bodies, *context.waits]:
+            if isinstance(call, DurableCall):
                 call.cancel()
 
     def _write_end(self, context: RunContext, future: asyncio.Future[Any]) -> None:
@@ -299,7 +305,9 @@ class Runner:
             run,
             id=f"{base[: MAX_ID - 12]}~{count}",
             status=Status.QUEUED,
-            input=context.workflow.values.encode(error.arguments, f"workflow {run.workflow!r}: input"),
+            input=context.workflow.values.encode(
+                [[*error.arguments[0]], error.arguments[1]], f"workflow {run.workflow!r}: input"
+            ),
             created_at=context.time(),
             version=context.workflow.version,
             fingerprint=context.workflow.fingerprint,
@@ -317,8 +325,7 @@ class Runner:
         creates.append(Create(successor))
         record.data = {"continued_as": successor.id}
         record.value = msgspec.Raw(b"null")
-        for signal in context.inbox:
-            sends.append(Send(dataclasses.replace(signal, run=successor.id, seq=0)))
+        sends.extend(Send(dataclasses.replace(signal, run=successor.id, seq=0)) for signal in context.inbox)
 
     @staticmethod
     def _word_to_parent(context: RunContext, status: Status, record: Record) -> Send:
@@ -339,11 +346,10 @@ class Runner:
         return Send(signal)
 
     def _ended(self, context: RunContext, status: Status, record: Record, _: Answer) -> None:
-        value = bytes(record.value) if record.value is not msgspec.UNSET else b"null"  # type: ignore[arg-type]
+        value = record.raw()
         error = record.error.info() if record.error is not None else None
         continued = (record.data or {}).get("continued_as")
-        if not context.done.done():
-            context.done.set_result((status, value, error, continued))
+        context.end = (status, value, error, continued)
         self.engine.observe(f"run.{status.value}", context)
         context.detach("it ended")
         if context.run.parent is not None:
@@ -407,8 +413,6 @@ class Runner:
             self.engine.give_back_later(context)
             return
         if answer.verdict is Verdict.DONE:
-            if not context.done.done():
-                context.done.set_result((Status.SET_ASIDE, b"null", error.info(), None))
             self.engine.observe("run.set aside", context, reason=error.message)
             self.engine.pulse()
 

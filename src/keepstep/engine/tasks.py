@@ -39,16 +39,17 @@ class BranchingFactory:
 
 def install(loop: asyncio.AbstractEventLoop) -> None:
     """Number the branches on this loop, once for all engines on it."""
-    factory = loop.get_task_factory()
+    factory: Any = loop.get_task_factory()
     if isinstance(factory, BranchingFactory):
         factory.users += 1
     else:
-        loop.set_task_factory(BranchingFactory(factory))
+        made: Any = BranchingFactory(factory)
+        loop.set_task_factory(made)
 
 
 def uninstall(loop: asyncio.AbstractEventLoop) -> None:
     """Give the loop its own factory back when no engine needs ours."""
-    factory = loop.get_task_factory()
+    factory: Any = loop.get_task_factory()
     if isinstance(factory, BranchingFactory):
         factory.users -= 1
         if factory.users == 0:

@@ -382,10 +382,13 @@ class _Word(msgspec.Struct):
     error: StoredError | None = None
 
 
+_CHILD_OPTIONS: tuple[str, ...] = ("run_id", "queue", "priority", "delay", "tags")
+
+
 def start(workflow: Any, *args: Any, **kwargs: Any) -> Call[ChildRun]:
     """Start a child run from a workflow: exactly one per call, whatever crashes. Cancelling the parent cancels it."""
     branch = _branch("start")
-    options = {name: kwargs.pop(name) for name in ("run_id", "queue", "priority", "delay", "tags") if name in kwargs}
+    options = {name: kwargs.pop(name) for name in _CHILD_OPTIONS if name in kwargs}
     if isinstance(workflow, Bound):
         workflow, args, kwargs = workflow.workflow, workflow.args, workflow.kwargs
     if not isinstance(workflow, Workflow):
@@ -393,7 +396,7 @@ def start(workflow: Any, *args: Any, **kwargs: Any) -> Call[ChildRun]:
     if options.get("run_id") is not None:
         check_id(options["run_id"])
     workflow.check_arguments(args, kwargs)
-    payload = workflow.values.encode((args, kwargs), f"workflow {workflow.name!r}: input")
+    payload = workflow.values.encode([[*args], kwargs], f"workflow {workflow.name!r}: input")
     return StartCall(branch, workflow, payload, options)
 
 
@@ -410,7 +413,7 @@ def continue_as(*args: Any, **kwargs: Any) -> NoReturn:
 class Group:
     """Calls under way together. Its parts are told in sequence order; it opens its gate when the wait is over."""
 
-    def __init__(self, run: RunContext, parts: list[Any], limit: int, policy: WaitPolicy, *, collect: bool) -> None:
+    def __init__(self, run: RunContext, parts: list[Any], limit: int, policy: Any, *, collect: bool) -> None:
         self.run = run
         self.parts = parts
         self.limit = limit

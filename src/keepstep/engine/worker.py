@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import StoreError
@@ -84,7 +85,7 @@ class Worker:
         self._beat.set()
         await asyncio.to_thread(self._thread.join, 10.0)
         try:
-            await self.engine.call(self._renew, True)
+            await self.engine.call(partial(self._renew, leaving=True))
         except StoreError as error:
             log.warning("the worker could not sign off: %s", error)
 
@@ -105,7 +106,7 @@ class Worker:
             progress=dict(self.progress),
         )
 
-    def _renew(self, leaving: bool = False) -> bool:
+    def _renew(self, *, leaving: bool = False) -> bool:
         boot = self.engine.clock.boot()[1]
         known = self.engine.store.renew_leases(self.info(), leaving=leaving)
         if known:

@@ -35,7 +35,7 @@ class RunPage:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """Which of a worker's runs have new signals since `cursor` was last read; `changed` says that anything was written."""
+    """Which of a worker's runs have new signals since `cursor` was read; `changed` says that anything was written."""
 
     cursor: int = 0
     runs: tuple[str, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any
 
@@ -64,6 +64,13 @@ class Record(msgspec.Struct, omit_defaults=True):
     format: int = 0
     previous: str = ""
 
+    def raw(self) -> bytes:
+        """The value's JSON text; `null` if there is none."""
+        return b"null" if isinstance(self.value, msgspec.UnsetType) else bytes(self.value)
+
+
+#: Stands in for a time that a damaged record lacks.
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Record).decode
@@ -76,8 +83,8 @@ def seal(record: Record, seq: int, previous: str) -> tuple[Row, str]:
     record.format = FORMAT
     body = None
     value = record.value
-    if value is not msgspec.UNSET and len(value) > COMPRESS_OVER:  # type: ignore[arg-type]
-        body, record = _pack(record, bytes(value))  # type: ignore[arg-type]
+    if value is not msgspec.UNSET and len(value) > COMPRESS_OVER:
+        body, record = _pack(record, bytes(value))
     text = _encode(record)
     if body is None:
         return Row(seq, record.kind, text, None), sha256(text).hexdigest()
@@ -158,9 +165,9 @@ def checkpoint(record: Record, checksum: str) -> Checkpoint:
         agent=record.agent,
         stage=record.stage,
         started_at=record.started_at,
-        finished_at=record.finished_at or datetime.min,
+        finished_at=record.finished_at or EPOCH,
         digest=record.digest,
-        value=None if record.value is msgspec.UNSET else bytes(record.value),  # type: ignore[arg-type]
+        value=None if record.value is msgspec.UNSET else bytes(record.value),
         error=record.error.info() if record.error else None,
         retry_at=record.retry_at,
         format=record.format,

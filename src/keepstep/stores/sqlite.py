@@ -28,6 +28,8 @@ POWER_LOSS = {"loses_nothing": "FULL", "may_lose_last": "NORMAL"}
 _LEVELS = 8
 #: How many runs one transaction removes, so that other writers get their turn.
 _DELETE_AT_ONCE = 100
+#: SQLite takes a shorter file for an empty one, and would write over it.
+_SMALLEST_DATABASE = 512
 #: How long the id of a dead worker is remembered once it owns nothing.
 _REMEMBER_DEAD = timedelta(days=7)
 
@@ -111,17 +113,13 @@ class SQLiteStore:
             writer = Writer(self._path, synchronous=synchronous, busy_seconds=busy_seconds)
             writer.migrate()
             self._reader = Reader(self._path, busy_seconds=busy_seconds)
-        except apsw.NotADBError:
+        except BaseException as error:
             if writer is not None:
                 writer.close()
-            raise SchemaMismatch(f"{self._path} is no SQLite database, or its first page is damaged") from None
-        except apsw.Error as error:
-            if writer is not None:
-                writer.close()
-            raise translated(error, self._path) from error
-        except BaseException:
-            if writer is not None:
-                writer.close()
+            if isinstance(error, apsw.NotADBError):
+                raise SchemaMismatch(f"{self._path} is no SQLite database, or its first page is damaged") from None
+            if isinstance(error, apsw.Error):
+                raise translated(error, self._path) from error
             raise
         self._writer = writer
         self._file = _identity(self._path)
@@ -168,6 +166,7 @@ class SQLiteStore:
     # -- leases ------------------------------------------------------------------------------------------------------
 
     def renew_leases(self, worker: WorkerInfo, *, leaving: bool = False) -> bool:
+        self._writer.check_usable()
         if leaving:
             return self._leave(worker.id)
         if _identity(self._path) != self._file:  # what is written now would be lost with the old file
@@ -551,6 +550,9 @@ def _check_path(path: str | os.PathLike[str], *, allow_network: bool) -> str:
         raise StoreUnavailable(f"{real} cannot be opened: the folder {folder} does not exist")
     if Path(real).is_dir():
         raise StoreUnavailable(f"{real} cannot be opened: it is a folder")
+    # Told by its size alone: to open and close a database's file beside SQLite would drop this process's locks on it.
+    if Path(real).is_file() and 0 < Path(real).stat().st_size < _SMALLEST_DATABASE:
+        raise SchemaMismatch(f"{real} is no SQLite database")
     kind = None if allow_network else network_file_system(str(folder))
     if kind is not None:
         raise StoreUnavailable(
@@ -583,20 +585,19 @@ def _pinned(request: ClaimRequest, workflow: str) -> tuple[str, tuple[str, ...]]
 
 def _arrivals(sql: Cursor, worker: str, cursor: int) -> tuple[int, tuple[str, ...]]:
     """The newest position, and the worker's runs that received signals after `cursor`."""
-    position = sql.execute("SELECT max(position) FROM keepstep_signal").fetchall()[0][0] or 0
+    newest = sql.execute("SELECT seq FROM sqlite_sequence WHERE name = 'keepstep_signal'").fetchall()
+    position = newest[0][0] if newest else 0
     if position <= cursor:
         return position, ()
     if cursor <= 0:  # from the beginning: start from the few runs that are leased, not from every signal ever sent
-        rows = sql.execute(
-            "SELECT run FROM keepstep_head h WHERE worker = ? AND signals > 0 ORDER BY run", (worker,)
-        ).fetchall()
+        rows = sql.execute("SELECT run FROM keepstep_head WHERE worker = ? AND signals > 0", (worker,)).fetchall()
     else:
         rows = sql.execute(
-            "SELECT DISTINCT s.run FROM keepstep_signal s CROSS JOIN keepstep_head h ON h.run = s.run"
-            " WHERE s.position > ? AND h.worker = ? ORDER BY s.run",
+            "SELECT s.run FROM keepstep_signal s CROSS JOIN keepstep_head h ON h.run = s.run"
+            " WHERE s.position > ? AND h.worker = ?",
             (cursor, worker),
         ).fetchall()
-    return position, tuple(run for (run,) in rows)
+    return position, tuple(sorted({run for (run,) in rows}))
 
 
 def _conditions(query: RunQuery) -> tuple[str, list[Any]]:

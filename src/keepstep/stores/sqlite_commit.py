@@ -127,7 +127,11 @@ class Batch:
         self._cursor.execute(_EXTEND, (seq, change.checksum, at, change.run, after, change.epoch, change.worker))
         if not self._connection.changes():
             return None
-        self._add(change.run, rows)
+        if len(rows) == 1:
+            row = rows[0]
+            self._rows.append((change.run, seq, row.kind, row.record, row.body))
+        else:
+            self._add(change.run, rows)
         return Answer(Verdict.DONE, None, seq)
 
     def _add(self, run: str, rows: Iterable[Row]) -> None:

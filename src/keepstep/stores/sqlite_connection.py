@@ -94,8 +94,7 @@ class Writer:
 
     def run(self, work: Callable[[], T], *, wait: bool = True) -> T:
         """Do `work` in one durable transaction: all of it, or nothing and an error."""
-        if self._gone:
-            raise StoreError(self._gone)
+        self.check_usable()
         self._enter(wait=wait)
         try:
             self._begin(wait=wait)
@@ -108,9 +107,15 @@ class Writer:
         finally:
             self._leave()
 
+    def check_usable(self) -> None:
+        """Raise if the store is closed, or belongs to the process that forked this one."""
+        if self._gone:
+            raise StoreError(self._gone)
+
     def foreign_writes(self) -> int | None:
         """A number that differs when another connection has written since; None while this one is busy."""
-        if self._gone or not self._lock.acquire(blocking=False):
+        self.check_usable()
+        if not self._lock.acquire(blocking=False):
             return None
         try:
             return int(self.cursor.execute("PRAGMA data_version").fetchall()[0][0])
@@ -126,8 +131,7 @@ class Writer:
                 raise WouldBlock
             raise self._blocked()
         try:
-            if self._gone:
-                raise StoreError(self._gone)
+            self.check_usable()
             if self._turnstile is None:
                 self._turnstile = self._open_turnstile()
             if not self._turnstile.enter(deadline - time.monotonic() if wait else 0.0):

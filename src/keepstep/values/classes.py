@@ -199,21 +199,22 @@ def _struct(cls: type[msgspec.Struct], name: str) -> Kind:
 
 def _pydantic(cls: type[Any], name: str) -> Kind:
     """Fields, and beside them extra and private attributes, which fields were set and which are not even there."""
-    check = _stray_attributes(cls, cls.model_fields)
+    fields, privates = tuple(cls.model_fields), tuple(cls.__private_attributes__)
+    check = _stray_attributes(cls, fields)
 
     def to(model: Any) -> dict[str, Any]:
         check(model)
         attributes = model.__dict__
-        return {key: attributes[key] for key in cls.model_fields if key in attributes}
+        return {key: attributes[key] for key in fields if key in attributes}
 
     def rest(model: Any) -> dict[str, Any]:
         extra, private = model.__pydantic_extra__ or {}, model.__pydantic_private__ or {}
-        given, here = model.__pydantic_fields_set__, {**model.__dict__, **extra}
-        absent = [key for key in cls.model_fields if key not in here]
-        absent += [key for key in cls.__private_attributes__ if key not in private]
+        given, attributes = model.__pydantic_fields_set__, model.__dict__
+        here = [*(key for key in fields if key in attributes), *extra]
+        absent = [key for key in fields if key not in attributes] + [key for key in privates if key not in private]
         named = {
             "unset": [key for key in here if key not in given],
-            "set": sorted(key for key in given if key not in here),
+            "set": sorted(given.difference(here)),
             "absent": absent,
             "extra": extra,
             "private": private,
@@ -221,7 +222,7 @@ def _pydantic(cls: type[Any], name: str) -> Kind:
         return {key: item for key, item in named.items() if item}
 
     def back(stored: Any, more: Any) -> Any:
-        _check_fields(cls, stored, cls.model_fields)
+        _check_fields(cls, stored, fields)
         unset, given, absent, extra, private = _rest_of(more)
         may_have_extra = cls.model_config.get("extra") == "allow"
         if extra and not may_have_extra:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from ..errors import DuplicateName
 from .annotations import reachable
@@ -35,6 +35,9 @@ class KnownTypes:
     is met, so that they may name what is defined later. A name given by hand wins over the class's own.
     """
 
+    #: Grows with everything that any codec learns: what has been found is good until then.
+    changes: ClassVar[int] = 0
+
     def __init__(self, parent: KnownTypes | None = None, annotations: Callable[[], Any] | None = None) -> None:
         self.chain: tuple[KnownTypes, ...] = (*parent.chain, self) if parent is not None else (self,)
         self.annotations = annotations
@@ -42,6 +45,8 @@ class KnownTypes:
         self.learnt = _Table()
         self.is_learnt = annotations is None
         self.unresolved: list[str] = []
+        self.found: dict[type | str, Kind] = {}
+        self.found_at = 0
 
     def add(
         self, cls: type, name: str | None, to: Callable[[Any], Any] | None, back: Callable[[Any], Any] | None
@@ -56,9 +61,28 @@ class KnownTypes:
                     raise _two_classes(kind.name, other.cls, cls)
         self.registered.add(kind)
         self.is_learnt = False
+        KnownTypes.changes += 1
 
     def of_type(self, cls: type) -> Kind | None:
         """The kind of a class, whose name leads to no other."""
+        return self._remembered(cls) or self._remember(cls, self._of_type(cls))
+
+    def named(self, name: str) -> Kind | None:
+        """The kind behind a name; it is an error if there are two."""
+        return self._remembered(name) or self._remember(name, self._named(name))
+
+    def _remembered(self, key: type | str) -> Kind | None:
+        if self.found_at != KnownTypes.changes:
+            self.found = {}
+            self.found_at = KnownTypes.changes
+        return self.found.get(key)
+
+    def _remember(self, key: type | str, kind: Kind | None) -> Kind | None:
+        if kind is not None and self.found_at == KnownTypes.changes:
+            self.found[key] = kind
+        return kind
+
+    def _of_type(self, cls: type) -> Kind | None:
         if cls in BUILTIN_BY_TYPE:
             return BUILTIN_BY_TYPE[cls]
         for again in (False, True):
@@ -69,8 +93,7 @@ class KnownTypes:
                     return kind
         return None
 
-    def named(self, name: str) -> Kind | None:
-        """The kind behind a name; it is an error if there are two."""
+    def _named(self, name: str) -> Kind | None:
         if name in BUILTIN_BY_NAME:
             return BUILTIN_BY_NAME[name]
         for again in (False, True):
@@ -103,6 +126,7 @@ class KnownTypes:
                 learnt.add(kind)
         self.learnt = learnt
         self.is_learnt = True
+        KnownTypes.changes += 1
 
     def why_not(self, cls: type) -> str:
         """What to do about a class that is not known."""

@@ -24,7 +24,7 @@ DEFAULTS: tuple[str, ...] = (
     r"\bglpat-[A-Za-z0-9_\-]{20,}",  # GitLab
     r"\bhf_[A-Za-z0-9]{30,}",  # Hugging Face
     r"\bxox[abeoprs]-[A-Za-z0-9\-]{10,}",  # Slack
-    r"\beyJ[\w\-]{10,4000}\.eyJ[\w\-]{10,4000}\.[\w\-]{10,}",  # a JSON Web Token
+    r"\beyJ[\w\-]{10,300}\.eyJ[\w\-]{10,4000}\.[\w\-]{10,}",  # a JSON Web Token
     r"(?i)\b(?:bearer|basic)\s+(?P<secret>[a-z0-9\-._~+/]{16,}=*)",
     r"://[^\s/:@]{0,256}:(?P<secret>[^\s/@]{1,256})@",  # https://user:password@host
     r"(?i)\b(?:password|passwd|pwd)=(?P<secret>[^\s&;,#\"']+)",

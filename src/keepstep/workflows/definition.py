@@ -127,6 +127,7 @@ class Step(Generic[P, R]):
         self.transactional = transactional
         self.service = service
         self.is_async = inspect.iscoroutinefunction(fn)
+        self.simple = self.is_async and self.timeout == Timeout()
         self.ignore = frozenset(ignore)
         self._signature = inspect.signature(fn)
         self._check()
@@ -210,9 +211,10 @@ class Workflow(Generic[P, R]):
         taken = START_OPTIONS & set(self.signature.parameters)
         if taken:
             raise DefinitionError(
-                f"workflow {self.name!r}: the parameter name {sorted(taken)[0]!r} is an option of start; rename it"
+                f"workflow {self.name!r}: the parameter name {min(taken)!r} is an option of start; rename it"
             )
         functools.update_wrapper(self, fn)
+        self._counts = _plain_counts(self.signature)
 
     @property
     def fingerprint(self) -> str:
@@ -231,6 +233,8 @@ class Workflow(Generic[P, R]):
 
     def check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuse arguments that the function would not take, before anything is stored."""
+        if not kwargs and len(args) in self._counts:
+            return
         try:
             self.signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -241,6 +245,15 @@ class Workflow(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<workflow {self.name} version {self.version}>"
+
+
+def _plain_counts(signature: inspect.Signature) -> range:
+    """How many positional arguments alone are surely right."""
+    parameters = signature.parameters.values()
+    if any(parameter.kind is not parameter.POSITIONAL_OR_KEYWORD for parameter in parameters):
+        return range(0)
+    needed = sum(parameter.default is parameter.empty for parameter in parameters)
+    return range(needed, len(parameters) + 1)
 
 
 class Bound(Generic[R]):

@@ -1,0 +1,1 @@
+"""How fast Keepstep is, beside the least that any engine must do at the same durability, measured in the same run."""

@@ -1,0 +1,79 @@
+"""What is read off while a job runs: time, memory, and how a list of measurements is spread."""
+
+from __future__ import annotations
+
+import random
+import resource
+import statistics
+import string
+import sys
+import time
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+MEGABYTE = 1_000_000
+
+
+class Stopwatch:
+    """Wall time and processor time of what happens inside it."""
+
+    seconds = 0.0
+    cpu_seconds = 0.0
+
+    def __enter__(self) -> Stopwatch:
+        self._cpu = time.process_time()
+        self._wall = time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds = time.perf_counter() - self._wall
+        self.cpu_seconds = time.process_time() - self._cpu
+
+    def rate(self, count: int) -> dict[str, Any]:
+        """So many things were done in that time."""
+        return {
+            "count": count,
+            "seconds": self.seconds,
+            "per_second": count / self.seconds,
+            "cpu_us": self.cpu_seconds / count * 1e6,
+        }
+
+
+def resident() -> int:
+    """Bytes of memory that this process holds now."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
+    except OSError:  # not Linux
+        return peak()
+
+
+def peak() -> int:
+    """The most bytes of memory that this process ever held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, 99th percentile and worst of a list."""
+    ranked = sorted(values)
+    return {
+        "count": len(ranked),
+        "median": statistics.median(ranked),
+        "p99": ranked[min(len(ranked) - 1, int(len(ranked) * 0.99))],
+        "worst": ranked[-1],
+    }
+
+
+def text(size: int, seed: int) -> str:
+    """A text of this size, another one for each seed."""
+    letters = _letters()
+    start = seed % 1000
+    head = f"{seed:08d} "
+    return head + (letters[start:] * (size // len(letters) + 2))[: size - len(head)]
+
+
+@cache
+def _letters() -> str:
+    return "".join(random.Random(7).choices(string.ascii_lowercase + " ", k=4000))

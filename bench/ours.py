@@ -1,0 +1,336 @@
+"""The jobs as Keepstep does them, through its public API alone. Each runs in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import keepstep as ks
+
+from . import gauges
+
+#: The run that is killed and taken up again.
+VICTIM = "victim"
+
+# -- what the jobs run -------------------------------------------------------------------------------------------------
+
+
+@ks.step
+async def trivial(i: int) -> dict[str, Any]:
+    return {"i": i, "ok": True}
+
+
+@ks.workflow
+async def sequence(n: int) -> int:
+    for i in range(n):
+        await trivial(i)
+    return n
+
+
+@ks.workflow
+async def fan(n: int) -> int:
+    return len(await ks.gather(*[trivial(i) for i in range(n)]))
+
+
+@ks.step
+async def counted(i: int) -> dict[str, Any]:
+    LEDGER.enter(i)
+    return {"i": i, "ok": True}
+
+
+# The history of a long run is made quickly: nothing but its making depends on how often it was flushed.
+@ks.workflow(name="ledger", durability=os.environ.get("BENCH_DURABILITY"))
+async def ledger(n: int) -> int:
+    for i in range(n):
+        await counted(i)
+    return n
+
+
+@ks.workflow
+async def sleeper(seconds: float) -> None:
+    await ks.sleep(seconds)
+
+
+@ks.step
+async def large(i: int) -> str:
+    LEDGER.enter(i)
+    return gauges.text(100_000, i)
+
+
+@ks.workflow
+async def hoard(n: int) -> int:
+    total = 0
+    for i in range(n):
+        total += len(await large(i))
+    return total
+
+
+@ks.step
+async def arrived(sent: float) -> float:
+    delay = time.monotonic() - sent
+    DELAYS.append(delay)
+    return delay
+
+
+@ks.workflow
+async def listener(n: int) -> int:
+    for _ in range(n):
+        await arrived(await ks.wait_for("ping"))
+    return n
+
+
+DELAYS: list[float] = []
+
+
+class Ledger:
+    """Counts step bodies outside the store: one line each, held by the kernel, so that it outlives a SIGKILL."""
+
+    def __init__(self) -> None:
+        self.path: str | None = None
+        self.kill_at = -1
+        self.bodies = 0
+
+    def enter(self, i: int) -> None:
+        self.bodies += 1
+        if self.path is None:
+            return
+        fd = os.open(self.path, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+        os.write(fd, b"%d %.9f\n" % (i, time.monotonic()))
+        os.close(fd)
+        if i == self.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+LEDGER = Ledger()
+
+
+# -- rates -------------------------------------------------------------------------------------------------------------
+
+
+async def j1(where: Path, n: int = 1000) -> dict[str, Any]:
+    """One run, one step after the other, each durable before the next."""
+    async with ks.open(where / "runs.db") as engine:
+        await (await engine.start(sequence, 20)).result()
+        with gauges.Stopwatch() as watch:
+            await (await engine.start(sequence, n)).result()
+    return watch.rate(n)
+
+
+async def j2(where: Path, runs: int = 200, steps: int = 20) -> dict[str, Any]:
+    """Many runs at once in one process."""
+    async with ks.open(where / "runs.db") as engine:
+
+        async def one() -> None:
+            await (await engine.start(sequence, steps)).result()
+
+        await one()
+        with gauges.Stopwatch() as watch:
+            await asyncio.gather(*[one() for _ in range(runs)])
+    return watch.rate(runs * steps)
+
+
+async def j3(where: Path, runs: int = 2000, at_once: int = 100) -> dict[str, Any]:
+    """Runs of one step, a hundred at a time: what starting and finishing cost."""
+    limit = asyncio.Semaphore(at_once)
+    async with ks.open(where / "runs.db") as engine:
+
+        async def one() -> None:
+            async with limit:
+                await (await engine.start(sequence, 1)).result()
+
+        await (await engine.start(sequence, 20)).result()
+        with gauges.Stopwatch() as watch:
+            await asyncio.gather(*[one() for _ in range(runs)])
+    return watch.rate(runs)
+
+
+async def j4(where: Path, n: int = 500) -> dict[str, Any]:
+    """Parallel steps in one run, from its start to its result."""
+    async with ks.open(where / "runs.db") as engine:
+        await (await engine.start(sequence, 20)).result()
+        with gauges.Stopwatch() as watch:
+            await (await engine.start(fan, n)).result()
+    return watch.rate(n)
+
+
+# -- being killed ------------------------------------------------------------------------------------------------------
+
+
+async def j6_kill(where: Path, n: int = 1000, at: int = 500) -> dict[str, Any]:
+    """Run until the body of step `at`, which kills its process."""
+    LEDGER.path, LEDGER.kill_at = str(where / "bodies"), at
+    power_loss = "may_lose_last" if os.environ.get("BENCH_DURABILITY") else "loses_nothing"
+    async with ks.open(where / "runs.db", power_loss=power_loss) as engine:
+        await (await engine.start(ledger, n, run_id=VICTIM)).result()
+    return {}
+
+
+async def j6_resume(where: Path, n: int = 1000, upto: int = 0, observed: bool = False) -> dict[str, Any]:
+    """Open the store again and wait for a few new bodies; the moments on the way, if they are observed."""
+    LEDGER.path = str(where / "bodies")
+    moments: dict[str, float] = {"ready": time.monotonic()}
+
+    def notice(event: ks.Event) -> None:
+        moments.setdefault(event.name, time.monotonic())
+
+    async with ks.open(where / "runs.db", observers=notice if observed else None, stop_seconds=0.0):
+        moments["opened"] = time.monotonic()
+        while not LEDGER.bodies:
+            await asyncio.sleep(0.002)
+        while LEDGER.bodies < min(upto, n):
+            await asyncio.sleep(0.01)
+    return {"moments": moments}
+
+
+# -- room --------------------------------------------------------------------------------------------------------------
+
+
+async def j7_sleeping(where: Path, runs: int = 1000) -> dict[str, Any]:
+    """Memory before and after so many runs have gone to sleep."""
+    async with ks.open(where / "runs.db") as engine:
+        await (await engine.start(sequence, 20)).result()
+        await _until_parked(engine, [await engine.start(sleeper, 600) for _ in range(20)])
+        before = gauges.resident()
+        with gauges.Stopwatch() as watch:
+            handles = [await engine.start(sleeper, 600) for _ in range(runs)]
+            await _until_parked(engine, handles)
+        del handles
+        return {"growth": gauges.resident() - before, "before": before, **watch.rate(runs)}
+
+
+async def j7_hoard(where: Path, n: int = 10_000) -> dict[str, Any]:
+    """Memory while one run records many large results; the last one is left for `j7_replay`."""
+    LEDGER.path, LEDGER.kill_at = None, -1
+    async with ks.open(where / "runs.db", power_loss="may_lose_last") as engine:
+        await (await engine.start(hoard, 20)).result()
+        before = gauges.resident()
+        handle = await engine.start(hoard, n + 1, run_id=VICTIM)
+        LEDGER.bodies = 0
+        high = 0
+        with gauges.Stopwatch() as watch:
+            while LEDGER.bodies < n:
+                await asyncio.sleep(0.02)
+                high = max(high, gauges.resident())
+        del handle
+    return {"growth": high - before, "before": before, "peak": gauges.peak(), **watch.rate(n)}
+
+
+async def j7_replay(where: Path, **_: Any) -> dict[str, Any]:
+    """Memory while those results are replayed in a fresh process."""
+    async with ks.open(where / "fresh.db") as engine:
+        await (await engine.start(hoard, 20)).result()
+    before, bodies = gauges.resident(), LEDGER.bodies
+    with gauges.Stopwatch() as watch:
+        async with ks.open(where / "runs.db", power_loss="may_lose_last") as engine:
+            await (await engine.get(VICTIM)).result()
+    return {"growth": gauges.peak() - before, "before": before, "bodies": LEDGER.bodies - bodies, **watch.rate(1)}
+
+
+async def j7_park(where: Path, runs: int = 100_000) -> dict[str, Any]:
+    """Put so many runs to sleep in one store."""
+    limit = asyncio.Semaphore(500)
+    async with ks.open(where / "runs.db", power_loss="may_lose_last") as engine:
+
+        async def one() -> None:
+            async with limit:
+                handle = await engine.start(sleeper, 86_400)
+                while await handle.status() != ks.Status.WAITING:
+                    await asyncio.sleep(0.01)
+
+        with gauges.Stopwatch() as watch:
+            for first in range(0, runs, 5000):
+                await asyncio.gather(*[one() for _ in range(min(5000, runs - first))])
+    return watch.rate(runs)
+
+
+async def j7_claims(where: Path, wakes: int = 50) -> dict[str, Any]:
+    """How long a store with many sleeping runs takes to open, to find a due run, and to wake one by a signal."""
+    opening = time.perf_counter()
+    async with ks.open(where / "runs.db", linger_seconds=0.0) as engine:
+        opened = time.perf_counter() - opening
+        found: list[float] = []
+        for _ in range(wakes):
+            asked = time.perf_counter()
+            # Not leased at birth, so the worker has to find it.
+            await (await engine.start(sequence, 1, delay=1e-9)).result()
+            found.append(time.perf_counter() - asked)
+        handle = await engine.start(listener, wakes)
+        DELAYS.clear()
+        for i in range(wakes):
+            await _until_parked(engine, [handle])
+            await handle.signal("ping", time.monotonic())
+            while len(DELAYS) <= i:
+                await asyncio.sleep(0.001)
+        await handle.result()
+    return {"opened": opened, "found": gauges.spread(found), "woken": gauges.spread(DELAYS)}
+
+
+async def _until_parked(engine: ks.Engine, handles: list[ks.RunHandle[Any]]) -> None:
+    for handle in handles:
+        while await handle.status() != ks.Status.WAITING:
+            await asyncio.sleep(0.002)
+
+
+# -- signals -----------------------------------------------------------------------------------------------------------
+
+
+async def signal_here(where: Path, n: int = 300) -> dict[str, Any]:
+    """From the call of `signal` to the body of the step behind `wait_for`, in one process."""
+    async with ks.open(where / "runs.db") as engine:
+        handle = await engine.start(listener, n)
+        for i in range(n):
+            await asyncio.sleep(0.003)
+            await handle.signal("ping", time.monotonic())
+            while len(DELAYS) <= i:
+                await asyncio.sleep(0)
+        await handle.result()
+    return gauges.spread(DELAYS)
+
+
+async def signal_hear(where: Path, n: int = 300) -> dict[str, Any]:
+    """The process that holds the run."""
+    async with ks.open(where / "runs.db", linger_seconds=60.0) as engine:
+        await (await engine.start(listener, n, run_id=VICTIM)).result()
+    return gauges.spread(DELAYS)
+
+
+async def signal_send(where: Path, n: int = 300) -> dict[str, Any]:
+    """The other process on the same file: it sends at moments that have nothing to do with the listener's rhythm."""
+    pause = random.Random(7)
+    async with ks.open(where / "runs.db", worker=False) as engine:
+        while True:
+            try:
+                handle = await engine.get(VICTIM)
+                break
+            except ks.RunNotFound:
+                await asyncio.sleep(0.01)
+        for _ in range(n):
+            await asyncio.sleep(pause.uniform(0.03, 0.06))
+            await handle.signal("ping", time.monotonic())
+    return {}
+
+
+JOBS = {
+    job.__name__: job
+    for job in (
+        j1,
+        j2,
+        j3,
+        j4,
+        j6_kill,
+        j6_resume,
+        j7_sleeping,
+        j7_hoard,
+        j7_replay,
+        j7_park,
+        j7_claims,
+        signal_here,
+        signal_hear,
+        signal_send,
+    )
+}

@@ -1,0 +1,124 @@
+"""How a command ends: the exit codes, and what a person is told when something went wrong."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import (
+    AlreadyFinished,
+    DefinitionError,
+    KeepstepError,
+    RunCancelled,
+    RunConflict,
+    RunFailed,
+    RunNotFound,
+    RunSetAside,
+    StoreError,
+    TimedOut,
+)
+
+if TYPE_CHECKING:
+    from .frame import Settings
+
+OK = 0
+FAILED = 1  # the run failed; doctor found an error; the demo's proof does not hold
+USAGE = 2  # the command, its input or the user's code is wrong
+NOT_FOUND = 3  # no such run
+CANCELLED = 4
+SET_ASIDE = 5  # the run waits for a person
+STORE = 6  # the store is missing, busy, damaged, full, or not a Keepstep store
+CONFLICT = 7  # the run has ended already, its id is taken, or someone else was faster
+TIMED_OUT = 8  # no answer within the time given
+INTERNAL = 70  # a defect of Keepstep
+INTERRUPTED = 130
+
+_CODES: tuple[tuple[type[KeepstepError], int], ...] = (
+    (RunNotFound, NOT_FOUND),
+    (RunCancelled, CANCELLED),
+    (RunSetAside, SET_ASIDE),
+    (RunConflict, CONFLICT),
+    (AlreadyFinished, CONFLICT),
+    (TimedOut, TIMED_OUT),
+    (RunFailed, FAILED),
+    (StoreError, STORE),
+    (DefinitionError, USAGE),
+)
+
+
+class Refused(click.ClickException):
+    """A user's mistake, said in a sentence; `hint` says what to do about it."""
+
+    exit_code = USAGE
+
+    def __init__(self, message: str, hint: str = "", code: int = USAGE) -> None:
+        super().__init__(message)
+        self.hint = hint
+        self.exit_code = code
+
+
+def code_of(error: BaseException) -> int:
+    """The exit code that an error stands for."""
+    if isinstance(error, click.ClickException):
+        return error.exit_code
+    if isinstance(error, (KeyboardInterrupt, click.Abort)):
+        return INTERRUPTED
+    return next((code for kind, code in _CODES if isinstance(error, kind)), INTERNAL)
+
+
+def told(error: BaseException, settings: Settings) -> int:
+    """Tell of an error on standard error; the exit code."""
+    if isinstance(error, (SystemExit, click.exceptions.Exit)):
+        code = error.code if isinstance(error, SystemExit) else error.exit_code
+        return code if isinstance(code, int) else OK if code is None else FAILED
+    if isinstance(error, BrokenPipeError):  # whoever read has gone, as `head` does: nobody is left to be told
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    code = code_of(error)
+    if settings.debug and not isinstance(error, (click.ClickException, click.Abort, KeyboardInterrupt)):
+        import traceback
+
+        traceback.print_exception(error)
+    message, hint = _words(error, code)
+    if settings.json:
+        body: dict[str, Any] = {"error": type(error).__name__, "message": message, "exit": code}
+        click.echo(json.dumps(body | ({"hint": hint} if hint else {}), ensure_ascii=False), err=True)
+        return code
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    if context is not None:
+        click.echo(context.get_usage(), err=True)
+        hint = hint or f"{context.command_path} --help tells more"
+    from .words import printable
+
+    click.echo(f"{click.style('keepstep:', fg='red', bold=True)} {printable(message)}", err=True)
+    for line in hint.splitlines():
+        click.echo(f"  {line}", err=True)
+    return code
+
+
+def _words(error: BaseException, code: int) -> tuple[str, str]:
+    if isinstance(error, Refused):
+        return error.message, error.hint
+    if isinstance(error, click.ClickException):
+        return error.format_message(), ""
+    if code == INTERRUPTED:
+        return "interrupted", ""
+    if code == INTERNAL:
+        about = f"{type(error).__name__}: {error}"
+        return f"something unexpected happened: {about}", "run it again with --debug for the whole traceback"
+    hint = ""
+    if isinstance(error, RunFailed) or isinstance(error, RunSetAside):
+        hint = f"keepstep history {error.run_id} shows what happened\nkeepstep retry {error.run_id} lets it go on"
+    return str(error), hint
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The end of a sentence that suggests what may have been meant."""
+    found = difflib.get_close_matches(word, list(known), n=3, cutoff=0.6)
+    return f"; did you mean {' or '.join(found)}?" if found else ""

@@ -1,0 +1,353 @@
+"""Crashes at will: a store that dies before or after any write, and a driver that dies at every one of them in turn."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from ..engine.engine import Engine
+from ..engine.tasks import uninstall
+from ..errors import StoreError
+from ..model import Claims, Kind, News, Run, RunPage, RunQuery, Signal, WorkerInfo
+from ..ports import Advance, Answer, Change, ClaimRequest, Clock, Row, Store, Verdict
+from ..stores.memory import MemoryStore
+from ..stores.records import unseal
+from ..stores.sqlite import SQLiteStore
+from .recorder import Recorder
+
+When = Literal["before", "after"]
+
+#: A life that neither ends nor crashes in this time hangs.
+LIFE_SECONDS = 20.0
+#: How long the bodies of a dead engine may take to notice.
+UNWIND_SECONDS = 5.0
+
+
+class Crash(Exception):
+    """The process is dead as far as its store is concerned: nothing it asks is heard any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class CrashPoint:
+    """Before or after the write of this number, counted from 1. `kind` is what that write was when nothing crashed."""
+
+    number: int
+    when: When
+    kind: str = "commit"
+
+    def __str__(self) -> str:
+        return f"{self.when} write {self.number} ({self.kind})"
+
+
+class CrashingStore:
+    """A store that works until its crash point, and from then on neither writes nor answers.
+
+    A write is a commit, a heartbeat, or a claim that gave something. `writes` lists what each was.
+    """
+
+    def __init__(self, inner: Store, point: CrashPoint | None = None, recorder: Recorder | None = None) -> None:
+        self.inner = inner
+        self.url, self.quick, self.transactional = inner.url, inner.quick, inner.transactional
+        self.writes: list[str] = []
+        self.workers: set[str] = set()
+        self.dead = False
+        self._point = point
+        self._recorder = recorder
+        self._lock = threading.Lock()
+        self._loop = asyncio.get_running_loop()
+        self.crashed = asyncio.Event()
+
+    def die(self) -> None:
+        """Be dead from now on."""
+        self.dead = True
+        self._loop.call_soon_threadsafe(self.crashed.set)
+
+    def _check(self) -> None:
+        if self.dead:
+            raise Crash("the process has crashed")
+
+    def _before(self, kind: str) -> None:
+        point = self._point
+        if point is None or point.when != "before" or len(self.writes) != point.number - 1:
+            return
+        # A claim may find nothing and write nothing, so one is only crashed where a claim is known to come.
+        if kind != "claim" or point.kind == "claim":
+            self.die()
+            self._check()
+
+    def _after(self, kind: str) -> None:
+        self.writes.append(kind)
+        point = self._point
+        if point is not None and point.when == "after" and len(self.writes) == point.number:
+            self.die()
+            self._check()
+
+    # -- writes ------------------------------------------------------------------------------------------------------
+
+    def commit(self, changes: Sequence[Change], *, wait: bool = True) -> list[Answer]:
+        with self._lock:
+            self._check()
+            if not changes:
+                return []
+            self._before("commit")
+            answers = self.inner.commit(changes, wait=wait)
+            self._note(changes, answers)
+            self._after("commit")
+            return answers
+
+    def claim_runs(self, request: ClaimRequest) -> Claims:
+        with self._lock:
+            self._check()
+            self._before("claim")
+            self.workers.add(request.worker)
+            claims = self.inner.claim_runs(request)
+            if claims.claims:
+                self._after("claim")
+            return claims
+
+    def renew_leases(self, worker: WorkerInfo, *, leaving: bool = False) -> bool:
+        with self._lock:
+            self._check()
+            self._before("heartbeat")
+            self.workers.add(worker.id)
+            known = self.inner.renew_leases(worker, leaving=leaving)
+            self._after("leave" if leaving else "heartbeat")
+            return known
+
+    def delete_runs(self, run_ids: Sequence[str]) -> int:
+        with self._lock:
+            self._check()
+            self._before("delete")
+            removed = self.inner.delete_runs(run_ids)
+            self._after("delete")
+            return removed
+
+    def _note(self, changes: Sequence[Change], answers: Sequence[Answer]) -> None:
+        if self._recorder is None:
+            return
+        for change, answer in zip(changes, answers, strict=True):
+            if isinstance(change, Advance) and answer.verdict is Verdict.DONE:
+                for row in change.rows:
+                    if row.kind == Kind.STEP_COMPLETED:
+                        record, _ = next(unseal([row], change.run, row.seq - 1))
+                        self._recorder.durable(change.run, record.step)
+
+    # -- reads -------------------------------------------------------------------------------------------------------
+
+    def get_run(self, run_id: str) -> Run | None:
+        self._check()
+        return self.inner.get_run(run_id)
+
+    def list_runs(self, query: RunQuery) -> RunPage:
+        self._check()
+        return self.inner.list_runs(query)
+
+    def list_checkpoints(self, run_id: str, after: int = 0, limit: int = 1000, kinds: Iterable[str] = ()) -> list[Row]:
+        self._check()
+        return self.inner.list_checkpoints(run_id, after, limit, kinds)
+
+    def list_signals(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Signal]:
+        self._check()
+        return self.inner.list_signals(run_id, after, limit)
+
+    def news(self, worker: str, cursor: int) -> News:
+        self._check()
+        return self.inner.news(worker, cursor)
+
+    def list_workers(self) -> list[WorkerInfo]:
+        self._check()
+        return self.inner.list_workers()
+
+    def close(self) -> None:
+        """Left to whoever made the inner store."""
+
+
+# -- what outlives a process -------------------------------------------------------------------------------------------
+
+
+class Disk(Protocol):
+    """Where data outlives the process: each life opens a store on it anew."""
+
+    def open(self) -> Store: ...
+
+    def bury(self, store: Store, workers: Iterable[str]) -> None:
+        """The process that opened this store has died: its locks are free."""
+
+
+class MemoryDisk:
+    """A memory store that is handed from life to life."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.store = MemoryStore(clock=clock)
+
+    def open(self) -> MemoryStore:
+        return self.store
+
+    def bury(self, store: Store, workers: Iterable[str]) -> None:
+        for worker in workers:
+            self.store.bury(worker)
+
+
+class SQLiteDisk:
+    """A file that every life opens for itself. Its lock files are freed when the store of a dead life is closed."""
+
+    def __init__(self, path: str | Path, clock: Clock | None = None, **options: Any) -> None:
+        self.path = path
+        self._clock = clock
+        self._options = options
+
+    def open(self) -> SQLiteStore:
+        return SQLiteStore(self.path, clock=self._clock, **self._options)
+
+    def bury(self, store: Store, workers: Iterable[str]) -> None:
+        store.close()
+
+
+# -- living and dying --------------------------------------------------------------------------------------------------
+
+
+async def abandon(engine: Engine) -> None:
+    """Have an engine stop at once, as if its process had died: nothing is written, handed back or waited for.
+
+    Its code is cancelled, since a task cannot be killed; what that code still does is discarded.
+    """
+    if engine.closed:
+        return
+    engine.closed = True
+    uninstall(engine.loop)
+    worker = engine.worker
+    if worker is not None:
+        worker.stop_claiming()
+        worker._ended.set()  # noqa: SLF001 - no one asks a dead worker to leave
+        worker._beat.set()  # noqa: SLF001
+    tasks: set[asyncio.Task[Any]] = set(engine._background)  # noqa: SLF001
+    for context in list(engine.live.values()):
+        tasks |= {*context.bodies, *context.tasks}
+        context.detach("its process has died")
+    for task in tasks:
+        task.cancel()
+    engine.pulse()
+    if tasks:
+        await asyncio.wait(tasks, timeout=UNWIND_SECONDS)
+    engine.journal._pool.shutdown(wait=False)  # noqa: SLF001
+    engine._pool.shutdown(wait=False)  # noqa: SLF001
+
+
+@asynccontextmanager
+async def life(
+    disk: Disk, point: CrashPoint | None = None, recorder: Recorder | None = None, **options: Any
+) -> AsyncIterator[tuple[Engine, CrashingStore]]:
+    """One life of a process: an engine on the disk, which dies at its crash point, or when the block ends."""
+    inner = disk.open()
+    store = CrashingStore(inner, point, recorder)
+    engine = Engine(store, **{"linger_seconds": 0.01, **options})
+    try:
+        yield engine, store
+    finally:
+        store.die()
+        await abandon(engine)
+        disk.bury(inner, store.workers)
+
+
+Scenario = Callable[[Engine], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Lives:
+    """What came of one crash: the result of the life that ended well, and how many died before it."""
+
+    point: CrashPoint | None
+    result: Any
+    crashes: int
+    writes: list[str] = field(default_factory=list)
+
+
+async def live(
+    disk: Disk, scenario: Scenario, point: CrashPoint | None = None, recorder: Recorder | None = None, **options: Any
+) -> tuple[bool, Any, list[str]]:
+    """Open an engine, play the scenario and close the engine, until the crash; whether it got to its end, and how."""
+    async with life(disk, point, recorder, **options) as (engine, store):
+
+        async def play() -> Any:
+            await engine.open()
+            result = await scenario(engine)
+            await engine.close(stop_seconds=1.0)
+            return result
+
+        playing = asyncio.ensure_future(play())
+        crashed = asyncio.ensure_future(store.crashed.wait())
+        try:
+            async with asyncio.timeout(LIFE_SECONDS):
+                await asyncio.wait([playing, crashed], return_when=asyncio.FIRST_COMPLETED)
+            if not store.dead:
+                return True, playing.result(), store.writes
+            return False, None, store.writes
+        except TimeoutError:
+            raise AssertionError(f"a life hangs that should crash {point or 'never'}: {_stand(disk)}") from None
+        finally:
+            store.die()
+            crashed.cancel()
+            playing.cancel()
+            await asyncio.wait([playing], timeout=UNWIND_SECONDS)
+            if playing.done() and not playing.cancelled():
+                playing.exception()
+
+
+def _stand(disk: Disk) -> str:
+    """Where every unfinished run stands, for whoever has to find out why."""
+    store = disk.open()
+    try:
+        runs = [run for run in store.list_runs(RunQuery(limit=50)).runs if not run.status.finished]
+        return "; ".join(f"{run.id} {run.status} seq {run.seq} due {run.due_at} wakes {run.wakes}" for run in runs)
+    except StoreError as error:
+        return str(error)
+
+
+async def crash_everywhere(
+    make_disk: Callable[[], Disk],
+    scenario: Scenario,
+    judge: Callable[[Disk, Lives], Awaitable[None]],
+    *,
+    recorder: Callable[[], Recorder | None] = lambda: None,
+    again: Callable[[CrashPoint], Iterable[CrashPoint]] = lambda _: (),
+    **options: Any,
+) -> int:
+    """Play a scenario undisturbed to count its writes, then once for every write with a crash before and after it.
+
+    Each time the scenario is played again on the same disk until it gets to its end, and `judge` looks at what is
+    left. `again` names further crash points for the lives that recover. The number of crashes.
+    """
+    disk = make_disk()
+    ended, result, writes = await live(disk, scenario, None, recorder(), **options)
+    assert ended, "the undisturbed scenario must come to its end"
+    await judge(disk, Lives(None, result, 0, writes))
+    crashes = 0
+    for number, kind in enumerate(writes, 1):
+        for when in ("before", "after"):
+            point = CrashPoint(number, when, kind)  # type: ignore[arg-type]
+            crashes += await _crash_at(make_disk(), scenario, judge, point, recorder(), again(point), options)
+    return crashes
+
+
+async def _crash_at(
+    disk: Disk,
+    scenario: Scenario,
+    judge: Callable[[Disk, Lives], Awaitable[None]],
+    point: CrashPoint,
+    recorder: Recorder | None,
+    again: Iterable[CrashPoint],
+    options: dict[str, Any],
+) -> int:
+    crashes = 0
+    for each in (point, *again, None):
+        ended, result, writes = await live(disk, scenario, each, recorder, **options)
+        if ended:
+            await judge(disk, Lives(point, result, crashes, writes))
+            return crashes
+        crashes += 1
+    raise AssertionError(f"the scenario did not come to its end after a crash {point}")

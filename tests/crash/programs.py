@@ -1,0 +1,387 @@
+"""Example workflows that the crash tests kill, and how a client plays each of them: a client that can be run again.
+
+Every body of a step notes that it began in the effects file, which is the judge.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass
+
+import keepstep as ks
+from keepstep.ports import SystemClock
+from keepstep.testing.recorder import Recorder
+
+EFFECTS: Recorder | None = None
+
+
+def record_to(path) -> Recorder:
+    """Have every body note its beginning in this file."""
+    global EFFECTS  # noqa: PLW0603 - the steps are module-level functions, as users write them
+    if EFFECTS is not None:
+        EFFECTS.close()
+    EFFECTS = Recorder(path)
+    return EFFECTS
+
+
+class FastClock(SystemClock):
+    """A wall clock that runs ahead, so that parked runs wake soon; leases count by another one."""
+
+    def __init__(self, speed=100.0) -> None:
+        super().__init__()
+        self._from = time.time()
+        self._speed = speed
+
+    def now(self) -> float:
+        return self._from + (time.time() - self._from) * self._speed
+
+
+# -- steps -------------------------------------------------------------------------------------------------------------
+
+
+@ks.step
+async def add(total: int, number: int) -> int:
+    EFFECTS.body()
+    await asyncio.sleep(0)
+    return total + number
+
+
+@ks.step
+def add_in_thread(total: int, number: int) -> int:
+    EFFECTS.body()
+    return total + number
+
+
+@ks.step
+async def never(seconds: float = 60.0) -> str:
+    EFFECTS.body()
+    await asyncio.sleep(seconds)
+    return "the loser won"
+
+
+@ks.step(retry=ks.Retry(attempts=3, base_seconds=0.01, factor=1.0))
+async def flaky(number: int) -> int:
+    if EFFECTS.body() < 3:
+        raise ConnectionError("try again")
+    return number
+
+
+@ks.step
+async def fails() -> None:
+    EFFECTS.body()
+    raise ks.Permanent("it cannot work")
+
+
+def looked_up(number: int):
+    """Whether the charge happened is told by the effects, as a payment service would tell."""
+    done = EFFECTS.bodies(ks.run_id(), "charge")
+    return ks.Done(number) if done else ks.NotDone()
+
+
+@ks.step(at_most_once=True, verify=looked_up)
+async def charge(number: int) -> int:
+    EFFECTS.body()
+    await asyncio.sleep(0)
+    return number
+
+
+@ks.step(transactional=True)
+def book(tx, number: int) -> int:
+    EFFECTS.body()
+    tx.execute("CREATE TABLE IF NOT EXISTS ledger (run TEXT, number INTEGER)")
+    tx.execute("INSERT INTO ledger VALUES (?, ?)", (ks.run_id(), number))
+    return number
+
+
+@ks.step
+async def clean_up() -> str:
+    EFFECTS.body()
+    return "clean"
+
+
+# -- workflows and their clients ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Example:
+    """A scenario: what a client does, any number of times, and what must come of it."""
+
+    name: str
+    play: object
+    result: object
+    children: int = 0
+    stores: tuple[str, ...] = ("memory", "sqlite")
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@contextlib.contextmanager
+def unless_finished():
+    """What a client says again after a crash may come too late."""
+    with contextlib.suppress(ks.AlreadyFinished):
+        yield
+
+
+async def until(handle, *statuses, seconds=10.0):
+    """Wait until a run stands so, or has ended."""
+    async with asyncio.timeout(seconds):
+        while True:
+            status = await handle.status()
+            if status in statuses or status.finished:
+                return status
+            await asyncio.sleep(0.002)
+
+
+@ks.workflow
+async def sequence(steps: int) -> int:
+    total = 0
+    for number in range(1, steps + 1):
+        total = await add(total, number)
+    return total
+
+
+async def play_sequence(engine):
+    return await (await engine.start(sequence, 4, run_id="main")).result()
+
+
+@ks.workflow
+async def fan() -> list[int]:
+    first = await ks.gather(add(1, 1), add_in_thread(2, 2), add(3, 3))
+    second = await ks.map(add_in_thread_twice, [1, 2, 3], concurrency=2)
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(add(number, 10)) for number in range(2)]
+    return [*first, *second, *(task.result() for task in tasks)]
+
+
+async def add_in_thread_twice(number: int) -> int:
+    return await add_in_thread(await add(number, 0), number)
+
+
+async def play_fan(engine):
+    return await (await engine.start(fan, run_id="main")).result()
+
+
+@ks.workflow
+async def racing() -> list:
+    first = await ks.race(add(1, 1), never())
+    done, late = await asyncio.wait(
+        [asyncio.ensure_future(add(2, 2)), asyncio.ensure_future(never(59.0))], return_when=asyncio.FIRST_COMPLETED
+    )
+    for task in late:
+        task.cancel()
+    try:
+        async with ks.timeout(0.02):
+            await ks.wait_for("nothing")
+    except ks.TimedOut:
+        timed_out = True
+    seen = [number async for number in ks.as_completed([add(5, 0), flaky(6)])]
+    return [first, next(iter(done)).result(), timed_out, seen, await add(first, 1)]
+
+
+async def play_racing(engine):
+    return await (await engine.start(racing, run_id="main")).result()
+
+
+@ks.workflow
+async def retried() -> list:
+    number = await flaky(7)
+    try:
+        await fails()
+    except ks.StepFailed as error:
+        caught = error.error.type
+    return [number, caught, await add(number, 1)]
+
+
+async def play_retried(engine):
+    return await (await engine.start(retried, run_id="main")).result()
+
+
+@ks.workflow
+async def conversation() -> list:
+    heard = [await ks.wait_for("first")]
+    heard.append(await add(heard[0], 1))
+    heard.append(await ks.wait_for("second", timeout=3600))
+    heard.append(await ks.wait_for("second"))
+    heard.append(await ks.wait_for("never sent", timeout=0.02, default="nothing"))
+    return heard
+
+
+async def play_conversation(engine):
+    handle = await engine.start(conversation, run_id="main")
+    with unless_finished():
+        await handle.signal("second", 20, id="2")
+        await handle.signal("first", 10, id="1")
+        await handle.signal("second", 20, id="2")
+        await until(handle, ks.Status.WAITING)
+        await handle.signal("second", 30, id="3")
+    return await handle.result()
+
+
+@ks.workflow
+async def sleeper() -> list:
+    one = await add(1, 0)
+    await ks.sleep(0.02)
+    two = await add(one, 1)
+    await ks.sleep(5)  # long enough to be put away; the test's clock is fast
+    return [one, two, await add(two, 1)]
+
+
+async def play_sleeper(engine):
+    return await (await engine.start(sleeper, run_id="main")).result()
+
+
+@ks.workflow
+async def child(number: int) -> int:
+    if number < 0:
+        await fails()
+    return await add(number, number)
+
+
+@ks.workflow
+async def parent() -> list:
+    one = await ks.start(child, 1)
+    two = await ks.start(child, -1)
+    mine = await add(0, 5)
+    results = [mine, await one]
+    try:
+        await two
+    except ks.StepFailed as error:
+        results.append(error.error.type)
+    three = await ks.start(child, 3, run_id="named-child")
+    results.append(await three.result())
+    return results
+
+
+async def play_parent(engine):
+    return await (await engine.start(parent, run_id="main")).result()
+
+
+@ks.workflow
+async def careful() -> list:
+    return [await charge(1), await add(1, 1), await charge(2)]
+
+
+async def play_careful(engine):
+    return await (await engine.start(careful, run_id="main")).result()
+
+
+@ks.workflow
+async def booking() -> list:
+    return [await book(1), await add(1, 1), *await ks.gather(book(2), book(3))]
+
+
+async def play_booking(engine):
+    return await (await engine.start(booking, run_id="main")).result()
+
+
+@ks.workflow
+async def continuing(round_: int, total: int) -> int:
+    total = await add(total, round_)
+    if round_ < 3:
+        ks.continue_as(round_ + 1, total)
+    return total + await ks.wait_for("extra")
+
+
+async def play_continuing(engine):
+    handle = await engine.start(continuing, 1, 0, run_id="main")
+    with unless_finished():
+        await handle.signal("extra", 100, id="x")
+    return await handle.result()
+
+
+@ks.workflow
+async def cancelled() -> str:
+    await add(1, 1)
+    helper = await ks.start(patient)
+    try:
+        return await ks.wait_for("nothing")
+    finally:
+        await clean_up()
+        await add(2, 2)
+        await helper.signal("too late")
+
+
+@ks.workflow
+async def patient() -> None:
+    await ks.wait_for("nothing")
+
+
+async def play_cancelled(engine):
+    handle = await engine.start(cancelled, run_id="main")
+    await until(handle, ks.Status.WAITING)
+    with unless_finished():
+        await handle.cancel()
+    try:
+        return await handle.result()
+    except ks.RunCancelled:
+        page = await engine.list()
+        for run in page.runs:  # its child is cancelled with it
+            if run.parent:
+                assert await until(await engine.get(run.id), ks.Status.CANCELLED) is ks.Status.CANCELLED
+        return "cancelled"
+
+
+@ks.workflow
+async def pausing() -> list:
+    return [await add(1, 1), await ks.wait_for("go"), await add(2, 2)]
+
+
+async def play_pausing(engine):
+    handle = await engine.start(pausing, run_id="main")
+    with unless_finished():
+        await handle.pause()
+        await until(handle, ks.Status.PAUSED)
+        await handle.signal("go", "gone", id="go")
+        await handle.resume()
+    return await handle.result()
+
+
+@ks.workflow
+def plain() -> list:
+    one = add(1, 1).result()
+    two = [add(one, 1).start(), add_in_thread(one, 2).start()]
+    both = ks.gather(add(5, 5), flaky(6)).result()
+    ks.sleep(0.01).result()
+    return [one, *(call.result() for call in two), *both, ks.wait_for("late").result()]
+
+
+async def play_plain(engine):
+    handle = await engine.start(plain, run_id="main")
+    with unless_finished():
+        await handle.signal("late", 9, id="l")
+    return await handle.result()
+
+
+@ks.workflow(durability=ks.Durability.every(3))
+async def seldom() -> int:
+    total = 0
+    for number in range(1, 6):
+        total = await add(total, number)
+    await ks.checkpoint()
+    ks.publish("total", total)
+    return await add(total, int(ks.random() < 1))
+
+
+async def play_seldom(engine):
+    return await (await engine.start(seldom, run_id="main")).result()
+
+
+EXAMPLES = [
+    Example("sequence", play_sequence, 10),
+    Example("fan", play_fan, [2, 4, 6, 2, 4, 6, 10, 11]),
+    Example("racing", play_racing, [2, 4, True, [5, 6], 3]),
+    Example("retried", play_retried, [7, "keepstep.errors.Permanent", 8]),
+    Example("conversation", play_conversation, [10, 11, 20, 30, "nothing"]),
+    Example("sleeper", play_sleeper, [1, 2, 3]),
+    Example("parent", play_parent, [5, 2, "keepstep.errors.StepFailed", 6], children=3),
+    Example("careful", play_careful, [1, 2, 2]),
+    Example("booking", play_booking, [1, 2, 2, 3], stores=("sqlite",)),
+    Example("continuing", play_continuing, 106),
+    Example("cancelled", play_cancelled, "cancelled", children=1),
+    Example("pausing", play_pausing, [2, "gone", 4]),
+    Example("plain", play_plain, [2, 3, 4, 10, 6, 9]),
+    Example("seldom", play_seldom, 16),
+]

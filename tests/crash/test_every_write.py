@@ -1,0 +1,122 @@
+"""A crash before and after every write of every example workflow, on every store, and the recovery from it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+
+import apsw
+import pytest
+
+from keepstep.engine.engine import Engine
+from keepstep.model import Kind, RunQuery
+from keepstep.testing.crash import CrashPoint, Lives, MemoryDisk, SQLiteDisk, crash_everywhere, live
+from keepstep.testing.recorder import repeated
+
+from . import programs
+
+pytestmark = pytest.mark.crash
+
+CASES = [
+    pytest.param(example, store, id=f"{example}-{store}") for example in programs.EXAMPLES for store in example.stores
+]
+
+
+class Bench:
+    """Makes a new disk and a new effects file for each crash, and judges what is left on them."""
+
+    def __init__(self, example, store, folder):
+        self.example, self.store, self.folder = example, store, folder
+        self.numbers = itertools.count()
+        self.clock = programs.FastClock()
+
+    def disk(self):
+        self.place = self.folder / str(next(self.numbers))
+        self.place.mkdir()
+        if self.store == "memory":
+            return MemoryDisk(self.clock)
+        return SQLiteDisk(self.place / "runs.db", self.clock, power_loss="may_lose_last")
+
+    def recorder(self):
+        return programs.record_to(self.place / "effects")
+
+    async def judge(self, disk, lives):
+        where = f"{self.example} on {self.store}, crashed {lives.point or 'never'}"
+        assert lives.result == self.example.result, where
+        effects = programs.EFFECTS.effects()
+        assert not repeated(effects), f"{where}: a step with a checkpoint ran again"
+        for place, count in programs.EFFECTS.counts().items():
+            assert count <= 1 + lives.crashes, f"{where}: {place} began {count} times"
+            if place[1].startswith("charge"):
+                assert count == 1, f"{where}: an at-most-once step happened {count} times"
+        store = disk.open()
+        try:
+            await self.judge_store(store, where)
+        finally:
+            store.close()
+
+    async def judge_store(self, store, where):
+        runs = store.list_runs(RunQuery(limit=1000)).runs
+        assert sum(run.parent is not None for run in runs) == self.example.children, where
+        async with Engine(store, worker=False) as engine:
+            for run in runs:
+                assert run.status.finished, f"{where}: {run.id} is {run.status}"
+                assert run.worker is None, where
+                await self.judge_history(await engine.get(run.id), run, where)
+        if self.example.name == "booking":
+            db = apsw.Connection(str(self.place / "runs.db"))
+            assert sorted(n for (n,) in db.execute("SELECT number FROM ledger")) == [1, 2, 3], where
+            db.close()
+
+    @staticmethod
+    async def judge_history(handle, run, where):
+        history = await handle.checkpoints()  # verifies the chain
+        assert [one.seq for one in history] == list(range(1, run.seq + 1)), where
+        assert history[-1].checksum == run.checksum, where
+        assert history[-1].kind is Kind.RUN_FINISHED, where
+        for kind in (Kind.RUN_STARTED, Kind.RUN_FINISHED):
+            assert sum(one.kind is kind for one in history) == 1, f"{where}: {run.id} has not one {kind}"
+        succeeded = [one.step for one in history if one.kind is Kind.STEP_COMPLETED]
+        assert len(succeeded) == len(set(succeeded)), f"{where}: a step succeeded twice"
+        heard = [(one.step, one.value) for one in history if one.kind is Kind.SIGNAL and not one.step.startswith("ks:")]
+        assert len(heard) == len({step for step, _ in heard}), f"{where}: a wait was answered twice"
+
+
+@pytest.mark.parametrize("example, store", CASES)
+def test_a_crash_at_any_write_changes_nothing(example, store, tmp_path):
+    bench = Bench(example, store, tmp_path)
+
+    async def main():
+        return await crash_everywhere(
+            bench.disk, example.play, bench.judge, recorder=bench.recorder, clock=bench.clock
+        )
+
+    assert asyncio.run(main()) >= 8
+
+
+@pytest.mark.parametrize("example, store", CASES)
+def test_a_crash_inside_the_recovery_changes_nothing(example, store, tmp_path):
+    """A sample of crash points, each followed by crashes at two more writes while the run is being recovered."""
+    bench = Bench(example, store, tmp_path)
+    draw = random.Random(f"{example}{store}")
+
+    async def main():
+        bench.disk()
+        disk = bench.disk()
+        _, _, writes = await live(disk, example.play, None, bench.recorder(), clock=bench.clock)
+        for _ in range(4):
+            disk, recorder = bench.disk(), bench.recorder()
+            points = [
+                CrashPoint(draw.randint(2, len(writes)), draw.choice(["before", "after"])),
+                *(CrashPoint(draw.randint(2, 5), draw.choice(["before", "after"])) for _ in range(2)),
+            ]
+            crashes = 0
+            for point in (*points, None):
+                ended, result, _ = await live(disk, example.play, point, recorder, clock=bench.clock, recovery_limit=9)
+                if ended:
+                    break
+                crashes += 1
+            await bench.judge(disk, Lives(points[0], result, crashes))
+
+    asyncio.run(main())

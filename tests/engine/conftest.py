@@ -1,0 +1,82 @@
+"""A world for engine tests: a store that outlives its engines, engines that crash, and a record of what really ran.
+
+Every test that asks for `world` runs on each store, and in two modes: `live`, and `replay`, where the engine forgets a
+run after every new outcome and goes on from its history. What passes live and fails in replay is a bug in replay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections import Counter
+
+import pytest
+
+from keepstep.workflows.definition import KNOWN
+
+from tests.engine.world import World
+
+#: A test that takes longer has lost a wake-up: nothing here waits for anything but events.
+PATIENCE_SECONDS = 20.0
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "live_only: says nothing under replay, because it looks at memory itself")
+    config.addinivalue_line("markers", "one_store: the store makes no difference, so memory will do")
+
+
+def pytest_generate_tests(metafunc):
+    if "world" in metafunc.fixturenames:
+        stores = ["memory"] if metafunc.definition.get_closest_marker("one_store") else ["memory", "sqlite"]
+        modes = ["live"] if metafunc.definition.get_closest_marker("live_only") else ["live", "replay"]
+        cases = [(store, mode) for store in stores for mode in modes]
+        metafunc.parametrize("world", cases, ids=["-".join(case) for case in cases], indirect=True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """Run an async test to its end on a loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    wanted = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+
+    async def test():
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await pyfuncitem.obj(**wanted)
+
+    asyncio.run(test())
+    return True
+
+
+@pytest.fixture(autouse=True)
+def _known_workflows_are_forgotten():
+    before = dict(KNOWN)
+    yield
+    KNOWN.clear()
+    KNOWN.update(before)
+
+
+class Effects(list):
+    """What bodies really did, in order: it lies outside every store, so it is the judge."""
+
+    def count_of(self):
+        return Counter(self)
+
+
+@pytest.fixture
+def effects():
+    return Effects()
+
+
+@pytest.fixture
+def world(request, tmp_path):
+    kind, mode = request.param
+    return World(kind, mode, tmp_path / "runs.db")
+
+
+@pytest.fixture
+def logged(caplog):
+    """What Keepstep logged, as lines."""
+    caplog.set_level(logging.INFO, logger="keepstep")
+    return lambda: [record.getMessage() for record in caplog.records]
