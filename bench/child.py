@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
-BORN = time.monotonic()
-
 import asyncio
 import importlib
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 
@@ -19,7 +16,7 @@ def main(side: str, job: str, where: str, options: str = "{}") -> None:
     module = importlib.import_module(f"bench.{side}")
     imported = time.monotonic()
     answer = asyncio.run(module.JOBS[job](Path(where), **json.loads(options)))
-    answer["born"], answer["importing"], answer["imported"] = BORN, began, imported
+    answer["importing"], answer["imported"] = began, imported
     print(json.dumps(answer), flush=True)
     os._exit(0)  # a writer thread of the floor may still wait for work
 

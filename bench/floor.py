@@ -1,6 +1,6 @@
 """The floor: the least that any engine must do for the same jobs. A row per step, told only when it is on disk.
 
-Nothing is checked, fenced, chained or replayed here. `sqlite3` of the standard library and apsw are both here, since the
+Nothing is checked, fenced or chained here. It is built on both `sqlite3` of the standard library and apsw, since the
 faster of the two is the honest floor.
 """
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 MEGABYTE = 1_000_000
 
@@ -22,7 +22,7 @@ class Stopwatch:
     seconds = 0.0
     cpu_seconds = 0.0
 
-    def __enter__(self) -> Stopwatch:
+    def __enter__(self) -> Self:
         self._cpu = time.process_time()
         self._wall = time.perf_counter()
         return self
@@ -47,12 +47,7 @@ def resident() -> int:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
     except OSError:  # not Linux
-        return peak()
-
-
-def peak() -> int:
-    """The most bytes of memory that this process ever held."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

@@ -67,6 +67,7 @@ async def hoard(n: int) -> int:
     total = 0
     for i in range(n):
         total += len(await large(i))
+    await ks.wait_for("enough")
     return total
 
 
@@ -74,6 +75,7 @@ async def hoard(n: int) -> int:
 async def arrived(sent: float) -> float:
     delay = time.monotonic() - sent
     DELAYS.append(delay)
+    LEDGER.enter(len(DELAYS))
     return delay
 
 
@@ -94,9 +96,17 @@ class Ledger:
         self.path: str | None = None
         self.kill_at = -1
         self.bodies = 0
+        self._awaited: dict[int, asyncio.Event] = {}
+
+    async def reached(self, bodies: int) -> None:
+        """Wait until so many bodies have begun in this process."""
+        if self.bodies < bodies:
+            await self._awaited.setdefault(bodies, asyncio.Event()).wait()
 
     def enter(self, i: int) -> None:
         self.bodies += 1
+        if self.bodies in self._awaited:
+            self._awaited.pop(self.bodies).set()
         if self.path is None:
             return
         fd = os.open(self.path, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
@@ -170,7 +180,7 @@ async def j6_kill(where: Path, n: int = 1000, at: int = 500) -> dict[str, Any]:
     return {}
 
 
-async def j6_resume(where: Path, n: int = 1000, upto: int = 0, observed: bool = False) -> dict[str, Any]:
+async def j6_resume(where: Path, upto: int = 20, observed: bool = False) -> dict[str, Any]:
     """Open the store again and wait for a few new bodies; the moments on the way, if they are observed."""
     LEDGER.path = str(where / "bodies")
     moments: dict[str, float] = {"ready": time.monotonic()}
@@ -180,10 +190,7 @@ async def j6_resume(where: Path, n: int = 1000, upto: int = 0, observed: bool = 
 
     async with ks.open(where / "runs.db", observers=notice if observed else None, stop_seconds=0.0):
         moments["opened"] = time.monotonic()
-        while not LEDGER.bodies:
-            await asyncio.sleep(0.002)
-        while LEDGER.bodies < min(upto, n):
-            await asyncio.sleep(0.01)
+        await LEDGER.reached(upto)
     return {"moments": moments}
 
 
@@ -194,41 +201,40 @@ async def j7_sleeping(where: Path, runs: int = 1000) -> dict[str, Any]:
     """Memory before and after so many runs have gone to sleep."""
     async with ks.open(where / "runs.db") as engine:
         await (await engine.start(sequence, 20)).result()
-        await _until_parked(engine, [await engine.start(sleeper, 600) for _ in range(20)])
+        await _until_parked([await engine.start(sleeper, 600) for _ in range(20)])
         before = gauges.resident()
         with gauges.Stopwatch() as watch:
             handles = [await engine.start(sleeper, 600) for _ in range(runs)]
-            await _until_parked(engine, handles)
+            await _until_parked(handles)
         del handles
         return {"growth": gauges.resident() - before, "before": before, **watch.rate(runs)}
 
 
 async def j7_hoard(where: Path, n: int = 10_000) -> dict[str, Any]:
-    """Memory while one run records many large results; the last one is left for `j7_replay`."""
-    LEDGER.path, LEDGER.kill_at = None, -1
+    """Memory while one run records many large results; at the end it waits, and is left so for `j7_replay`."""
     async with ks.open(where / "runs.db", power_loss="may_lose_last") as engine:
-        await (await engine.start(hoard, 20)).result()
+        await _until_parked([await engine.start(hoard, 20)])
         before = gauges.resident()
-        handle = await engine.start(hoard, n + 1, run_id=VICTIM)
-        LEDGER.bodies = 0
-        high = 0
         with gauges.Stopwatch() as watch:
-            while LEDGER.bodies < n:
-                await asyncio.sleep(0.02)
-                high = max(high, gauges.resident())
-        del handle
-    return {"growth": high - before, "before": before, "peak": gauges.peak(), **watch.rate(n)}
+            handle = await engine.start(hoard, n, run_id=VICTIM)
+            high = await _until_parked([handle])
+    return {"growth": high - before, "before": before, **watch.rate(n)}
 
 
-async def j7_replay(where: Path, **_: Any) -> dict[str, Any]:
+async def j7_replay(where: Path, n: int = 10_000) -> dict[str, Any]:
     """Memory while those results are replayed in a fresh process."""
-    async with ks.open(where / "fresh.db") as engine:
-        await (await engine.start(hoard, 20)).result()
-    before, bodies = gauges.resident(), LEDGER.bodies
-    with gauges.Stopwatch() as watch:
-        async with ks.open(where / "runs.db", power_loss="may_lose_last") as engine:
-            await (await engine.get(VICTIM)).result()
-    return {"growth": gauges.peak() - before, "before": before, "bodies": LEDGER.bodies - bodies, **watch.rate(1)}
+    async with ks.open(where / "runs.db", power_loss="may_lose_last") as engine:
+        await _until_parked([await engine.start(hoard, 20)])
+        before, bodies = gauges.resident(), LEDGER.bodies
+        with gauges.Stopwatch() as watch:
+            handle = await engine.get(VICTIM)
+            await handle.signal("enough")
+            result = asyncio.ensure_future(handle.result())
+            high = await _high_water(result)
+    repeated = LEDGER.bodies - bodies
+    if repeated or result.result() != n * 100_000:
+        raise AssertionError(f"{repeated} bodies ran again")
+    return {"growth": high - before, "before": before, **watch.rate(n)}
 
 
 async def j7_park(where: Path, runs: int = 100_000) -> dict[str, Any]:
@@ -238,9 +244,7 @@ async def j7_park(where: Path, runs: int = 100_000) -> dict[str, Any]:
 
         async def one() -> None:
             async with limit:
-                handle = await engine.start(sleeper, 86_400)
-                while await handle.status() != ks.Status.WAITING:
-                    await asyncio.sleep(0.01)
+                await _until_parked([await engine.start(sleeper, 86_400)])
 
         with gauges.Stopwatch() as watch:
             for first in range(0, runs, 5000):
@@ -260,20 +264,31 @@ async def j7_claims(where: Path, wakes: int = 50) -> dict[str, Any]:
             await (await engine.start(sequence, 1, delay=1e-9)).result()
             found.append(time.perf_counter() - asked)
         handle = await engine.start(listener, wakes)
-        DELAYS.clear()
         for i in range(wakes):
-            await _until_parked(engine, [handle])
+            await _until_parked([handle])
             await handle.signal("ping", time.monotonic())
-            while len(DELAYS) <= i:
-                await asyncio.sleep(0.001)
+            await LEDGER.reached(i + 1)
         await handle.result()
     return {"opened": opened, "found": gauges.spread(found), "woken": gauges.spread(DELAYS)}
 
 
-async def _until_parked(engine: ks.Engine, handles: list[ks.RunHandle[Any]]) -> None:
+async def _until_parked(handles: list[ks.RunHandle[Any]]) -> int:
+    """Wait until the runs are put away; the most memory that was held meanwhile."""
+    high = gauges.resident()
     for handle in handles:
         while await handle.status() != ks.Status.WAITING:
-            await asyncio.sleep(0.002)
+            high = max(high, gauges.resident())
+            await asyncio.sleep(0.005)
+    return high
+
+
+async def _high_water(work: asyncio.Future[Any]) -> int:
+    """Wait for the work; the most memory that was held meanwhile."""
+    high = gauges.resident()
+    while not work.done():
+        await asyncio.wait([work], timeout=0.005)
+        high = max(high, gauges.resident())
+    return high
 
 
 # -- signals -----------------------------------------------------------------------------------------------------------
@@ -286,8 +301,7 @@ async def signal_here(where: Path, n: int = 300) -> dict[str, Any]:
         for i in range(n):
             await asyncio.sleep(0.003)
             await handle.signal("ping", time.monotonic())
-            while len(DELAYS) <= i:
-                await asyncio.sleep(0)
+            await LEDGER.reached(i + 1)
         await handle.result()
     return gauges.spread(DELAYS)
 

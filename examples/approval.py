@@ -31,8 +31,8 @@ async def main() -> None:
 
     # Another program, another day: whoever knows the id may decide, and whoever has a worker goes on.
     async with ks.open("expenses.db", worker=False) as office:
-        waiting = await office.list(workflow="expense", status=frozenset({ks.Status.WAITING}))
-        assert {run.id for run in waiting.runs} >= {large.id, other.id}
+        unpaid = await office.list(workflow="expense", status=frozenset({ks.Status.WAITING, ks.Status.QUEUED}))
+        assert {run.id for run in unpaid.runs} >= {large.id, other.id}
         await office.signal(large.id, "approve", {"ok": True, "by": "Dora"})
         await office.signal(other.id, "approve", {"ok": False, "by": "Dora"})
     async with ks.open("expenses.db") as engine:

@@ -107,11 +107,7 @@ class WouldBlock(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ClaimRequest:
-    """Which runs a worker can take. With `run`, that one, if it is free (or its owner dead) and in `statuses`.
-
-    A run whose recoveries are, or would become with this claim, ALONE_FROM or more is a suspect: it is given only when
-    `suspects` says so, one at a time and then nothing else with it; otherwise it is counted in `Claims.held_back`.
-    """
+    """Which runs a worker can take. With `run`, that one, if it is free (or its owner dead) and in `statuses`."""
 
     worker: str
     workflows: frozenset[str] = frozenset()
@@ -119,7 +115,6 @@ class ClaimRequest:
     run: str | None = None
     statuses: frozenset[Status] = frozenset()
     versions: dict[str, str] = field(default_factory=dict)
-    suspects: bool = True
 
 
 @runtime_checkable
@@ -127,12 +122,13 @@ class Store(Protocol):
     """Where runs, leases, checkpoints and signals live: whole transitions, nothing per feature.
 
     `quick` says that a commit may be made on the event loop's thread; `transactional` that `Advance.within` is
-    given a connection whose writes commit together with the change.
+    given a connection whose writes commit together with the change; a lease lasts `lease_seconds` after a heartbeat.
     """
 
     url: str
     quick: bool
     transactional: bool
+    lease_seconds: float
 
     def commit(self, changes: Sequence[Change], *, wait: bool = True) -> list[Answer]:
         """Write many changes in one durable transaction, one answer each; a refused one leaves the others be.

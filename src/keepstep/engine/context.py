@@ -140,6 +140,7 @@ class RunContext:
         self.deadline_timer: asyncio.TimerHandle | None = None
         self.linger_timer: asyncio.TimerHandle | None = None
         self.finishing = False
+        self.alone = run.recoveries > 0
         self.end: End | None = None
         self._leaving: list[asyncio.Future[None]] = []
 
@@ -203,6 +204,9 @@ class RunContext:
         if self.detached:
             return
         observed = self.engine.observed
+        if self.alone:
+            self.alone = False
+            self.engine.progressed(self)
         for draft in drafts:
             if draft.call is not None:
                 self.arrived.append(draft)

@@ -388,6 +388,11 @@ class Engine:
             worker.progressed(context)
         self.pulse()
 
+    def progressed(self, context: RunContext) -> None:
+        """A recovered run has written something new."""
+        if self.worker is not None:
+            self.worker.progressed(context)
+
     def lease_is_fresh(self) -> bool:
         return self.worker is None or self.worker.lease_is_fresh()
 

@@ -12,24 +12,33 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import StoreError
-from ..model import HEARTBEAT_SECONDS, LEASE_SECONDS, RunQuery, Status, WorkerInfo
+from ..model import HEARTBEAT_SECONDS, LEASE_SECONDS, Run, Status, WorkerInfo
 from ..model.ids import new_id
 from ..policies import RecoverAlone
 from ..ports import Advance, ClaimRequest, Verdict, instant
 
 if TYPE_CHECKING:
-    from ..model import Claims
+    from datetime import datetime
+
+    from ..model import Claim
     from .context import RunContext
     from .engine import Engine
 
 log = logging.getLogger("keepstep")
 
+#: A heartbeat comes after this share of a lease, so that two may be lost.
+HEARTBEAT_SHARE = HEARTBEAT_SECONDS / LEASE_SECONDS
 #: How often the store is asked whether others wrote to it.
 POLL_SECONDS = 0.02
 #: How often the worker claims when nothing told it to: the backstop for every notification.
 CLAIM_SECONDS = 1.0
 #: A loop that has not moved for this long is taken for stuck, and its leases are no longer renewed.
 STUCK_SECONDS = 60.0
+#: Runs asked for in one claim.
+CLAIM_LIMIT = 100
+#: A run that must be driven alone is looked at again after this, and from so long on the worker makes room for it.
+PUT_BACK_SECONDS = 2.0
+MAKE_ROOM_SECONDS = 30.0
 #: Progress reaches the store with the heartbeat, which comes early for it, but not more often than this.
 PROGRESS_SECONDS = 0.5
 
@@ -57,7 +66,7 @@ class Worker:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._heart, name="keepstep-heartbeat", daemon=True)
         self._to_give_back: dict[str, int] = {}
-        self._held_back_since: float | None = None
+        self._suspects_since: float | None = None
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -91,7 +100,8 @@ class Worker:
 
     def has_room(self) -> bool:
         """Whether a new run may be leased at birth."""
-        return not self._stopping and self.alone is None and len(self.engine.live) < self.max_runs
+        full = len(self.engine.live) >= self.max_runs
+        return not (self._stopping or full or self.alone is not None or self._makes_room())
 
     # -- heartbeat ----------------------------------------------------------------------------------------------------
 
@@ -116,7 +126,7 @@ class Worker:
     def _heart(self) -> None:
         """The heartbeat's own thread: a busy loop does not lose its leases, a stuck one does."""
         while not self._ended.is_set():
-            early = self._beat.wait(HEARTBEAT_SECONDS)
+            early = self._beat.wait(self.engine.store.lease_seconds * HEARTBEAT_SHARE)
             if self._ended.is_set():
                 return
             if early:
@@ -144,7 +154,7 @@ class Worker:
 
     def lease_is_fresh(self) -> bool:
         """Whether the last heartbeat is recent enough to start something under its leases."""
-        return self.engine.clock.boot()[1] - self._renewed < LEASE_SECONDS
+        return self.engine.clock.boot()[1] - self._renewed < self.engine.store.lease_seconds
 
     def report_progress(self, run: str, progress: bytes) -> None:
         self.progress[run] = progress
@@ -224,33 +234,46 @@ class Worker:
     async def _claim_once(self) -> bool:
         """One claim; whether there may be more at once."""
         room = self.max_runs - len(self.engine.live)
-        if room <= 0 or self.alone is not None or not self.lease_is_fresh():
+        if room <= 0 or self.alone is not None or self._makes_room() or not self.lease_is_fresh():
             return False
-        live = len(self.engine.live)
         request = ClaimRequest(
             self.id,
             frozenset(self.engine.workflows),
-            limit=min(room, 100),
+            limit=min(room, CLAIM_LIMIT),
             versions={w.name: w.version for w in self.engine.workflows.values() if w.on_change == "pin"},
-            suspects=live == 0,
         )
-        if self._must_make_room():
-            return False
-        claims: Claims = await self.engine.call(self.engine.store.claim_runs, request)
+        claims = await self.engine.call(self.engine.store.claim_runs, request)
         self._next_due = claims.next_due_at.timestamp() if claims.next_due_at is not None else None
-        if claims.held_back and self._held_back_since is None:
-            self._held_back_since = time.monotonic()
-        elif not claims.held_back:
-            self._held_back_since = None
-        for claim in claims.claims:
-            if isinstance(self.engine.recovery_limit.decide(claim.run.recoveries), RecoverAlone):
-                self.alone = claim.run.id
+        for claim in await self._sort_out(claims.claims):
             self.engine.background(self.engine.runner.drive(claim))
         return bool(claims.claims)
 
-    def _must_make_room(self) -> bool:
-        """A run that must be driven alone has waited long: take nothing else until the others have left."""
-        waited = self._held_back_since is not None and time.monotonic() - self._held_back_since > MAKE_ROOM_SECONDS
+    async def _sort_out(self, claims: tuple[Claim, ...]) -> list[Claim]:
+        """What to drive of what was claimed: a run that may be the one that kills its workers is driven alone.
+
+        The others of that kind are put back before anything is driven, so that its crash does not count for them.
+        """
+        suspects = [claim for claim in claims if self._is_suspect(claim)]
+        if not suspects:
+            return list(claims)
+        chosen = [claim for claim in claims if claim not in suspects]
+        if not chosen and not self.engine.live:
+            chosen = [suspects.pop(0)]
+            self.alone = chosen[0].run.id
+            self._suspects_since = None
+        elif self._suspects_since is None:
+            self._suspects_since = time.monotonic()
+        due = instant(self.engine.clock.now() + PUT_BACK_SECONDS)
+        for claim in suspects:
+            await self._release(claim.run, claim.lease.epoch, due)
+        return chosen
+
+    def _is_suspect(self, claim: Claim) -> bool:
+        return isinstance(self.engine.recovery_limit.decide(claim.run.recoveries), RecoverAlone)
+
+    def _makes_room(self) -> bool:
+        """Whether a run that must be driven alone has waited so long that nothing else is taken until the others left."""
+        waited = self._suspects_since is not None and time.monotonic() - self._suspects_since > MAKE_ROOM_SECONDS
         return waited and bool(self.engine.live)
 
     def progressed(self, context: RunContext) -> None:
@@ -275,29 +298,17 @@ class Worker:
             try:
                 run = await self.engine.read(self.engine.store.get_run, run_id)
                 if run is not None and run.worker == self.id and run.epoch == epoch:
-                    now = instant(self.engine.clock.now())
-                    change = Advance(
-                        run_id,
-                        self.id,
-                        epoch,
-                        run.seq,
-                        checksum=run.checksum,
-                        status=Status.QUEUED,
-                        release=True,
-                        due_at=now,
-                    )
-                    change.progress = False
-                    answer = await self.engine.journal.write(change)
-                    if answer.verdict not in (Verdict.DONE, Verdict.FENCED):
-                        log.error("run %s could not be given back: %s", run_id, answer.verdict)
+                    await self._release(run, epoch, instant(self.engine.clock.now()))
                 self._to_give_back.pop(run_id, None)
             except StoreError as error:
                 log.warning("run %s could not be given back yet: %s", run_id, error)
                 return
         self.claim_soon()
 
-
-#: How long a run that must be driven alone waits for a lull before the worker makes one.
-MAKE_ROOM_SECONDS = 30.0
-
-__all__ = ["RunQuery", "Worker"]
+    async def _release(self, run: Run, epoch: int, due_at: datetime) -> None:
+        """Put a run that this worker holds but does not drive back into the queue."""
+        change = Advance(run.id, self.id, epoch, run.seq, checksum=run.checksum, status=Status.QUEUED, release=True)
+        change.due_at, change.progress = due_at, False
+        answer = await self.engine.journal.write(change)
+        if answer.verdict not in (Verdict.DONE, Verdict.FENCED):
+            log.error("run %s could not be given back: %s", run.id, answer.verdict)

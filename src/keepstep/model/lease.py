@@ -32,11 +32,10 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """The answer to a claim: what was given, when the next known run is due, and how many suspects were held back."""
+    """The answer to a claim: what was given, and when the next known run is due."""
 
     claims: tuple[Claim, ...] = ()
     next_due_at: datetime | None = None
-    held_back: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ class MemoryStore:
     def __init__(self, *, clock: Clock | None = None, lease_seconds: float = LEASE_SECONDS) -> None:
         self.url = "memory:"
         self._clock = clock or SystemClock()
-        self._lease_seconds = lease_seconds
+        self.lease_seconds = lease_seconds
         self._lock = threading.RLock()
         self._runs: dict[str, _Entry] = {}
         self._number = 0
@@ -293,7 +293,7 @@ class MemoryStore:
         if known is None or worker in self._gone | self._killed:
             return False
         boot_id, seconds = self._clock.boot()
-        return known.boot[0] == boot_id and seconds - known.boot[1] <= self._lease_seconds
+        return known.boot[0] == boot_id and seconds - known.boot[1] <= self.lease_seconds
 
     def _bury_the_dead(self, asker: str) -> set[str]:
         """Give up every worker that is dead, for good, but not the one that asks; the owners of runs who are dead."""

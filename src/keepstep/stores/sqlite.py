@@ -96,7 +96,7 @@ class SQLiteStore:
         self._path = _check_path(path, allow_network=allow_network)
         self.url = f"sqlite:///{self._path}"
         self._clock = clock or SystemClock()
-        self._lease_seconds = lease_seconds
+        self.lease_seconds = lease_seconds
         self._within_seconds = within_seconds
         self._locks = WorkerLocks(f"{self._path}-workers")
         self._enrolled: set[str] = set()
@@ -374,7 +374,7 @@ class SQLiteStore:
 
     def _is_alive(self, worker: str, boot: str, renewed: float) -> bool:
         boot_id, now = self._clock.boot()
-        return boot == boot_id and now - renewed <= self._lease_seconds and not self._locks.proves_death(worker)
+        return boot == boot_id and now - renewed <= self.lease_seconds and not self._locks.proves_death(worker)
 
     def _bury(self, dead: list[str], now: float) -> None:
         cursor = self._writer.cursor

@@ -354,7 +354,7 @@ class StoreContract:
             [good.rows[1], good.rows[0]],
             [*good.rows, good.rows[2]],
         ):
-            assert commit(store, replace(good, rows=rows)).verdict is Verdict.FENCED
+            assert commit(store, msgspec.structs.replace(good, rows=rows)).verdict is Verdict.FENCED
         assert everything(store) == before
 
     def test_a_refused_change_leaves_the_others_committed(self, store: Store) -> None:

@@ -1,0 +1,344 @@
+"""How jobs are measured: each in fresh processes, ours and the floor in turn, so that both meet the same weather."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .gauges import MEGABYTE
+
+ROOT = Path(__file__).parents[1]
+#: Longest that one process may take.
+PATIENCE_SECONDS = 900.0
+#: The libraries that the floor is built on; the faster one counts.
+LIBRARIES = ("sqlite3", "apsw")
+
+
+@dataclass
+class Finding:
+    """One line of the table. `ratio` is ours in terms of the floor; a target speaks of one of the two."""
+
+    job: str
+    what: str
+    ours: float
+    unit: str
+    floor: float | None = None
+    ratio: float | None = None
+    least_ratio: float | None = None
+    most: float | None = None
+    detail: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def reached(self) -> bool | None:
+        if self.least_ratio is not None and self.ratio is not None:
+            return self.ratio >= self.least_ratio
+        if self.most is not None:
+            return self.ours <= self.most
+        return None
+
+    def plain(self) -> dict[str, Any]:
+        return {**asdict(self), "reached": self.reached}
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to look: `quick` makes every job small."""
+
+    quick: bool = False
+
+    def rounds(self, full: int) -> int:
+        return 2 if self.quick else full
+
+    def size(self, full: int, quick: int) -> int:
+        return quick if self.quick else full
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    """A fresh folder on the disk to be measured: BENCH_DIR, or where temporary files go."""
+    base = os.environ.get("BENCH_DIR")
+    if base:
+        Path(base).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="keepstep-bench-", dir=base, ignore_cleanup_errors=True) as made:
+        yield Path(made)
+
+
+def begin(side: str, job: str, where: Path, options: dict[str, Any], **env: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "bench.child", side, job, str(where), json.dumps(options)]
+    return subprocess.Popen(command, cwd=ROOT, env={**os.environ, **env}, stdout=subprocess.PIPE, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
+    try:
+        out, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise
+    if process.returncode != 0:
+        raise RuntimeError(f"{' '.join(process.args[3:6])} ended with {process.returncode}")  # type: ignore[index]
+    return json.loads(out.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+def run(side: str, job: str, where: Path | None = None, **options: Any) -> dict[str, Any]:
+    """Do one job in a fresh process, and in a fresh folder unless one is given."""
+    if where is not None:
+        return finish(begin(side, job, where, options))
+    with folder() as fresh:
+        return finish(begin(side, job, fresh, options))
+
+
+# -- rates -------------------------------------------------------------------------------------------------------------
+
+
+def _rate(job: str, what: str, unit: str, least: float, effort: Effort, **options: Any) -> list[Finding]:
+    """Ours and the floor in turn; the ratio of each round is taken between neighbours, and the middle one counts."""
+    ours: list[dict[str, Any]] = []
+    floors: dict[str, list[float]] = {library: [] for library in LIBRARIES}
+    for _ in range(effort.rounds(5)):
+        ours.append(run("ours", job, **options))
+        for library in LIBRARIES:
+            floors[library].append(run("floor", job, library=library, **options)["per_second"])
+    best = max(floors, key=lambda library: statistics.median(floors[library]))
+    rates = [one["per_second"] for one in ours]
+    ratios = [rate / floor for rate, floor in zip(rates, floors[best], strict=True)]
+    return [
+        Finding(
+            job,
+            what,
+            statistics.median(rates),
+            unit,
+            floor=statistics.median(floors[best]),
+            ratio=statistics.median(ratios),
+            least_ratio=least,
+            detail={
+                "rounds": len(rates),
+                "ours": rates,
+                "floors": floors,
+                "floor_library": best,
+                "ratios": ratios,
+                "cpu_us": statistics.median(one["cpu_us"] for one in ours),
+            },
+        )
+    ]
+
+
+def j1(effort: Effort) -> list[Finding]:
+    return _rate("j1", "one run, one step after the other", "steps/s", 0.6, effort, n=effort.size(1000, 200))
+
+
+def j2(effort: Effort) -> list[Finding]:
+    return _rate("j2", "200 runs of 20 steps at once", "steps/s", 0.4, effort, runs=effort.size(200, 50))
+
+
+def j3(effort: Effort) -> list[Finding]:
+    return _rate("j3", "2,000 runs of one step", "runs/s", 0.3, effort, runs=effort.size(2000, 300))
+
+
+def j4(effort: Effort) -> list[Finding]:
+    return _rate("j4", "500 parallel steps in one run", "steps/s", 0.25, effort, n=effort.size(500, 100))
+
+
+# -- being killed ------------------------------------------------------------------------------------------------------
+
+
+def j6(effort: Effort) -> list[Finding]:
+    cases = [(500, 0.5, ""), (10_000, 1.0, "every=500"), (50_000, 3.0, "every=500")]
+    return [_killed(at, limit, durability, effort) for at, limit, durability in cases[: effort.size(3, 2)]]
+
+
+def _killed(at: int, limit: float, durability: str, effort: Effort) -> Finding:
+    """Kill a run in the body of step `at`, and take up copies of what is left, each in a fresh process."""
+    total = at * 2 if at < 1000 else at + 100
+    with folder() as where:
+        for side in ("ours", "floor"):
+            (where / side).mkdir()
+            process = begin(
+                side,
+                "j6_kill",
+                where / side,
+                {"n": total, "at": at},
+                **({"BENCH_DURABILITY": durability} if durability else {}),
+            )
+            process.communicate(timeout=PATIENCE_SECONDS)
+        takes = [_take_up(where, observed=False) for _ in range(effort.rounds(5))]
+        floors = [_take_up_floor(where, total) for _ in takes]
+        seen = _take_up(where, observed=True)
+    return Finding(
+        "j6",
+        f"SIGKILL with {at:,} steps recorded: from process start to the first new body",
+        statistics.median(one["first"] for one in takes),
+        "s",
+        floor=statistics.median(floors),
+        most=limit,
+        detail={
+            "seconds": [one["first"] for one in takes],
+            "repeated": max(one["repeated"] for one in takes),
+            "where": seen["where"],
+        },
+    )
+
+
+def _take_up(where: Path, *, observed: bool) -> dict[str, Any]:
+    with folder() as base:
+        copy = base / "copy"
+        shutil.copytree(where / "ours", copy)
+        before = (copy / "bodies").read_text(encoding="ascii").splitlines()
+        os.sync()
+        began = time.monotonic()
+        answer = finish(begin("ours", "j6_resume", copy, {"observed": observed}))
+        new = [line.split() for line in (copy / "bodies").read_text(encoding="ascii").splitlines()[len(before) :]]
+    done = {line.split()[0] for line in before}
+    first = float(new[0][1])
+    moments = answer["moments"]
+    marks = [
+        ("start the interpreter", answer["importing"]),
+        ("import", answer["imported"]),
+        ("open the store", moments["opened"]),
+        ("claim and load", moments.get("run.recovering")),
+        ("replay", moments.get("run.resumed")),
+        ("begin the step", first),
+    ]
+    spent, last = {}, began
+    for name, at in marks:
+        if at is not None:
+            spent[name] = max(0.0, at - last)
+            last = max(last, at)
+    return {"first": first - began, "repeated": sum(number in done for number, _ in new), "where": spent}
+
+
+def _take_up_floor(where: Path, total: int) -> float:
+    with folder() as base:
+        copy = base / "copy"
+        shutil.copytree(where / "floor", copy)
+        os.sync()
+        began = time.monotonic()
+        answer = finish(begin("floor", "j6_resume", copy, {"n": total}))
+    return float(answer["moments"]["first body"]) - began
+
+
+# -- room --------------------------------------------------------------------------------------------------------------
+
+
+def j7(effort: Effort) -> list[Finding]:
+    return [*_sleeping(effort), *_hoard(effort), *_parked(effort)]
+
+
+def _sleeping(effort: Effort) -> list[Finding]:
+    runs = effort.size(1000, 200)
+    takes = [run("ours", "j7_sleeping", runs=runs) for _ in range(effort.rounds(3))]
+    growth = statistics.median(one["growth"] for one in takes) / MEGABYTE
+    return [Finding("j7", f"memory that {runs:,} sleeping runs add", growth, "MB", most=4.0, detail={"takes": takes})]
+
+
+def _hoard(effort: Effort) -> list[Finding]:
+    n = effort.size(10_000, 1000)
+    with folder() as where:
+        made = run("ours", "j7_hoard", where, n=n)
+        replayed = run("ours", "j7_replay", where, n=n)
+    what = f"{n:,} results of 100 KB in one run"
+    return [
+        Finding("j7", f"memory that {what} add while made", made["growth"] / MEGABYTE, "MB", most=60.0, detail=made),
+        Finding("j7", "… while replayed", replayed["growth"] / MEGABYTE, "MB", most=60.0, detail=replayed),
+    ]
+
+
+def _parked(effort: Effort) -> list[Finding]:
+    """A store with many sleeping runs against one with few: what does not grow is flat."""
+    many, few = effort.size(100_000, 5000), effort.size(1000, 200)
+    takes = {}
+    with folder() as base:
+        for runs in (few, many):
+            (base / str(runs)).mkdir()
+            made = run("ours", "j7_park", base / str(runs), runs=runs)
+            repeats = [run("ours", "j7_claims", base / str(runs)) for _ in range(effort.rounds(3))]
+            takes[runs] = {
+                "made": made,
+                "opened": statistics.median(one["opened"] for one in repeats),
+                "found": statistics.median(one["found"]["median"] for one in repeats),
+                "woken": statistics.median(one["woken"]["median"] for one in repeats),
+                "repeats": repeats,
+            }
+    names = {"opened": "opening the store", "found": "finding a due run", "woken": "waking a sleeping run by a signal"}
+    return [
+        Finding(
+            "j7",
+            f"{name} with {many:,} sleeping runs in it (the floor: with {few:,})",
+            takes[many][key] * 1000,
+            "ms",
+            floor=takes[few][key] * 1000,
+            ratio=takes[many][key] / takes[few][key],
+            detail={str(runs): take for runs, take in takes.items()} if key == "opened" else {},
+        )
+        for key, name in names.items()
+    ]
+
+
+# -- signals and importing ---------------------------------------------------------------------------------------------
+
+
+def signal(effort: Effort) -> list[Finding]:
+    n = effort.size(300, 50)
+    here = run("ours", "signal_here", n=n)
+    with folder() as where:
+        hears = begin("ours", "signal_hear", where, {"n": n})
+        sends = begin("ours", "signal_send", where, {"n": n})
+        finish(sends)
+        across = finish(hears)
+    return [
+        Finding(
+            "signal", "from signal to the step behind wait_for, one process", here["median"] * 1000, "ms", detail=here
+        ),
+        Finding("signal", "… 99th percentile", here["p99"] * 1000, "ms", most=20.0),
+        Finding("signal", "… between two processes on one file", across["median"] * 1000, "ms", detail=across),
+        Finding("signal", "… 99th percentile", across["p99"] * 1000, "ms", most=100.0),
+    ]
+
+
+def importing(effort: Effort) -> list[Finding]:
+    bare, full = [], []
+    for _ in range(effort.rounds(9)):
+        bare.append(_python("pass"))
+        full.append(_python("import keepstep"))
+    return [
+        Finding(
+            "import",
+            "import keepstep, beyond the start of Python itself",
+            min(full) - min(bare),
+            "s",
+            most=0.15,
+            detail={"python": bare, "with keepstep": full, "median": statistics.median(full) - statistics.median(bare)},
+        )
+    ]
+
+
+def _python(code: str) -> float:
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+    return time.perf_counter() - began
+
+
+JOBS: dict[str, Callable[[Effort], list[Finding]]] = {
+    "j1": j1,
+    "j2": j2,
+    "j3": j3,
+    "j4": j4,
+    "j6": j6,
+    "j7": j7,
+    "signal": signal,
+    "import": importing,
+}

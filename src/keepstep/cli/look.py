@@ -1,0 +1,286 @@
+"""The commands that look: `list`, `show` and `history`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from . import exits
+from .frame import RUN, Settings, command, find, shown_url
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from ..engine.engine import Engine
+    from ..model import Checkpoint, Run, RunPage
+
+STATUSES = ("queued", "running", "waiting", "paused", "recovering", "completed", "failed", "cancelled", "set aside")
+
+
+# -- list --------------------------------------------------------------------------------------------------------------
+
+
+class _Status(click.ParamType):
+    name = "status"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        said = str(value).replace("-", " ").replace("_", " ").strip().lower()
+        if said in STATUSES or said == "unfinished":
+            return said
+        known = ", ".join([*STATUSES, "unfinished"])
+        self.fail(f"{value!r} is not a status{exits.nearest(said, STATUSES)} (known: {known})", param, ctx)
+
+
+class Tag(click.ParamType):
+    """A tag, written name=value."""
+
+    name = "tag"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        name, equals, text = str(value).partition("=")
+        if not equals or not name:
+            self.fail(f"{value!r} is not written name=value", param, ctx)
+        return name, text
+
+
+@command("list")
+@click.option("--status", type=_Status(), multiple=True, help="Only these; 'unfinished' is all that has not ended.")
+@click.option("--workflow", metavar="NAME", help="Only runs of this workflow.")
+@click.option("--parent", metavar="RUN", help="Only children of this run.")
+@click.option("--prefix", metavar="TEXT", help="Only runs whose id begins so.")
+@click.option("--tag", type=Tag(), multiple=True, metavar="NAME=VALUE", help="Only runs with this tag.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True)
+@click.option("--after", metavar="CURSOR", help="Go on where the page before ended.")
+def list_(
+    settings: Settings,
+    status: tuple[str, ...],
+    workflow: str | None,
+    parent: str | None,
+    prefix: str | None,
+    tag: tuple[tuple[str, str], ...],
+    limit: int,
+    after: str | None,
+) -> None:
+    """List runs, newest first."""
+    from ..model import FINISHED, RunQuery, Status
+    from . import words
+
+    wanted = {Status(one) for one in status if one != "unfinished"}
+    if "unfinished" in status:
+        wanted |= set(Status) - FINISHED
+    if after is not None and not after.isdecimal():
+        raise click.BadParameter(f"{after!r} is not a cursor that `keepstep list` gave", param_hint="--after")
+    query = RunQuery(
+        workflow=workflow,
+        status=frozenset(wanted),
+        parent=parent,
+        id_prefix=prefix,
+        tags=dict(tag),
+        limit=limit,
+        after=after,
+    )
+
+    async def look(engine: Engine) -> tuple[RunPage, str]:
+        return await engine.list(query), shown_url(engine)
+
+    page, url = settings.talk(look)
+    value = {"runs": [words.run_as_json(run) for run in page.runs], "next": page.next}
+
+    def text() -> str:
+        if not page.runs:
+            chosen = any((wanted, workflow, parent, prefix, tag, after))
+            return f"no runs {'like that ' if chosen else ''}in {url}"
+        rows = [_row(run) for run in page.runs]
+        shown = words.table(("RUN", "WORKFLOW", "STATUS", "CREATED", "WAITS FOR"), rows)
+        return shown + (f"\nmore: keepstep list --after {page.next}" if page.next else "")
+
+    settings.answer(value, text)
+
+
+def _row(run: Run) -> tuple[str, ...]:
+    from . import words
+
+    return (
+        words.one_line(run.id),
+        words.one_line(run.workflow),
+        words.coloured(run.status),
+        words.ago(run.created_at),
+        words.one_line(words.waits_for(run)),
+    )
+
+
+# -- show --------------------------------------------------------------------------------------------------------------
+
+
+@command("show")
+@RUN
+@click.option("--traceback", is_flag=True, help="With the whole traceback of its error.")
+def show(settings: Settings, run_id: str, traceback: bool) -> None:
+    """Show one run: where it stands, its input and its result."""
+    from . import words
+
+    async def look(engine: Engine) -> tuple[Run, dict[str, Any], str]:
+        handle = await find(engine, run_id)
+        run = await handle.run()
+        workers = {worker.id: worker for worker in await engine.call(engine.store.list_workers)}
+        owner = workers.get(run.worker or "")
+        name = run.worker or ""
+        if owner is not None:
+            name = words.worker_name(owner) + ("" if owner.alive else ", which is dead")
+        return run, await handle.published(), name
+
+    run, published, worker = settings.talk(look)
+    value = words.run_as_json(run, whole=True) | {"published": _as_json(published)}
+    settings.answer(value, lambda: _shown(run, published, worker, traceback=traceback))
+
+
+def _as_json(value: Any) -> Any:
+    """What was published, as plain JSON."""
+    from ..values import VALUES
+    from . import words
+
+    return words.plain(VALUES.encode(value, "published"))
+
+
+def _shown(run: Run, published: dict[str, Any], worker: str, *, traceback: bool) -> str:
+    from ..model import FINISHED
+    from . import words
+
+    given = words.arguments(run)
+    arguments = [words.brief(value) for value in given["args"]]
+    arguments += [f"{name}={words.brief(value)}" for name, value in given["kwargs"].items()]
+    ended = run.status in FINISHED
+    took = words.duration(((run.updated_at or run.created_at) - run.created_at).total_seconds())
+    error = f"{run.error.type}: {run.error.message}" if run.error is not None else ""
+    result = words.brief(words.plain(run.output), 2000) if run.output is not None else ""
+    pairs = [
+        ("run", words.one_line(run.id)),
+        ("workflow", f"{words.one_line(run.workflow)} (version {words.one_line(run.version)})"),
+        ("status", words.coloured(run.status) + (f" after {took}" if ended else "")),
+        ("waits for", words.one_line(words.waits_for(run))),
+        ("created", f"{words.local(run.created_at)} ({words.ago(run.created_at)})"),
+        ("updated", f"{words.local(run.updated_at)} ({words.ago(run.updated_at)})"),
+        ("deadline", f"{words.local(run.deadline_at)} ({words.ago(run.deadline_at)})" if run.deadline_at else ""),
+        ("worker", words.one_line(worker)),
+        ("records", f"{run.seq} (keepstep history {run.id})"),
+        ("recoveries", str(run.recoveries) if run.recoveries else ""),
+        ("parent", words.one_line(run.parent or "")),
+        ("continued as", words.one_line(run.continued_as or "")),
+        ("tags", words.one_line(", ".join(f"{name}={value}" for name, value in run.tags.items()))),
+        ("input", ", ".join(arguments)),
+        ("progress", words.brief(words.plain(run.progress)) if run.progress is not None else ""),
+        *((f"shows {name}", words.brief(_as_json(shown))) for name, shown in published.items()),
+        ("result", result),
+        ("error", words.printable(error)),
+        ("", words.printable(run.error.traceback) if traceback and run.error is not None else ""),
+    ]
+    hints = _hints(run)
+    return words.facts(pairs) + ("\n\n" + "\n".join(hints) if hints else "")
+
+
+def _hints(run: Run) -> list[str]:
+    """What can be done now."""
+    from ..model import Status
+    from . import words
+
+    hints = [f"keepstep approve {run.id} {name}" for name in words.awaited(run)]
+    hints += [f"keepstep resolve {run.id} {step} --result JSON | --failed | --again" for step in words.in_doubt(run)]
+    if run.status is Status.PAUSED:
+        hints.append(f"keepstep resume {run.id}")
+    if run.status in (Status.FAILED, Status.SET_ASIDE):
+        hints.append(f"keepstep retry {run.id}")
+    if run.status is Status.QUEUED:
+        hints.append("keepstep worker FILE.py    (a process that drives it, if none is there)")
+    return hints
+
+
+# -- history -----------------------------------------------------------------------------------------------------------
+
+
+@command("history")
+@RUN
+@click.option("--failed", is_flag=True, help="Only what failed.")
+@click.option("--values", is_flag=True, help="With the whole of each result, and tracebacks.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the last N records.")
+def history(settings: Settings, run_id: str, failed: bool, values: bool, limit: int | None) -> None:
+    """Show the timeline of a run: steps, attempts, durations and failures."""
+    from . import words
+
+    async def look(engine: Engine) -> tuple[Run, list[Checkpoint]]:
+        handle = await find(engine, run_id)
+        return await handle.run(), await handle.checkpoints(failed=True if failed else None)
+
+    run, found = settings.talk(look)
+    shown = found[-limit:] if limit else found
+    settings.answer(
+        {"run": run.id, "status": run.status.value, "checkpoints": [words.checkpoint_as_json(one) for one in shown]},
+        lambda: _timeline(run, shown, values=values),
+    )
+
+
+def _timeline(run: Run, shown: list[Checkpoint], *, values: bool) -> str:
+    from . import words
+
+    if not shown:
+        return f"nothing is recorded yet: the run is {run.status.value}"
+    rows = []
+    for one in shown:
+        rows.append(
+            (
+                str(one.seq),
+                _offset(run.created_at, one.finished_at),
+                _kind(one),
+                words.one_line(words.step_name(one.step)),
+                _took(one),
+                one_detail(one, values=values),
+            )
+        )
+    steps = sum(1 for one in shown if one.kind == "step completed")
+    failures = sum(1 for one in shown if one.kind == "step failed")
+    end = f"{run.id}: {words.coloured(run.status)}, {steps} steps completed"
+    end += f", {failures} attempts failed" if failures else ""
+    waits = words.waits_for(run)
+    end += f"; waits for {waits}" if waits else ""
+    return words.table(("SEQ", "AFTER", "WHAT", "STEP", "TOOK", ""), rows, last_may_wrap=not values) + "\n\n" + end
+
+
+def _offset(start: datetime, at: datetime) -> str:
+    from . import words
+
+    return f"+{words.duration((at - start).total_seconds())}"
+
+
+def _kind(one: Checkpoint) -> str:
+    colours = {"failure": "red", "cancelled": "yellow"}
+    return click.style(one.kind.value, fg=colours.get(one.outcome.value))
+
+
+def _took(one: Checkpoint) -> str:
+    from . import words
+
+    if one.started_at is None or not one.kind.value.startswith("step"):
+        return ""
+    return words.duration((one.finished_at - one.started_at).total_seconds())
+
+
+def one_detail(one: Checkpoint, *, values: bool) -> str:
+    """What there is to say about a record beyond its step: its attempt, its error, its value."""
+    from . import words
+
+    parts = []
+    if one.attempt > 1 or one.kind == "step failed":
+        parts.append(f"attempt {one.attempt}")
+    if one.error is not None:
+        parts.append(words.one_line(f"{one.error.type}: {one.error.message}"))
+    if one.retry_at is not None:
+        parts.append(f"again after {words.duration((one.retry_at - one.finished_at).total_seconds())}")
+    if one.trigger.value != "automatic":
+        parts.append("by a person" if one.trigger.value == "manual" else "by recovery")
+    text = "; ".join(parts)
+    if values and one.error is not None and one.error.traceback:
+        text += "\n" + words.printable(one.error.traceback)
+    if one.value is not None and one.kind != "run finished":
+        shown = words.brief(words.plain(one.value), 0 if values else 200)
+        text = f"{text}  {shown}" if text else shown
+    return text

@@ -1,0 +1,278 @@
+"""How things are shown to a person: times, durations, values, tables, and the words for what a run is doing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..model import Checkpoint, ErrorInfo, Run, Status
+from ..model.signal import CHILD, RESERVED, RESOLVE
+
+if TYPE_CHECKING:
+    from ..model import WorkerInfo
+
+COLOURS = {
+    Status.COMPLETED: "green",
+    Status.RUNNING: "cyan",
+    Status.RECOVERING: "cyan",
+    Status.WAITING: "blue",
+    Status.QUEUED: "blue",
+    Status.PAUSED: "yellow",
+    Status.FAILED: "red",
+    Status.SET_ASIDE: "magenta",
+    Status.CANCELLED: "yellow",
+}
+
+
+# -- text --------------------------------------------------------------------------------------------------------------
+
+
+def printable(text: str, *, lines: bool = True) -> str:
+    """Text that cannot steer a terminal: what a run stored is shown, never obeyed."""
+    kept = "\n\t" if lines else ""
+    return "".join(c if c.isprintable() or c in kept else f"\\x{ord(c):02x}" for c in text)
+
+
+def one_line(text: str, width: int = 0) -> str:
+    """Text on one line, cut at `width` if that is given."""
+    flat = printable(" ".join(text.split()), lines=False)
+    return flat if not width or len(flat) <= width else flat[: max(width - 1, 0)] + "…"
+
+
+def marks() -> dict[str, str]:
+    """The signs before a line, as far as the terminal's encoding has them."""
+    signs = {"done": "✓", "failed": "✗", "waiting": "…", "note": "·", "cancelled": "−"}
+    try:
+        "".join(signs.values()).encode(getattr(sys.stderr, "encoding", None) or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return {"done": "+", "failed": "x", "waiting": "~", "note": "-", "cancelled": "-"}
+    return signs
+
+
+def coloured(status: Status) -> str:
+    return click.style(status.value, fg=COLOURS[status])
+
+
+def step_name(key: str) -> str:
+    """A step's key as a person says it: the number of the call only from the second call on."""
+    return key.removesuffix("#1")
+
+
+# -- time --------------------------------------------------------------------------------------------------------------
+
+
+def duration(seconds: float) -> str:
+    if seconds < 0:
+        return "0 s"
+    if seconds < 0.0995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest and minutes < 10 else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min" if minutes and hours < 10 else f"{hours} h"
+    return f"{hours // 24} days"
+
+
+def ago(at: datetime | None, now: datetime | None = None) -> str:
+    """How long ago, or how long from now."""
+    if at is None:
+        return "-"
+    seconds = ((now or datetime.now(UTC)) - at).total_seconds()
+    if abs(seconds) < 1:
+        return "now"
+    return f"{duration(seconds)} ago" if seconds > 0 else f"in {duration(-seconds)}"
+
+
+def local(at: datetime | None) -> str:
+    return "-" if at is None else at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def iso(at: datetime | None) -> str | None:
+    return None if at is None else at.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
+def plain(stored: bytes | None) -> Any:
+    """A stored value as plain JSON: a tuple or set as a list, an object as its fields."""
+    if stored is None:
+        return None
+    try:
+        return _untagged(json.loads(bytes(stored)))
+    except (ValueError, RecursionError):
+        return bytes(stored).decode("utf-8", "replace")
+
+
+def _untagged(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_untagged(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if isinstance(value.get("$"), str):
+        inner = value.get("v")
+        if value["$"] == "dict" and isinstance(inner, list):
+            return {_key(key): _untagged(item) for key, item in inner}
+        return _untagged(inner)
+    return {key: _untagged(item) for key, item in value.items()}
+
+
+def _key(key: Any) -> str:
+    simple = _untagged(key)
+    return simple if isinstance(simple, str) else json.dumps(simple, ensure_ascii=False)
+
+
+def arguments(run: Run) -> dict[str, Any]:
+    """What a run was started with."""
+    value = plain(run.input)
+    if isinstance(value, list) and len(value) == 2:
+        return {"args": value[0], "kwargs": value[1]}
+    return {"args": [], "kwargs": {}}
+
+
+def brief(value: Any, width: int = 60) -> str:
+    return one_line(json.dumps(value, ensure_ascii=False), width)
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+
+def awaited(run: Run) -> list[str]:
+    """The signals of its own that a parked run waits for."""
+    return [name for name in run.wakes if not name.startswith(RESERVED)]
+
+
+def in_doubt(run: Run) -> list[str]:
+    """The steps of a parked run that wait for a person to say what became of them."""
+    return [name.removeprefix(f"{RESOLVE}:") for name in run.wakes if name.startswith(f"{RESOLVE}:")]
+
+
+def waits_for(run: Run) -> str:
+    """What moves a run on, in words."""
+    if run.status is Status.SET_ASIDE:
+        return "a person: keepstep retry or cancel"
+    if run.status is Status.PAUSED:
+        return "a person: keepstep resume"
+    if run.status is Status.QUEUED:
+        late = run.due_at is not None and run.due_at > datetime.now(UTC)
+        return f"its time, {ago(run.due_at)}" if late else "a worker"
+    if run.status is not Status.WAITING:
+        return ""
+    waits = [f"signal {name}" for name in awaited(run)]
+    waits += [f"child {step_name(name.removeprefix(CHILD))}" for name in run.wakes if name.startswith(CHILD)]
+    waits += [f"a decision on {step_name(step)}" for step in in_doubt(run)]
+    if run.due_at is not None:
+        waits.append(f"its time, {ago(run.due_at)}" if run.due_at > datetime.now(UTC) else "a worker")
+    return " or ".join(waits)
+
+
+def run_as_json(run: Run, *, whole: bool = False) -> dict[str, Any]:
+    """A run for a program; `whole` with its input, output and error."""
+    value: dict[str, Any] = {
+        "id": run.id,
+        "workflow": run.workflow,
+        "version": run.version,
+        "status": run.status.value,
+        "created_at": iso(run.created_at),
+        "updated_at": iso(run.updated_at),
+        "due_at": iso(run.due_at),
+        "deadline_at": iso(run.deadline_at),
+        "wakes": list(run.wakes),
+        "worker": run.worker,
+        "epoch": run.epoch,
+        "seq": run.seq,
+        "signals": run.signals,
+        "recoveries": run.recoveries,
+        "parent": run.parent,
+        "queue": run.queue,
+        "priority": run.priority,
+        "tags": dict(run.tags),
+    }
+    if whole:
+        value |= {
+            "input": arguments(run),
+            "result": plain(run.output),
+            "error": error_as_json(run.error),
+            "continued_as": run.continued_as,
+            "progress": plain(run.progress),
+        }
+    return value
+
+
+def error_as_json(error: ErrorInfo | None) -> dict[str, Any] | None:
+    if error is None:
+        return None
+    return {
+        "type": error.type,
+        "message": error.message,
+        "class": error.error_class,
+        "code": error.code,
+        "attempt": error.attempt,
+        "id": error.id,
+        "caused_by": list(error.caused_by),
+        "traceback": error.traceback,
+    }
+
+
+def checkpoint_as_json(one: Checkpoint) -> dict[str, Any]:
+    return {
+        "seq": one.seq,
+        "kind": one.kind.value,
+        "step": one.step,
+        "outcome": one.outcome.value,
+        "attempt": one.attempt,
+        "trigger": one.trigger.value,
+        "worker": one.worker,
+        "started_at": iso(one.started_at),
+        "finished_at": iso(one.finished_at),
+        "value": plain(one.value),
+        "error": error_as_json(one.error),
+        "retry_at": iso(one.retry_at),
+    }
+
+
+def worker_name(worker: WorkerInfo) -> str:
+    where = f"pid {worker.pid}" + (f" on {worker.host}" if worker.host else "")
+    return f"{worker.id} ({where})"
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, last_may_wrap: bool = True) -> str:
+    """Columns side by side; on a terminal the last one is cut to the width, in a pipe nothing is cut."""
+    body = [[*row] for row in rows]
+    widths = [max([len(click.unstyle(cell)) for cell in column]) for column in zip(heads, *body, strict=True)]
+    room = 0
+    if last_may_wrap and sys.stdout.isatty():
+        room = max(shutil.get_terminal_size().columns - sum(widths[:-1]) - 2 * (len(widths) - 1), 10)
+    lines = [click.style(_joined(heads, widths), bold=True) if any(heads) else ""]
+    for row in body:
+        cell = click.unstyle(row[-1])
+        if room and len(cell) > room:
+            row[-1] = cell[: room - 1] + "…"
+        lines.append(_joined(row, widths))
+    return "\n".join(line for line in lines if line)
+
+
+def _joined(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = [cell + " " * (width - len(click.unstyle(cell))) for cell, width in zip(cells, widths, strict=True)]
+    return "  ".join(padded).rstrip()
+
+
+def facts(pairs: Iterable[tuple[str, str]]) -> str:
+    """Names and values, one per line, those without a value left out."""
+    kept = [(name, value) for name, value in pairs if value]
+    width = max((len(name) for name, _ in kept), default=0)
+    indent = "\n" + " " * (width + 2)
+    return "\n".join(f"{click.style(name.ljust(width), dim=True)}  {value.replace(chr(10), indent)}" for name, value in kept)
