@@ -4,31 +4,13 @@ from __future__ import annotations
 
 from .engine.attempt import Done, NotDone
 from .engine.blocking import open, run  # noqa: A004 - the words users know: ks.open, ks.run
+from .engine.children import continue_as, signal, start
 from .engine.engine import Engine
+from .engine.facts import idempotency_key, now, random, run_id, uuid
 from .engine.handle import RunHandle
-from .engine.verbs import (
-    as_completed,
-    chain,
-    checkpoint,
-    continue_as,
-    emit,
-    gather,
-    idempotency_key,
-    map,  # noqa: A004
-    now,
-    patched,
-    progress,
-    publish,
-    race,
-    random,
-    run_id,
-    signal,
-    sleep,
-    start,
-    timeout,
-    uuid,
-    wait_for,
-)
+from .engine.notes import checkpoint, emit, patched, progress, publish
+from .engine.together import as_completed, chain, gather, map, race  # noqa: A004
+from .engine.waits import sleep, timeout, wait_for
 from .errors import (
     AlreadyFinished,
     DefinitionError,

@@ -16,6 +16,7 @@ import msgspec
 
 from ..errors import DefinitionError, KeepstepError, StepError, StepFailed, StepInDoubt, StepTimedOut, TimedOut
 from ..model import Kind, Outcome
+from ..ports import CURRENT
 from ..stores.records import Record
 from ..values import VALUES
 from ..workflows.definition import Call
@@ -85,6 +86,18 @@ class Branch:
         return self.run.now_at
 
 
+def in_workflow(verb: str) -> Branch:
+    """The branch that the caller is in; anything else than a workflow's own code is an error."""
+    scope = CURRENT.get()
+    if scope is None:
+        raise DefinitionError(f"ks.{verb} is called outside a run; it only means something in a workflow")
+    if scope.in_step:
+        raise DefinitionError(
+            f"ks.{verb} is called inside step {scope.key!r}; only the workflow itself may do that, so call it there"
+        )
+    return scope  # type: ignore[no-any-return]
+
+
 class Pending(asyncio.Future[None]):
     """What a task waits on while its call is under way; it notices when the code cancels the wait."""
 
@@ -134,7 +147,7 @@ class DurableCall(Call[T]):
         self.state = NEW
         self.waiter: Pending | None = None
         self.event: threading.Event | None = None
-        self.told: Callable[[DurableCall[Any]], None] | None = None
+        self.told: Callable[[DurableCall[Any]], bool] | None = None
         self.value: Any = None
         self.error: BaseException | None = None
         self.entry: Entry | None = None
@@ -252,8 +265,8 @@ class DurableCall(Call[T]):
             self.event.set()
             self.event = None
             woken = True
-        if self.told is not None:
-            self.told(self)
+        if self.told is not None and self.told(self):
+            woken = True
         return woken
 
     def decode(self, record: Record) -> Any:

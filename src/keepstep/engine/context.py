@@ -80,7 +80,7 @@ End = tuple[Status, bytes, ErrorInfo | None, str | None]
 class RunContext:
     """A claimed run: its place in the journal, what its code has asked, and what it waits for."""
 
-    def __init__(self, engine: Engine, workflow: Workflow[..., Any], claim: Claim) -> None:
+    def __init__(self, engine: Engine, workflow: Workflow[..., Any], claim: Claim) -> None:  # noqa: PLR0915 - one list
         run = claim.run
         self.engine = engine
         self.workflow = workflow
@@ -249,23 +249,27 @@ class RunContext:
             elif self.arrived:
                 if self.engine.replay_always and self._forget():
                     return
-                draft = self.arrived.popleft()
-                record = draft.record
-                if record is None or draft.call is None:
-                    continue
-                if record.finished_at is not None:
-                    self.now_at = record.finished_at
-                if draft.call.settle(record):
-                    if self.arrived:
-                        self.watch()
+                if self._deliver(self.arrived.popleft()):
                     return
             else:
-                break
-        if not self.detached:
-            self._idle()
+                self._idle()
+                return
+
+    def _deliver(self, draft: Draft) -> bool:
+        """Deliver what has just been recorded; whether to wait until the code has come to rest again."""
+        record = draft.record
+        if record is None or draft.call is None:
+            return False
+        if record.finished_at is not None:
+            self.now_at = record.finished_at
+        if not draft.call.settle(record):
+            return False
+        if self.arrived:
+            self.watch()
+        return True
 
     def _forget(self) -> bool:
-        """Instead of delivering, hand the run back, so that what has arrived is told by replay; whether that is done."""
+        """Instead of delivering, hand the run back, so that what has arrived is told by replay."""
         if self.performing or self.pending or self.in_flight or self.holding or self.finishing:
             return self.moving
         if self.main is None or self.main.done():
@@ -347,7 +351,8 @@ class RunContext:
         place = history.places.get((call.branch.path, call.ordinal))
         if place is not None and place != key and self.workflow.on_change != "compatible":
             self.mismatch(
-                f"call {call.ordinal} of branch {call.branch.path or 'root'} was recorded as {place}, and the code asks for {key}"
+                f"call {call.ordinal} of branch {call.branch.path or 'root'} was recorded as {place}, "
+                f"and the code asks for {key}"
             )
         return None
 

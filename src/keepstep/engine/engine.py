@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import threading
@@ -11,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
 from ..errors import DefinitionError, KeepstepError, RunConflict, RunNotFound, StoreError
 from ..executors.thread import ThreadExecutor
@@ -104,7 +105,7 @@ class Engine:
 
     # -- opening and closing ------------------------------------------------------------------------------------------
 
-    async def __aenter__(self) -> Engine:
+    async def __aenter__(self) -> Self:
         await self.open()
         return self
 
@@ -232,7 +233,7 @@ class Engine:
         tags: dict[str, str] | None = None,
         **kwargs: Any,
     ) -> RunHandle[Any]:
-        """Start a run, durable before its first step. A known `run_id` gives the existing run; it is never started twice."""
+        """Start a run, durable before its first step; a known `run_id` gives the existing run, never a second one."""
         self._must_be_open()
         if isinstance(workflow, Bound):
             workflow, args, kwargs = workflow.workflow, workflow.args, workflow.kwargs
@@ -493,12 +494,10 @@ class Engine:
 
 
 async def _all_left(contexts: Sequence[RunContext], seconds: float) -> None:
-    try:
+    with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             for context in contexts:
                 await context.left()
-    except TimeoutError:
-        pass
 
 
 def _checked_tags(tags: dict[str, str] | None) -> dict[str, str]:

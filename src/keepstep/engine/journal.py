@@ -83,7 +83,7 @@ class Journal:
             self._schedule()
 
     async def write(self, change: Change | Callable[[], Change]) -> Answer:
-        """Write a change that no running code makes: a new run, a signal; a function is asked when the batch is built."""
+        """Write a change that no running code makes: a new run, a signal; a function makes it with the batch."""
         if isinstance(change, Send) and not change.signal.id:
             import dataclasses  # noqa: PLC0415 - a signal from outside is rare
 
@@ -123,31 +123,33 @@ class Journal:
             if not run.detached:
                 self._take(run, batch)
         others, self._others = self._others, []
-        for change, future in others:
+        for change, owner in others:
             batch.changes.append(change() if callable(change) else change)
-            batch.owners.append(future)
+            batch.owners.append(owner)
         if not batch.changes:
             self._rest()
             return
-        if self._store.quick and self._typical_seconds < SLOW_COMMIT_SECONDS and not batch.needs_thread:
-            started = time.perf_counter()
-            try:
-                answers = self._store.commit(batch.changes, wait=False)
-            except WouldBlock:
-                pass
-            except StoreUnavailable as error:
-                self._try_again(batch, error)
-                return
-            except Exception as error:  # noqa: BLE001 - whatever it was, the runs concerned are told
-                self._give_up(batch, error)
-                return
-            else:
-                self._learn(time.perf_counter() - started)
-                self._answered(batch, answers)
-                return
-        self._in_flight = True
-        future2 = self._loop.run_in_executor(self._pool, self._commit_and_time, batch.changes)
-        future2.add_done_callback(lambda done: self._thread_answered(batch, done), context=self._context)
+        here = self._store.quick and self._typical_seconds < SLOW_COMMIT_SECONDS and not batch.needs_thread
+        if not (here and self._committed_here(batch)):
+            self._in_flight = True
+            future = self._loop.run_in_executor(self._pool, self._commit_and_time, batch.changes)
+            future.add_done_callback(partial(self._thread_answered, batch), context=self._context)
+
+    def _committed_here(self, batch: _Batch) -> bool:
+        """Commit on the loop's thread, unless another process is writing: a hand-over costs half a commit."""
+        started = time.perf_counter()
+        try:
+            answers = self._store.commit(batch.changes, wait=False)
+        except WouldBlock:
+            return False
+        except StoreUnavailable as error:
+            self._try_again(batch, error)
+        except Exception as error:  # noqa: BLE001 - whatever it was, the runs concerned are told
+            self._give_up(batch, error)
+        else:
+            self._learn(time.perf_counter() - started)
+            self._answered(batch, answers)
+        return True
 
     def _take(self, run: RunContext, batch: _Batch) -> None:
         """Build one change from the drafts of a run, up to the first that must stand alone."""
@@ -254,7 +256,7 @@ class Journal:
             return [answer for answer in answers if answer is not None], time.perf_counter() - started
 
         future = self._loop.run_in_executor(self._pool, settle)
-        future.add_done_callback(lambda done: self._thread_answered(batch, done), context=self._context)
+        future.add_done_callback(partial(self._thread_answered, batch), context=self._context)
 
     def _what_became_of(self, change: Change) -> Answer | None:
         """Settle an unknown commit by reading the head; None means that the change must be made again."""

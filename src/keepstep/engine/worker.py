@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -86,7 +87,7 @@ class Worker:
         self._stopping = True
         if self._poll_timer is not None:
             self._poll_timer.cancel()
-        while self._claiming:
+        while self._claiming:  # noqa: ASYNC110 - at most one claim, a few milliseconds
             await asyncio.sleep(0.005)
         if self._to_give_back:
             await self._give_back()
@@ -134,23 +135,23 @@ class Worker:
             if time.monotonic() - self._tick > STUCK_SECONDS:
                 log.error("the event loop has not moved for %d s; its leases are not renewed", STUCK_SECONDS)
                 continue
-            try:
-                known = self._renew()
-            except StoreError as error:
-                log.warning("the heartbeat failed: %s", error)
-                continue
-            except Exception:
-                log.exception("the heartbeat failed")
-                continue
-            try:
-                if not known:
-                    self.engine.loop.call_soon_threadsafe(self._given_up)
-                elif self._to_give_back:
-                    self.engine.loop.call_soon_threadsafe(self._give_back_soon)
-            except RuntimeError:
-                return  # the loop has closed
+            self._beat_once()
             if early:
                 self._ended.wait(PROGRESS_SECONDS)
+
+    def _beat_once(self) -> None:
+        try:
+            known = self._renew()
+        except StoreError as error:
+            log.warning("the heartbeat failed: %s", error)
+            return
+        except Exception:
+            log.exception("the heartbeat failed")
+            return
+        told = self._given_up if not known else self._give_back_soon if self._to_give_back else None
+        if told is not None:
+            with contextlib.suppress(RuntimeError):  # the loop may have closed
+                self.engine.loop.call_soon_threadsafe(told)
 
     def lease_is_fresh(self) -> bool:
         """Whether the last heartbeat is recent enough to start something under its leases."""
@@ -272,7 +273,7 @@ class Worker:
         return isinstance(self.engine.recovery_limit.decide(claim.run.recoveries), RecoverAlone)
 
     def _makes_room(self) -> bool:
-        """Whether a run that must be driven alone has waited so long that nothing else is taken until the others left."""
+        """Whether a run that must be driven alone has waited so long that nothing else is taken before it."""
         waited = self._suspects_since is not None and time.monotonic() - self._suspects_since > MAKE_ROOM_SECONDS
         return waited and bool(self.engine.live)
 

@@ -53,6 +53,7 @@ class CrashingStore:
     def __init__(self, inner: Store, point: CrashPoint | None = None, recorder: Recorder | None = None) -> None:
         self.inner = inner
         self.url, self.quick, self.transactional = inner.url, inner.quick, inner.transactional
+        self.lease_seconds = inner.lease_seconds
         self.writes: list[str] = []
         self.workers: set[str] = set()
         self.dead = False

@@ -1,0 +1,122 @@
+"""The command `worker`: a process that claims runs and drives them until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from . import exits
+from .frame import Settings, command, shown_url
+
+if TYPE_CHECKING:
+    from ..engine.engine import Engine
+    from ..workflows.definition import Workflow
+
+#: A worker that is told to stop is gone within 30 s: so long for its steps, the rest for handing back.
+STOP_SECONDS = 20.0
+#: With --until-idle: how long nothing must have been due before the worker leaves.
+IDLE_SECONDS = 0.5
+
+
+@command("worker")
+@click.argument("targets", nargs=-1, required=True, metavar="FILE.py|MODULE[:WORKFLOW]...")
+@click.option("--max-runs", type=click.IntRange(1), default=1000, show_default=True, help="Runs driven at once.")
+@click.option(
+    "--stop-seconds",
+    type=click.FloatRange(0),
+    default=STOP_SECONDS,
+    show_default=True,
+    help="How long steps may go on after SIGTERM or Ctrl-C.",
+)
+@click.option("--until-idle", is_flag=True, help="Leave when nothing is due.")
+@click.option("-q", "--quiet", is_flag=True, help="Only tell of trouble.")
+@click.option("-v", "--verbose", is_flag=True, help="Tell of every step.")
+def worker(
+    settings: Settings,
+    targets: tuple[str, ...],
+    max_runs: int,
+    stop_seconds: float,
+    until_idle: bool,
+    quiet: bool,
+    verbose: bool,
+) -> int:
+    """Drive runs of the workflows in these files or modules, and recover what was interrupted.
+
+    SIGTERM or Ctrl-C: takes no more work, lets steps finish for a while, hands the rest back.
+    """
+    chosen = _chosen(targets, debug=settings.debug)
+    options: dict[str, Any] = {"max_runs": max_runs, "workflows": chosen}
+    return asyncio.run(_serve(settings, options, stop_seconds, until_idle=until_idle, quiet=quiet, verbose=verbose))
+
+
+def _chosen(targets: tuple[str, ...], *, debug: bool) -> list[Workflow[..., Any]] | None:
+    """The workflows that were named, or None for all that the files define and import."""
+    from ..workflows.definition import KNOWN
+    from .target import load_module, load_workflow, split
+
+    named: list[Workflow[..., Any]] = []
+    whole = False
+    for target in targets:
+        where, name = split(target)
+        if name:
+            named.append(load_workflow(target, debug=debug))
+        else:
+            load_module(where, debug=debug)
+            whole = True
+    if whole and not KNOWN:
+        raise exits.Refused(
+            f"{', '.join(targets)} defines no workflow", "decorate a function with @keepstep.workflow"
+        )
+    return None if whole else named
+
+
+async def _serve(
+    settings: Settings, options: dict[str, Any], stop_seconds: float, *, until_idle: bool, quiet: bool, verbose: bool
+) -> int:
+    from .progress import Lines
+    from .run import Stop
+
+    lines = Lines(steps=verbose, live=False)
+    observers = None if quiet else lines.observe
+    with Stop() as stop:
+        engine = settings.engine(create=True, worker=True, observers=observers, **options)
+        await engine.open()
+        try:
+            if not quiet:
+                names = ", ".join(sorted(engine.workflows))
+                lines.plain(f"worker (pid {os.getpid()}) on {shown_url(engine)} drives {names}; Ctrl-C stops it")
+            idle = [asyncio.ensure_future(_idle(engine))] if until_idle else []
+            await stop.or_(*idle)
+            for task in idle:
+                task.cancel()
+            if stop.asked.is_set() and not quiet:
+                under_way = f", {len(engine.live)} runs are under way" if engine.live else ""
+                lines.plain(f"stopping within {stop_seconds:g} s{under_way} (again: at once)")
+        finally:
+            await engine.close(stop_seconds)
+        if not quiet:
+            lines.plain("stopped; what is not finished waits for the next worker")
+    return exits.OK
+
+
+async def _idle(engine: Engine) -> None:
+    """Come back when nothing has been driven or due for a moment."""
+    from ..model import FINISHED, RunQuery, Status
+
+    waiting = frozenset(set(Status) - FINISHED - {Status.SET_ASIDE, Status.PAUSED})
+    since = time.monotonic()
+    while time.monotonic() - since < IDLE_SECONDS:
+        await asyncio.sleep(0.05)
+        page = await engine.list(RunQuery(status=waiting, limit=1000))
+        now = engine.clock.now()
+        due = [
+            run
+            for run in page.runs
+            if run.workflow in engine.workflows and run.due_at is not None and run.due_at.timestamp() <= now
+        ]
+        if engine.live or due:
+            since = time.monotonic()

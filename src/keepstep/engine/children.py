@@ -1,0 +1,219 @@
+"""What a run does to other runs: start them, wait for them, signal them, and continue as a new one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import msgspec
+
+from ..errors import AlreadyFinished, DefinitionError, RunNotFound, StepFailed
+from ..model import Kind, Outcome, Run, Signal, Status
+from ..model.ids import check_id, check_name, child_id, new_id
+from ..model.signal import CANCEL, CHILD
+from ..ports import Answer, Create, Send, Verdict, instant
+from ..stores.records import Record, StoredError
+from ..values import VALUES
+from ..workflows.definition import Bound, Call, Workflow
+from . import attempt as attempts
+from .branch import Branch, DurableCall, in_workflow
+from .context import Wait
+from .runner import ContinueAs
+
+if TYPE_CHECKING:
+    pass
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+class SendCall(DurableCall[None]):
+    """A signal that a workflow sends to another run, in its own commit."""
+
+    __slots__ = ("name", "payload", "target")
+
+    def __init__(self, branch: Branch, target: str, name: str, payload: bytes) -> None:
+        self.target, self.name, self.payload = target, name, payload
+        super().__init__(branch, f"signal:{name}", VALUES.digest((target, name, payload), "signal"))
+
+    def begin_live(self) -> None:
+        run = self.run
+        signal_id = f"{run.id}:{self.key}:{run.generation}"
+        signal = Signal(self.target, self.name, self.payload, signal_id, f"run {run.id}", run.time())
+        record = self.record(Kind.STEP_COMPLETED, attempt=1, data={"to": self.target, "signal_name": self.name})
+        run.append_special(record, {"sends": [Send(signal)]}, self._sent, self._refused, self)
+
+    def _sent(self, _: Answer) -> None:
+        self.run.engine.signalled(self.target)
+
+    def _refused(self, answer: Answer) -> None:
+        missing = answer.verdict is Verdict.NOT_FOUND
+        text = f"no run {self.target!r} is here" if missing else f"run {self.target!r} has already finished"
+        error = StoredError(
+            "keepstep.RunNotFound" if missing else "keepstep.AlreadyFinished", text, "permanent", id=new_id("error")
+        )
+        self.run.append(self.record(Kind.STEP_FAILED, outcome=Outcome.FAILURE.value, attempt=1, error=error), self)
+
+    def failure(self, record: Record) -> BaseException:
+        error = record.error
+        if error is not None and error.type == "keepstep.RunNotFound":
+            return RunNotFound(error.message, self.target)
+        return AlreadyFinished(error.message if error is not None else "", self.target)
+
+
+def signal(run_id: str, name: str, payload: Any = True) -> Call[None]:
+    """Send a signal to another run, exactly once, from a workflow."""
+    check_id(run_id)
+    check_name(name, "signal")
+    return SendCall(in_workflow("signal"), run_id, name, VALUES.encode(payload, f"signal {name!r}"))
+
+
+class ChildRun:
+    """A run that a workflow started: await its result, signal it or cancel it."""
+
+    def __init__(self, branch: Branch, run_id: str, key: str, workflow: Workflow[..., Any]) -> None:
+        self.id = run_id
+        self._branch, self._key, self._workflow = branch, key, workflow
+
+    def result(self) -> Call[Any]:
+        """The child's result, once it has one."""
+        return ChildResult(in_workflow("start"), self)
+
+    def __await__(self) -> Any:
+        return self.result().__await__()
+
+    def signal(self, name: str, payload: Any = True) -> Call[None]:
+        """Send the child a signal."""
+        return signal(self.id, name, payload)
+
+    def cancel(self) -> Call[None]:
+        """Ask the child to stop."""
+        return SendCall(in_workflow("cancel"), self.id, CANCEL, b'{"reason":"cancelled by its parent"}')
+
+    def __repr__(self) -> str:
+        return f"<child run {self.id}>"
+
+
+class StartCall(DurableCall[ChildRun]):
+    """The start of a child, in its parent's commit: exactly one child per call across crashes."""
+
+    __slots__ = ("input", "options", "workflow")
+
+    def __init__(self, branch: Branch, workflow: Workflow[..., Any], payload: bytes, options: dict[str, Any]) -> None:
+        self.workflow, self.input, self.options = workflow, payload, options
+        super().__init__(branch, workflow.name, VALUES.digest((payload, options.get("run_id")), "child"))
+
+    def begin_live(self) -> None:
+        run, workflow = self.run, self.workflow
+        given = self.options.get("run_id")
+        child = given or child_id(run.id, self.key, run.generation)
+        at = run.time()
+        delay = float(self.options.get("delay") or 0.0)
+        created = Run(
+            id=child,
+            workflow=workflow.name,
+            status=Status.QUEUED,
+            created_at=at,
+            version=workflow.version,
+            fingerprint=workflow.fingerprint,
+            input=self.input,
+            seed=attempts.idempotency_key(run.seed, self.key, run.generation)[:16],
+            parent=run.id,
+            parent_key=self.key,
+            queue=self.options.get("queue") or "default",
+            priority=self.options.get("priority") or 0,
+            tags=self.options.get("tags") or {},
+            due_at=instant(at.timestamp() + delay),
+        )
+        record = self.record(Kind.CHILD, attempt=1, data={"child": child})
+        run.append_special(record, {"creates": [Create(created)]}, self._made, self._refused, self)
+
+    def _made(self, _: Answer) -> None:
+        self.run.engine.poke()
+
+    def _refused(self, answer: Answer) -> None:
+        text = f"run id {answer.about!r} is taken by another run"
+        error = StoredError("keepstep.RunConflict", text, "permanent", id=new_id("error"))
+        self.run.append(self.record(Kind.STEP_FAILED, outcome=Outcome.FAILURE.value, attempt=1, error=error), self)
+
+    def decode(self, record: Record) -> ChildRun:
+        child = (record.data or {})["child"]
+        self.run.children[self.key] = child
+        return ChildRun(self.branch, child, self.key, self.workflow)
+
+
+class ChildResult(DurableCall[Any]):
+    """The wait for a child's end."""
+
+    __slots__ = ("child",)
+
+    def __init__(self, branch: Branch, child: ChildRun) -> None:
+        self.child = child
+        super().__init__(branch, f"{child._workflow.name}.result", child.id)  # noqa: SLF001
+
+    def begin_live(self) -> None:
+        key = self.child._key  # noqa: SLF001
+        word = self.run.child_results.get(key)
+        if word is not None:
+            self._write(word, {})
+            return
+        name = f"{CHILD}{key}"
+        signal = self.run.take_signal(name)
+        if signal is not None:
+            self._come(signal)
+        else:
+            self.run.add_wait(Wait(self, None, None, name, self._come))
+
+    def _come(self, signal: Signal) -> None:
+        self._write(signal.payload, {"signal": signal.seq})
+
+    def _write(self, word: bytes, data: dict[str, Any]) -> None:
+        self.run.append(self.record(Kind.CHILD, word, data=data or None), self)
+
+    def stop(self) -> None:
+        super().stop()
+        self.run.end_wait(self)
+
+    def decode(self, record: Record) -> Any:
+        key = self.child._key  # noqa: SLF001
+        raw = bytes(record.value)  # type: ignore[arg-type]
+        self.run.child_results[key] = raw
+        self.run.children.pop(key, None)
+        word = msgspec.json.decode(raw, type=_Word)
+        if word.status == Status.COMPLETED:
+            value = b"null" if word.value is msgspec.UNSET else bytes(word.value)
+            return self.child._workflow.values.decode(value, f"child {self.child.id!r}: result")  # noqa: SLF001
+        info = word.error.info() if word.error is not None else None
+        told = f": {info.type}: {info.message}" if info is not None else ""
+        self.error = StepFailed(f"child run {self.child.id!r} {word.status}{told}", self.key, info, record.seq)
+        return None
+
+
+class _Word(msgspec.Struct):
+    status: str
+    value: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    error: StoredError | None = None
+
+
+_CHILD_OPTIONS: tuple[str, ...] = ("run_id", "queue", "priority", "delay", "tags")
+
+
+def start(workflow: Any, *args: Any, **kwargs: Any) -> Call[ChildRun]:
+    """Start a child run from a workflow: exactly one per call, whatever crashes. Cancelling the parent cancels it."""
+    branch = in_workflow("start")
+    options = {name: kwargs.pop(name) for name in _CHILD_OPTIONS if name in kwargs}
+    if isinstance(workflow, Bound):
+        workflow, args, kwargs = workflow.workflow, workflow.args, workflow.kwargs
+    if not isinstance(workflow, Workflow):
+        raise DefinitionError(f"{workflow!r} is not a workflow; decorate it with @ks.workflow")
+    if options.get("run_id") is not None:
+        check_id(options["run_id"])
+    workflow.check_arguments(args, kwargs)
+    payload = workflow.values.encode([[*args], kwargs], f"workflow {workflow.name!r}: input")
+    return StartCall(branch, workflow, payload, options)
+
+
+def continue_as(*args: Any, **kwargs: Any) -> NoReturn:
+    """End this run and start its successor with these arguments, in one commit; unread signals move over."""
+    branch = in_workflow("continue_as")
+    branch.run.workflow.check_arguments(args, kwargs)
+    raise ContinueAs(args, kwargs)

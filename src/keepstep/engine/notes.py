@@ -1,0 +1,120 @@
+"""What a run writes down without waiting for it: decisions, patches, published values, tokens, progress."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from ..model import Kind
+from ..model.ids import check_name
+from ..ports import CURRENT
+from ..stores.records import Record, check_size
+from ..values import VALUES
+from ..workflows.definition import Call
+from . import attempt as attempts
+from .branch import Branch, DurableCall, in_workflow
+
+if TYPE_CHECKING:
+    from .attempt import Attempt
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+def note(branch: Branch, kind: Kind, key: str, value: bytes | None, data: dict[str, Any] | None = None) -> None:
+    """Record something that the code does not wait for; on replay it is there already."""
+    run = branch.run
+    if run.detached:
+        return
+    recorded = run.notes.pop(key, None)
+    if recorded is not None:
+        return
+    record = Record(run.id, kind.value, step=key, worker=run.worker, data=data)
+    record.finished_at = run.time()
+    if value is not None:
+        record.value = msgspec.Raw(value)
+    run.append(record)
+
+
+def decide(branch: Branch, key: str, choice: int) -> None:
+    """Record which of several came first; on replay it must be the same."""
+    recorded = branch.run.notes.get(key)
+    if recorded is not None and (recorded.data or {}).get("choice") != choice:
+        branch.run.mismatch(f"{key} was decided as {(recorded.data or {}).get('choice')} and now as {choice}")
+    note(branch, Kind.DECISION, key, None, {"choice": choice})
+
+
+def patched(name: str) -> bool:
+    """Whether this run takes the new path of a change: True from the change on, False where its history is older."""
+    branch = in_workflow("patched")
+    check_name(name, "patch")
+    run = branch.run
+    if name not in run.patches:
+        key = f"patch:{name}"
+        history = run.history
+        old = key not in run.notes and history is not None and history.recorded_after(branch.path, branch.ordinal)
+        run.patches[name] = not old
+        if not old:
+            note(branch, Kind.PATCH, key, None)
+    return run.patches[name]
+
+
+def publish(key: str, value: Any) -> None:
+    """Show a value of the run to readers: `handle.published()`, the command line, the web."""
+    scope = CURRENT.get()
+    if scope is None:
+        return
+    check_name(key, "published")
+    data = VALUES.encode(value, f"published {key!r}")
+    check_size(f"publish {key}", data, scope.run.engine.max_value_bytes)
+    if scope.in_step:
+        record = Record(scope.run.id, Kind.PUBLISHED.value, step=scope.key, worker=scope.run.worker, data={"key": key})
+        record.value = msgspec.Raw(data)
+        _from_step(scope, record)
+    else:
+        note(scope, Kind.PUBLISHED, scope.key(f"publish:{key}"), data, {"key": key})
+
+
+def _from_step(scope: Attempt, record: Record) -> None:
+    def append() -> None:
+        record.finished_at = scope.run.time()
+        scope.run.append(record)
+
+    scope.run.loop.call_soon_threadsafe(append)
+
+
+def emit(value: Any) -> None:
+    """Stream a token to whoever watches the run; tokens of an attempt that is repeated come again, with its number."""
+    scope = CURRENT.get()
+    if scope is None:
+        return
+    if not scope.in_step:
+        key = scope.key("emit")
+        note(scope, Kind.EMITTED, key, msgspec.json.encode([value]))
+        return
+    attempts.emit(scope, value)
+
+
+def progress(fraction: float, message: str = "") -> None:
+    """Report how far the running step is; readers see the latest report."""
+    scope = CURRENT.get()
+    if scope is None or scope.run.engine.worker is None:
+        return
+    step = scope.key if scope.in_step else ""
+    told = {"fraction": max(0.0, min(1.0, float(fraction))), "message": message, "step": step}
+    scope.run.engine.worker.report_progress(scope.run.id, msgspec.json.encode(told))
+
+
+class CheckpointCall(DurableCall[None]):
+    """A point at which everything before it is durable."""
+
+    __slots__ = ()
+
+    def begin_live(self) -> None:
+        self.run.append_special(self.record(Kind.BARRIER, trigger="manual"), {}, call=self)
+
+
+def checkpoint() -> Call[None]:
+    """Make everything so far durable now, whatever the workflow's durability."""
+    return CheckpointCall(in_workflow("checkpoint"), "checkpoint", "")

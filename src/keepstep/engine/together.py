@@ -1,0 +1,345 @@
+"""Several calls at once: all of them, the first, or one after the other as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from contextvars import copy_context
+from os import cpu_count
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..errors import DefinitionError
+from ..policies import All
+from ..policies.quorum import Verdict as Enough
+from ..policies.quorum import coverage, degraded
+from ..ports import CURRENT
+from ..workflows.definition import Call, Step
+from .branch import ASKED, CANCELLED, DONE, Branch, DurableCall, StepCall, Task, in_workflow
+from .context import RunContext
+from .notes import decide
+from .quiet import Gate
+
+if TYPE_CHECKING:
+    from ..policies import WaitPolicy
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+#: Parallel steps at once by default: threads are few, tasks are cheap.
+MAX_THREAD_STEPS = 16
+MAX_ASYNC_STEPS = 100
+
+
+class Group:
+    """Calls under way together. Its parts are told in sequence order; it opens its gate when the wait is over."""
+
+    def __init__(self, run: RunContext, parts: list[Any], limit: int, policy: Any, *, collect: bool) -> None:
+        self.run = run
+        self.parts = parts
+        self.limit = limit
+        self.policy = policy
+        self.collect = collect
+        self.gate = Gate(loop=run.loop)
+        self.total = len(parts)
+        self.begun: list[Any] = [None] * self.total
+        self.results: list[Any] = [None] * self.total
+        self.errors: dict[int, BaseException] = {}
+        self.order: list[int] = []
+        self.succeeded = 0
+        self.ended = 0
+        self.next = 0
+        self.under_way = 0
+        self.tasks_begun = 0
+        self.over = False
+
+    async def go(self) -> None:
+        """Begin as many as may be at once, and wait until enough have ended."""
+        self._check()
+        self._fill()
+        try:
+            await self.gate
+        except asyncio.CancelledError:
+            self._withdraw()
+            raise
+        self._withdraw()
+
+    def _fill(self) -> None:
+        while not self.over and self.under_way < self.limit and self.next < self.total:
+            index = self.next
+            self.next += 1
+            self.under_way += 1
+            part = self.parts[index]
+            try:
+                if callable(part):
+                    part = part()
+                self._begin(index, part)
+            except Exception as error:  # noqa: BLE001 - a part that cannot be made, such as of an item that cannot be stored
+                self._part_ended(index, None, error)
+
+    def _begin(self, index: int, part: Any) -> None:
+        if isinstance(part, DurableCall):
+            self.begun[index] = part
+            if part.state in (DONE, CANCELLED):
+                self._call_ended(index, part)
+            else:
+                before = part.told  # one call may be given twice
+
+                def told(call: DurableCall[Any]) -> bool:
+                    woke_others = before is not None and before(call)
+                    return self._call_ended(index, call) or woke_others
+
+                part.told = told
+                part.begin()
+            return
+        self.tasks_begun += 1
+        task = asyncio.ensure_future(part)
+        self.begun[index] = task
+        task.add_done_callback(lambda done: self._task_ended(index, done))
+
+    def _call_ended(self, index: int, call: DurableCall[Any]) -> bool:
+        """Count the outcome of a call; whether that sets code of the workflow going."""
+        tasks_begun = self.tasks_begun
+        try:
+            self._part_ended(index, call.outcome(), None)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - it is the part's outcome
+            self._part_ended(index, None, error)
+        return self.over or self.tasks_begun > tasks_begun
+
+    def _task_ended(self, index: int, task: asyncio.Future[Any]) -> None:
+        if task.cancelled():
+            self._part_ended(index, None, asyncio.CancelledError())
+        else:
+            self._part_ended(index, None if task.exception() else task.result(), task.exception())
+
+    def _part_ended(self, index: int, value: Any, error: BaseException | None) -> None:
+        self.under_way -= 1
+        self.ended += 1
+        self.order.append(index)
+        if error is None:
+            self.results[index] = value
+            self.succeeded += 1
+        else:
+            self.errors[index] = error
+        if not self.over:
+            self._check()
+            self._fill()
+
+    def _check(self) -> None:
+        verdict = self.policy.enough(self.total, self.succeeded, len(self.errors))
+        if self.collect and isinstance(self.policy, All):
+            verdict = Enough.DONE if self.ended == self.total else Enough.WAIT
+        if verdict is not Enough.WAIT:
+            self.over = True
+            if not self.gate.done():
+                self.gate.set_result(None)
+
+    def _withdraw(self) -> None:
+        self.over = True
+        for part in self.begun:
+            if isinstance(part, DurableCall):
+                if part.state == ASKED:
+                    part.cancel()
+            elif part is not None and not part.done():
+                part.cancel()
+
+    def first_error(self) -> BaseException | None:
+        return next((self.errors[index] for index in self.order if index in self.errors), None)
+
+
+async def _gathered(branch: Branch, parts: tuple[Any, ...], return_exceptions: bool) -> list[Any]:
+    group = Group(branch.run, list(parts), max(1, len(parts)), All(), collect=return_exceptions)
+    if parts:
+        await group.go()
+    if return_exceptions:
+        return [group.errors.get(index, value) for index, value in enumerate(group.results)]
+    error = group.first_error()
+    if error is not None:
+        raise error
+    return group.results
+
+
+def gather(*parts: Awaitable[Any], return_exceptions: bool = False) -> Call[list[Any]]:
+    """Run calls and coroutines at once, results in the order given; the first failure cancels the rest.
+
+    With `return_exceptions` every part is waited for, and errors stand in their places.
+    """
+    scope = CURRENT.get()
+    if scope is None or scope.in_step:
+        return _plainly(_plain_gather(parts, return_exceptions))
+    return Task(scope, _gathered(scope, parts, return_exceptions))
+
+
+async def _plain_gather(parts: tuple[Any, ...], return_exceptions: bool) -> list[Any]:
+    return list(await asyncio.gather(*parts, return_exceptions=return_exceptions))
+
+
+class MapResult(list[Any]):
+    """The results of a map that collects, in input order; None where an item failed or was not waited for."""
+
+    def __init__(self, results: Iterable[Any], failures: Mapping[int, BaseException], succeeded: int) -> None:
+        super().__init__(results)
+        self.failures = dict(failures)
+        self.coverage = coverage(len(self), succeeded)
+        self.degraded = degraded(len(self), succeeded)
+
+
+def map(  # noqa: A001 - the word users know
+    function: Step[Any, T] | Callable[[U], Awaitable[T]],
+    items: Iterable[U],
+    *,
+    concurrency: int | None = None,
+    collect: bool = False,
+    wait: WaitPolicy | None = None,
+) -> Call[list[T]]:
+    """Call a step (or an async function of steps) for every item, results in input order.
+
+    The first failure cancels the rest and is raised; with `collect` the rest goes on, and the result tells `failures`,
+    `coverage` and `degraded`. `wait` may ask for `Any` or a `Quorum` instead of `All`.
+    """
+    items = list(items)
+    if concurrency is not None and concurrency < 1:
+        raise DefinitionError(f"a map needs a concurrency of at least 1, not {concurrency}")
+    scope = CURRENT.get()
+    if scope is None or scope.in_step:
+        return _plainly(_plain_gather(tuple(function(item) for item in items), False))
+    limit = concurrency or _limit(function, len(items))
+    return Task(scope, _mapped(scope, function, items, limit, wait or All(), collect=collect))
+
+
+def _limit(function: Any, items: int) -> int:
+    if isinstance(function, Step) and not function.is_async:
+        return max(1, min(2 * (cpu_count() or 1), MAX_THREAD_STEPS, items))
+    return MAX_ASYNC_STEPS
+
+
+async def _mapped(
+    branch: Branch, function: Any, items: list[Any], limit: int, policy: WaitPolicy, *, collect: bool
+) -> list[Any]:
+    group_path = branch.child().path
+
+    def part(index: int, item: Any) -> Any:
+        own = branch.item(group_path, index)
+        if isinstance(function, Step):
+            return StepCall(own, function, (item,), {})
+        context = copy_context()
+        context.run(CURRENT.set, own)
+        coroutine = context.run(function, item)
+        if not inspect.iscoroutine(coroutine):
+            raise DefinitionError("ks.map takes a step or an async function")
+        return branch.run.spawn_in(own, coroutine)
+
+    parts = [lambda index=index, item=item: part(index, item) for index, item in enumerate(items)]
+    group = Group(branch.run, parts, limit, policy, collect=collect)
+    if parts:
+        await group.go()
+    if collect:
+        return MapResult(group.results, group.errors, group.succeeded)
+    verdict = policy.enough(group.total, group.succeeded, len(group.errors))
+    error = group.first_error()
+    if verdict is not Enough.DONE and error is not None:
+        raise error
+    if isinstance(policy, All):
+        return group.results
+    return MapResult(group.results, group.errors, group.succeeded)
+
+
+async def _raced(branch: Branch, parts: tuple[Any, ...]) -> Any:
+    key = branch.key("race")
+    group = Group(branch.run, list(parts), len(parts), _First(), collect=False)
+    await group.go()
+    winner = group.order[0]
+    decide(branch, key, winner)
+    error = group.errors.get(winner)
+    if error is not None:
+        raise error
+    return group.results[winner]
+
+
+class _First:
+    """The first to end decides, whether it succeeded or not."""
+
+    def enough(self, total: int, succeeded: int, failed: int) -> Enough:
+        return Enough.DONE if succeeded + failed else Enough.WAIT
+
+
+def race(*parts: Awaitable[T]) -> Call[T]:
+    """The outcome of whichever ends first; the others are cancelled, and the decision is recorded."""
+    if not parts:
+        raise DefinitionError("ks.race needs at least one call")
+    branch = in_workflow("race")
+    return Task(branch, _raced(branch, parts))
+
+
+async def as_completed(parts: Iterable[Awaitable[T]]) -> AsyncIterator[T]:
+    """Results one by one, in the order in which they came; that order is the same on every replay."""
+    branch = in_workflow("as_completed")
+    listed = list(parts)
+    key = branch.key("as_completed")
+    queue: asyncio.Queue[int] = asyncio.Queue()
+    group = _Stream(branch.run, listed, queue)
+    group.begin()
+    try:
+        for count in range(len(listed)):
+            index = await queue.get()
+            decide(branch, f"{key}.{count}", index)
+            error = group.errors.get(index)
+            if error is not None:
+                raise error
+            yield group.results[index]
+    finally:
+        group._withdraw()  # noqa: SLF001
+
+
+class _Stream(Group):
+    """A group that tells of each part as it ends."""
+
+    def __init__(self, run: RunContext, parts: list[Any], queue: asyncio.Queue[int]) -> None:
+        super().__init__(run, parts, max(1, len(parts)), All(), collect=True)
+        self._queue = queue
+
+    def begin(self) -> None:
+        self._fill()
+
+    def _part_ended(self, index: int, value: Any, error: BaseException | None) -> None:
+        super()._part_ended(index, value, error)
+        self._queue.put_nowait(index)
+
+
+async def _chained(
+    function: Any,
+    items: list[Any],
+    value: Any,
+    on_progress: Callable[[int, int, Any], None] | None,
+    states: list[Any] | None,
+) -> Any:
+    for index, item in enumerate(items):
+        value = await function(value, item)
+        if states is not None:
+            states.append(value)
+        if on_progress is not None:
+            on_progress(index + 1, len(items), value)
+    return value if states is None else states
+
+
+def chain(
+    function: Callable[[Any, U], Awaitable[Any]],
+    items: Iterable[U],
+    initial: Any = None,
+    *,
+    on_progress: Callable[[int, int, Any], None] | None = None,
+    intermediate: bool = False,
+) -> Call[Any]:
+    """Fold items one after the other through a step: `value = await function(value, item)`.
+
+    `on_progress(done, total, value)` is told after each; `intermediate` gives all states instead of the last.
+    """
+    coroutine = _chained(function, list(items), initial, on_progress, [] if intermediate else None)
+    scope = CURRENT.get()
+    return _plainly(coroutine) if scope is None or scope.in_step else Task(scope, coroutine)
+
+
+def _plainly(coroutine: Coroutine[Any, Any, T]) -> Call[T]:
+    from ..workflows.definition import PlainCall  # noqa: PLC0415
+
+    return PlainCall(lambda: coroutine, (), {})

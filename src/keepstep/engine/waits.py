@@ -1,0 +1,213 @@
+"""Durable waits: for a time, for a signal, or until a block of code has taken too long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import msgspec
+
+from ..errors import DefinitionError, TimedOut
+from ..model import Kind, Outcome, Signal
+from ..model.ids import check_name, new_id
+from ..model.signal import RESERVED
+from ..stores.records import Record, StoredError
+from ..values import VALUES
+from ..workflows.definition import Call
+from .branch import ASKED, CANCELLED, DONE, Branch, DurableCall, in_workflow
+from .context import RunContext, Wait
+from .notes import note
+
+if TYPE_CHECKING:
+    pass
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+_MISSING: Any = object()
+
+
+class SleepCall(DurableCall[None]):
+    """A durable sleep."""
+
+    __slots__ = ("seconds",)
+
+    def __init__(self, branch: Branch, seconds: float) -> None:
+        self.seconds = seconds
+        super().__init__(branch, "sleep", f"{seconds:g}")
+
+    def begin_live(self) -> None:
+        due = self.run.now_at.timestamp() + self.seconds
+        self.run.add_wait(Wait(self, due, self._over))
+
+    def _over(self) -> None:
+        self.run.append(self.record(Kind.TIMER), self)
+
+    def stop(self) -> None:
+        super().stop()
+        self.run.end_wait(self)
+
+
+def sleep(seconds: float = 0.0, *, minutes: float = 0.0, hours: float = 0.0, days: float = 0.0) -> Call[None]:
+    """Sleep durably: a run that sleeps long costs a row, not memory, and wakes in time after any crash."""
+    total = seconds + 60 * minutes + 3600 * hours + 86_400 * days
+    if not 0 <= total < 1e10:
+        raise DefinitionError(f"a sleep must take between 0 and 10,000,000,000 s, not {total!r}")
+    return SleepCall(in_workflow("sleep"), float(total))
+
+
+class Request:
+    """What `ks.wait_for` gives when someone asked with `handle.ask`: the payload, and the way to reply."""
+
+    def __init__(self, run: RunContext, branch: Branch, question: str, payload: Any) -> None:
+        self._run, self._branch, self._question = run, branch, question
+        self.payload = payload
+
+    def reply(self, value: Any = None) -> None:
+        """Answer the one who asked, durably and once."""
+        data = VALUES.encode(value, f"reply to {self._question}")
+        note(self._branch, Kind.REPLY, f"reply:{self._question}", data, {"ask": self._question})
+
+    def __repr__(self) -> str:
+        return f"<request {self._question} {self.payload!r}>"
+
+
+class SignalCall(DurableCall[Any]):
+    """A wait for a signal, for a while or for ever."""
+
+    __slots__ = ("default", "name", "seconds")
+
+    def __init__(self, branch: Branch, name: str, seconds: float | None, default: Any) -> None:
+        self.name, self.seconds, self.default = name, seconds, default
+        super().__init__(branch, f"wait_for:{name}", "" if seconds is None else f"{seconds:g}")
+
+    def begin_live(self) -> None:
+        signal = self.run.take_signal(self.name)
+        if signal is not None:
+            self._come(signal)
+            return
+        due = None if self.seconds is None else self.run.now_at.timestamp() + self.seconds
+        self.run.add_wait(Wait(self, due, self._late, self.name, self._come))
+
+    def _come(self, signal: Signal) -> None:
+        data = {"signal": signal.seq, "sender": signal.sender}
+        self.run.append(self.record(Kind.SIGNAL, signal.payload, data=data), self)
+
+    def _late(self) -> None:
+        text = f"no signal {self.name!r} came within {self.seconds:g} s"
+        error = StoredError("keepstep.TimedOut", text, "timeout", "ks:timed-out", id=new_id("error"))
+        self.run.append(self.record(Kind.TIMER, outcome=Outcome.FAILURE.value, error=error), self)
+
+    def stop(self) -> None:
+        super().stop()
+        self.run.end_wait(self)
+
+    def failure(self, record: Record) -> BaseException:
+        error = super().failure(record)
+        return _Default(self.default) if self.default is not _MISSING and isinstance(error, TimedOut) else error
+
+    def outcome(self) -> Any:
+        if isinstance(self.error, _Default):
+            return self.error.value
+        return super().outcome()
+
+    def decode(self, record: Record) -> Any:
+        raw = bytes(record.value)  # type: ignore[arg-type]
+        if raw.startswith(b'{"$":"ask"'):
+            question, payload = msgspec.json.decode(raw, type=_Ask).v
+            return Request(self.run, self.branch, question, VALUES.decode(bytes(payload), "question"))
+        return VALUES.decode(raw, f"signal {self.name!r}")
+
+
+class _Ask(msgspec.Struct):
+    v: tuple[str, msgspec.Raw]
+
+
+class _Default(Exception):
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
+
+
+def wait_for(name: str, timeout: float | timedelta | None = None, default: Any = _MISSING) -> Call[Any]:
+    """Wait for a signal and give its payload; one that was sent before is not lost.
+
+    When the time is over it raises `TimedOut`, or gives `default` if there is one.
+    """
+    check_name(name, "signal")
+    if name.startswith(RESERVED):
+        raise DefinitionError(f"signal name {name!r} is refused: names that begin with {RESERVED!r} are Keepstep's own")
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    if seconds is not None and seconds < 0:
+        raise DefinitionError(f"a wait cannot end {-seconds:g} s ago")
+    return SignalCall(in_workflow("wait_for"), name, seconds, default)
+
+
+class TimeoutCall(DurableCall[None]):
+    """The clock of a `ks.timeout` block."""
+
+    __slots__ = ("on_over", "seconds")
+
+    def __init__(self, branch: Branch, seconds: float, on_over: Callable[[], None]) -> None:
+        self.seconds, self.on_over = seconds, on_over
+        super().__init__(branch, "timeout", f"{seconds:g}")
+
+    def begin_live(self) -> None:
+        self.run.add_wait(Wait(self, self.run.now_at.timestamp() + self.seconds, self._over))
+
+    def _over(self) -> None:
+        self.run.append(self.record(Kind.TIMER), self)
+
+    def settle(self, record: Record) -> bool:
+        if self.state != ASKED:
+            return False
+        self.state = DONE
+        self.on_over()
+        return True
+
+    def stop(self) -> None:
+        super().stop()
+        self.run.end_wait(self)
+
+    def withdraw(self) -> None:
+        """The block ended in time; nothing is recorded of a clock that did not ring."""
+        if self.state == ASKED:
+            self.state = CANCELLED
+            self.stop()
+            self.run.asked.pop(self.key, None)
+            self.run.watch()
+
+
+class timeout:  # noqa: N801 - used like asyncio.timeout
+    """`async with ks.timeout(seconds):` ends the block with `TimedOut` when its time is over, durably."""
+
+    def __init__(self, seconds: float | timedelta) -> None:
+        self._seconds = seconds.total_seconds() if isinstance(seconds, timedelta) else float(seconds)
+        self._expired = False
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.current_task()
+        self._cancelling = self._task.cancelling() if self._task is not None else 0
+        self._call = TimeoutCall(in_workflow("timeout"), self._seconds, self._ring)
+        self._call.begin()
+        return self
+
+    def _ring(self) -> None:
+        self._expired = True
+        if self._task is not None:
+            self._task.cancel()
+
+    @property
+    def expired(self) -> bool:
+        """Whether the block was ended by the clock."""
+        return self._expired
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._call.withdraw()
+        if not self._expired or self._task is None:
+            return
+        others_cancelled_too = self._task.uncancel() > self._cancelling
+        if kind is not None and issubclass(kind, asyncio.CancelledError) and not others_cancelled_too:
+            raise TimedOut(f"the block took longer than {self._seconds:g} s", self._call.run.id) from None
