@@ -177,7 +177,7 @@ async def racing() -> list:
             await ks.wait_for("nothing")
     except ks.TimedOut:
         timed_out = True
-    seen = [number async for number in ks.as_completed([add(5, 0), flaky(6)])]
+    seen = sorted([number async for number in ks.as_completed([add(5, 0), flaky(6)])])
     return [first, next(iter(done)).result(), timed_out, seen, await add(first, 1)]
 
 

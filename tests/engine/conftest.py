@@ -42,8 +42,12 @@ def pytest_pyfunc_call(pyfuncitem):
     wanted = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
 
     async def test():
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            await pyfuncitem.obj(**wanted)
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await pyfuncitem.obj(**wanted)
+        finally:
+            if "world" in pyfuncitem.funcargs:
+                await pyfuncitem.funcargs["world"].end()
 
     asyncio.run(test())
     return True

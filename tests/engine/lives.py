@@ -34,6 +34,7 @@ async def live_then_many_lives(world, workflow, pace, effects, *args, lives=6):
     result = await run.result(5)
     if world.kind == "memory":
         await replay_from_every_prefix(run, _finishes)
+        del effects[len(ran) :]  # from an earlier beginning, later steps do run again
     await engine.close()
     return result
 

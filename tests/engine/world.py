@@ -80,9 +80,10 @@ class World:
         await self.crash(engine)
         return await self.started(**options)
 
-    async def close(self):
+    async def end(self):
+        """A test that failed leaves engines open: they must not outlive its loop."""
         for engine in self._open:
-            await engine.close()
+            await self.crash(engine)
 
     def store(self):
         """The store itself, to look into; close it if it is not memory."""
@@ -94,7 +95,7 @@ class World:
 
 async def until(condition, what="the moment"):
     """Come back when a condition holds; for moments that no event names."""
-    for _ in range(5000):
+    for _ in range(1500):
         found = condition()
         if inspect.isawaitable(found):
             found = await found

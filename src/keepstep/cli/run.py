@@ -101,18 +101,20 @@ class _Driven:
         self.words = words
         self.text = text
         self.options = options
+        self.named = options["run_id"] is not None
         self.handle: RunHandle[Any] | None = None
         self.lines: Lines | None = None
         self.notes: set[asyncio.Task[None]] = set()
 
     async def drive(self) -> int:
+        from ..model.ids import new_id
         from .progress import Lines
 
-        with Lines() as self.lines, Stop() as stop:
+        self.options["run_id"] = run_id = self.options["run_id"] or new_id()
+        with Lines(run_id) as self.lines, Stop() as stop:
             engine = self.settings.engine(create=True, worker=True, observers=self._observe)
             async with engine:
                 handle = self.handle = await self._begin(engine)
-                self.lines.run = handle.id
                 self._introduce(engine)
                 ended = asyncio.ensure_future(handle.result())
                 await stop.or_(ended)
@@ -130,7 +132,7 @@ class _Driven:
         from .target import read_input
 
         run_id = self.options["run_id"]
-        if run_id is not None and self.text is None and not self.words:
+        if self.named and self.text is None and not self.words:
             with suppress(RunNotFound):  # then it is a new one, without arguments
                 handle = await engine.get(run_id)
                 there = (await handle.run()).workflow

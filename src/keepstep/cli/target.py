@@ -13,7 +13,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..errors import DefinitionError
 from ..workflows.definition import Workflow
 from . import exits
 
@@ -151,13 +150,12 @@ def read_input(
     else:
         args, kwargs = _from_words(workflow, words)
     try:
-        bound = workflow.signature.bind(*args, **kwargs)
+        workflow.signature.bind(*args, **kwargs)
     except TypeError as error:
         raise exits.Refused(
             f"workflow {workflow.name!r} cannot be started so: {error}", f"it takes {workflow.signature}"
         ) from None
-    _convert(workflow, bound.arguments)
-    return bound.args, bound.kwargs
+    return _convert(workflow, args, kwargs)
 
 
 def _from_words(workflow: Workflow[..., Any], words: Sequence[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -225,13 +223,24 @@ def _hints(workflow: Workflow[..., Any]) -> dict[str, Any]:
         return {}
 
 
-def _convert(workflow: Workflow[..., Any], arguments: dict[str, Any]) -> None:
+def _convert(
+    workflow: Workflow[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Make each argument what its annotation says: a dataclass from an object, a date from text."""
     hints = _hints(workflow)
-    for name, value in arguments.items():
-        parameter = workflow.signature.parameters[name]
-        if name in hints and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            arguments[name] = _converted(value, hints[name], f"argument {name!r} of {workflow.name!r}")
+    parameters = workflow.signature.parameters
+    hints = {name: hint for name, hint in hints.items() if name in parameters and _is_single(parameters[name])}
+    names = [*parameters, *[""] * len(args)]
+
+    def made(name: str, value: Any) -> Any:
+        return _converted(value, hints[name], f"argument {name!r} of {workflow.name!r}") if name in hints else value
+
+    by_place = tuple(made(name, value) for name, value in zip(names, args, strict=False))
+    return by_place, {name: made(name, value) for name, value in kwargs.items()}
+
+
+def _is_single(parameter: Any) -> bool:
+    return parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
 
 
 def _converted(value: Any, hint: Any, what: str) -> Any:
@@ -240,9 +249,7 @@ def _converted(value: Any, hint: Any, what: str) -> Any:
     validate = getattr(hint, "model_validate", None)  # Pydantic's own way
     try:
         return validate(value) if validate is not None else msgspec.convert(value, hint)
-    except msgspec.ValidationError as error:
+    except ValueError as error:  # msgspec's and Pydantic's refusals are such
         raise exits.Refused(f"{what} is not right: {error}") from None
-    except ValueError as error:
-        raise exits.Refused(f"{what} is not right: {error}") from None
-    except (TypeError, DefinitionError):
+    except TypeError:
         return value  # a type that only the user's code understands

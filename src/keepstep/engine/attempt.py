@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from .branch import StepCall
     from .context import RunContext
 
+COMPLETED = Kind.STEP_COMPLETED.value
+
 #: The part of a traceback that is kept.
 MAX_TRACEBACK = 20_000
 MAX_MESSAGE = 10_000
@@ -143,7 +145,7 @@ async def _attempt(
         raise
     except BaseException as error:  # noqa: BLE001 - the body may raise what it likes
         return error
-    record = call.record(Kind.STEP_COMPLETED, data, attempt=scope.number, started_at=started_at)
+    record = call.record(COMPLETED, data, attempt=scope.number, started_at=started_at)
     if scope.emitted:
         _flush_emitted(scope)
     run.append(record, call)

@@ -112,6 +112,9 @@ class Pending(asyncio.Future[None]):
 
 NEW, ASKED, DONE, CANCELLED = range(4)
 
+#: Looked up once: reading a member of an enumeration costs more than comparing it.
+SUCCESS = Outcome.SUCCESS.value
+
 
 class DurableCall(Call[T]):
     """A question of the code whose answer is recorded: asked once, answered in sequence order, live as on replay."""
@@ -130,8 +133,6 @@ class DurableCall(Call[T]):
         "value",
         "waiter",
     )
-
-    kind = Kind.STEP_COMPLETED
 
     def __init__(self, branch: Branch, name: str, digest: str) -> None:
         run = branch.run
@@ -228,14 +229,20 @@ class DurableCall(Call[T]):
 
     # -- being answered -----------------------------------------------------------------------------------------------
 
-    def record(self, kind: Kind, value: bytes | None = None, **fields: Any) -> Record:
+    def record(self, kind: str, value: bytes | None = None, **fields: Any) -> Record:
         """A record of this call, not yet in the journal."""
-        record = Record(self.run.id, kind.value, step=self.key, ordinal=self.ordinal, digest=self.digest, **fields)
-        record.worker = self.run.worker
-        record.finished_at = self.run.time()
-        if value is not None:
-            record.value = msgspec.Raw(value)
-        return record
+        run = self.run
+        return Record(
+            run.id,
+            kind,
+            step=self.key,
+            ordinal=self.ordinal,
+            digest=self.digest,
+            worker=run.worker,
+            finished_at=run.time(),
+            value=msgspec.UNSET if value is None else msgspec.Raw(value),
+            **fields,
+        )
 
     def settle(self, record: Record) -> bool:
         """Take the recorded outcome, live as on replay; whether code was woken."""
@@ -243,7 +250,7 @@ class DurableCall(Call[T]):
             return False
         self.state = DONE
         try:
-            if record.outcome == Outcome.SUCCESS:
+            if record.outcome == SUCCESS:
                 self.value = self.decode(record)
             else:
                 self.error = self.failure(record)
@@ -319,14 +326,14 @@ class StepCall(DurableCall[T]):
 
     def __init__(self, branch: Branch, step: Step[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.step = step
-        compared = step.compared(args, kwargs) if step.ignore else (args, kwargs)
-        digest = step.values.digest_call(compared[0], compared[1], step.name)
-        super().__init__(branch, step.name, digest)
-        if self.entry is None:  # K5: the body sees what the store would give back
-            if step.ignore:
-                self.args, self.kwargs = args, kwargs
-            else:
-                self.args, self.kwargs = step.values.copy_call(args, kwargs, step.name)
+        values, name = step.values, step.name
+        ignored: dict[str, Any] = {}
+        if step.ignore:
+            args, kwargs, ignored = step.without_ignored(args, kwargs)
+        DurableCall.__init__(self, branch, name, values.digest_call(args, kwargs, name, step.parameters))
+        if self.entry is None:  # the body sees what the store would give back, the first time too
+            self.args, self.kwargs = values.copy_call(args, kwargs, name, step.parameters)
+            self.kwargs.update(ignored)
         self.task: asyncio.Task[None] | None = None
         self.entered = False
 
@@ -384,7 +391,7 @@ def recorded_error(record: Record) -> BaseException:
         kind = _ERRORS.get(info.code or "")
         if kind is not None:
             return kind(info.message, record.step, info, record.seq)
-    return StepFailed(message, record.step, None, record.seq)
+    return StepFailed(message, record.step, info, record.seq)
 
 
 #: Codes of the engine's own errors, which come back as the classes that the code may catch.

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ..errors import AlreadyFinished, RunConflict, RunNotFound
-from ..model import Kind, Status
+from ..model import FINISHED, Kind, Outcome, RunQuery, Signal, Status, WorkerInfo
 from ..model.ids import new_id
-from ..ports import Advance, ClaimRequest, Verdict, instant
+from ..model.signal import CANCEL, CHILD
+from ..ports import Advance, ClaimRequest, Send, Verdict, instant
 from ..stores.records import Record, seal, unseal
 
 if TYPE_CHECKING:
-    from ..model import Claim
+    from ..model import Claim, Run
     from .engine import Engine
 
 _RETRIABLE = frozenset({Status.FAILED, Status.SET_ASIDE})
@@ -26,19 +30,62 @@ async def retry(engine: Engine, run_id: str, reason: str, actor: str) -> None:
         raise AlreadyFinished(
             f"run {run_id!r} is {run.status.value}; only a failed or set-aside run can be retried", run_id
         )
-    claim = await _claim(engine, run_id, _RETRIABLE)
-    seqs = await _failures(engine, run_id)
+    seqs = await _failures(engine, run_id)  # before the claim: a history that cannot be read leaves the run as it is
+    claim = await _claim(engine, run, _RETRIABLE)
     data = {"seqs": seqs, "actor": actor, "reason": reason, "before": run.status.value, "act": "retry"}
     record = Record(run_id, Kind.SUPERSEDED.value, worker=claim.lease.worker, trigger="manual", data=data)
-    await _append_and_release(engine, claim, record)
+    await _append_and_release(engine, claim, record, Status.QUEUED)
 
 
-async def _claim(engine: Engine, run_id: str, statuses: frozenset[Status]) -> Claim:
+async def cancel_now(engine: Engine, run_id: str, reason: str, actor: str) -> None:
+    """End a run that no worker drives, without its code: for one that nobody can drive, or that was set aside."""
+    run = await engine.read(engine.store.get_run, run_id)
+    if run is None:
+        raise RunNotFound(f"no run {run_id!r} in {engine.store.url}", run_id)
+    if run.status in FINISHED:
+        raise AlreadyFinished(f"run {run_id!r} is already {run.status.value}", run_id)
+    claim = await _claim(engine, run, frozenset(Status) - FINISHED)
+    data = {"actor": actor, "reason": reason, "before": run.status.value, "act": "cancel"}
+    record = Record(run_id, Kind.RUN_FINISHED.value, outcome=Outcome.CANCELLED.value, trigger="manual", data=data)
+    record.worker, record.started_at = claim.lease.worker, run.created_at
+    await _append_and_release(engine, claim, record, Status.CANCELLED)
+    await _tell_family(engine, run)
+
+
+async def _tell_family(engine: Engine, run: Run) -> None:
+    """What the worker of a cancelled run would have sent: a word to its parent, a cancel to its children."""
+    now, sender = instant(engine.clock.now()), f"run {run.id}"
+    if run.parent is not None:
+        word = msgspec.json.encode({"status": Status.CANCELLED.value, "child": run.id})
+        name = f"{CHILD}{run.parent_key}"
+        await engine.journal.write(Send(Signal(run.parent, name, word, f"child:{run.id}", sender, now)))
+        engine.signalled(run.parent)
+    after: str | None = None
+    while True:
+        page = await engine.call(engine.store.list_runs, RunQuery(parent=run.id, after=after))
+        for child in page.runs:
+            if child.status not in FINISHED:
+                await engine.journal.write(Send(Signal(child.id, CANCEL, b"true", f"cancel:{run.id}", sender, now)))
+                engine.signalled(child.id)
+        after = page.next
+        if after is None:
+            return
+
+
+async def _claim(engine: Engine, run: Run, statuses: frozenset[Status]) -> Claim:
     worker = engine.worker.id if engine.worker is not None else new_id("command")
-    claims = await engine.call(engine.store.claim_runs, ClaimRequest(worker, run=run_id, statuses=statuses))
+    claims = await engine.call(engine.store.claim_runs, ClaimRequest(worker, run=run.id, statuses=statuses))
     if not claims.claims:
-        raise RunConflict(f"run {run_id!r} is being changed by someone else; look again", run_id)
+        await _leave(engine, worker)
+        driven = f"is driven by {run.worker}" if run.worker is not None else "is being changed by someone else"
+        raise RunConflict(f"run {run.id!r} {driven}; look again", run.id)
     return claims.claims[0]
+
+
+async def _leave(engine: Engine, worker: str) -> None:
+    """A command without a worker enrolled for its one claim: take it off the roll again."""
+    if engine.worker is None:
+        await engine.call(partial(engine.store.renew_leases, WorkerInfo(worker), leaving=True))
 
 
 async def _failures(engine: Engine, run_id: str) -> list[int]:
@@ -61,7 +108,7 @@ async def _failures(engine: Engine, run_id: str) -> list[int]:
     return sorted(gone)
 
 
-async def _append_and_release(engine: Engine, claim: Claim, record: Record) -> None:
+async def _append_and_release(engine: Engine, claim: Claim, record: Record, status: Status) -> None:
     run: Any = claim.run
     now = instant(engine.clock.now())
     record.finished_at = now
@@ -73,12 +120,13 @@ async def _append_and_release(engine: Engine, claim: Claim, record: Record) -> N
         run.seq,
         rows=[row],
         checksum=checksum,
-        status=Status.QUEUED,
+        status=status,
         release=True,
-        due_at=now,
+        due_at=None if status in FINISHED else now,
     )
     answer = await engine.journal.write(change)
     if answer.verdict is not Verdict.DONE:
         raise RunConflict(
             f"run {run.id!r} was changed by someone else meanwhile ({answer.verdict}); look again", run.id
         )
+    await _leave(engine, claim.lease.worker)

@@ -52,7 +52,7 @@ def only_waits(run: RunContext) -> bool:
 
 def _waits(task: asyncio.Task[Any], run: RunContext) -> bool:
     future = getattr(task, "_fut_waiter", None)
-    if future is None:
+    if future is None or future.done():
         return False  # about to move
     if _is_ours(future, run):
         return True

@@ -51,7 +51,9 @@ class Group:
         self.next = 0
         self.under_way = 0
         self.tasks_begun = 0
+        self.filling = False
         self.over = False
+        self.context = copy_context()  # later parts are made when an outcome is delivered, far from the code's own
 
     async def go(self) -> None:
         """Begin as many as may be at once, and wait until enough have ended."""
@@ -65,17 +67,19 @@ class Group:
         self._withdraw()
 
     def _fill(self) -> None:
+        if self.filling:
+            return
+        self.filling = True
         while not self.over and self.under_way < self.limit and self.next < self.total:
             index = self.next
             self.next += 1
             self.under_way += 1
             part = self.parts[index]
             try:
-                if callable(part):
-                    part = part()
-                self._begin(index, part)
-            except Exception as error:  # noqa: BLE001 - a part that cannot be made, such as of an item that cannot be stored
+                self._begin(index, self.context.run(part) if callable(part) else part)
+            except Exception as error:  # noqa: BLE001 - for one, an item that cannot be stored
                 self._part_ended(index, None, error)
+        self.filling = False
 
     def _begin(self, index: int, part: Any) -> None:
         if isinstance(part, DurableCall):
@@ -300,6 +304,10 @@ class _Stream(Group):
 
     def begin(self) -> None:
         self._fill()
+
+    def _call_ended(self, index: int, call: DurableCall[Any]) -> bool:
+        super()._call_ended(index, call)
+        return True
 
     def _part_ended(self, index: int, value: Any, error: BaseException | None) -> None:
         super()._part_ended(index, value, error)

@@ -118,7 +118,8 @@ def unseal(rows: Iterable[Row], run: str, after: int = 0, previous: str | None =
             raise CheckpointCorrupt(f"run {run!r}: the record at seq {row.seq} is not readable: {error}") from None
         if record.format > FORMAT:
             raise SchemaMismatch(
-                f"run {run!r}: the record at seq {row.seq} has format {record.format}, newer than {FORMAT}; upgrade Keepstep"
+                f"run {run!r}: the record at seq {row.seq} has format {record.format}, newer than {FORMAT}; "
+                "upgrade Keepstep"
             )
         after += 1
         if row.seq != after or record.seq != after or record.run != run:

@@ -23,7 +23,7 @@ from .recorder import Recorder
 When = Literal["before", "after"]
 
 #: A life that neither ends nor crashes in this time hangs.
-LIFE_SECONDS = 20.0
+LIFE_SECONDS = 8.0
 #: How long the bodies of a dead engine may take to notice.
 UNWIND_SECONDS = 5.0
 

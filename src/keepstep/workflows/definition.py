@@ -130,6 +130,7 @@ class Step(Generic[P, R]):
         self.simple = self.is_async and self.timeout == Timeout()
         self.ignore = frozenset(ignore)
         self._signature = inspect.signature(fn)
+        self.parameters = tuple(self._signature.parameters)
         self._check()
         functools.update_wrapper(self, fn)
 
@@ -144,19 +145,27 @@ class Step(Generic[P, R]):
             )
         if self.verify is not None and not self.at_most_once:
             raise DefinitionError(f"step {self.name!r} has verify=, which only an at_most_once step needs")
-        unknown = self.ignore - set(self._signature.parameters)
+        named = [
+            p.name for p in self._signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        ]
+        unknown = self.ignore - set(named)
         if unknown:
-            raise DefinitionError(f"step {self.name!r} ignores {sorted(unknown)}, which are no parameters of it")
+            raise DefinitionError(f"step {self.name!r} ignores {sorted(unknown)}, which are no named parameters of it")
+        if self.ignore and len(named) < len(self.parameters):
+            raise DefinitionError(f"step {self.name!r} uses ignore=, so all its parameters must be named ones")
 
     @functools.cached_property
     def values(self) -> Values:
         """The codec that knows the types of the step's signature."""
         return VALUES.for_annotation(_hints(self.fn))
 
-    def compared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments that count for the digest."""
-        bound = self._signature.bind_partial(*args, **kwargs)
-        return (), {name: value for name, value in bound.arguments.items() if name not in self.ignore}
+    def without_ignored(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]:
+        """The arguments by name that count for the digest, and those that do not, which are passed on as they are."""
+        bound = self._signature.bind(*args, **kwargs).arguments
+        ignored = {name: value for name, value in bound.items() if name in self.ignore}
+        return (), {name: value for name, value in bound.items() if name not in self.ignore}, ignored
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         scope = CURRENT.get()

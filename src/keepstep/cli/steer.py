@@ -1,0 +1,270 @@
+"""The commands that steer a run: signal, approve, ask, pause, resume, cancel, retry, resolve."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from . import exits
+from .frame import REASON, RUN, Settings, command, find
+
+if TYPE_CHECKING:
+    from ..engine.engine import Engine
+    from ..model import Run
+
+#: A run that has just come to a wait is parked after a second; so long is looked for what it waits for.
+LOOK_SECONDS = 2.0
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+@command("signal")
+@RUN
+@click.argument("name")
+@click.argument("payload", required=False, metavar="[JSON]")
+@click.option("--id", "signal_id", default="", metavar="ID", help="Sent again with the same id, it is not stored twice.")
+def signal(settings: Settings, run_id: str, name: str, payload: str | None, signal_id: str) -> None:
+    """Send a run a durable message, which `wait_for` in it receives.
+
+    Without JSON its payload is true. It may be sent before the run waits for it.
+    """
+    from .target import read_json
+
+    value = True if payload is None else read_json(payload, "the payload")
+
+    async def send(engine: Engine) -> None:
+        await (await find(engine, run_id)).signal(name, value, id=signal_id)
+
+    settings.talk(send)
+    settings.answer({"run": run_id, "signal": name, "sent": True}, f"sent {name} to {run_id}")
+
+
+@command("approve")
+@RUN
+@click.argument("name", required=False)
+@click.option("--deny", is_flag=True, help="Send false instead of true.")
+def approve(settings: Settings, run_id: str, name: str | None, deny: bool) -> None:
+    """Answer a run that waits for a yes or a no.
+
+    NAME is the signal that it waits for; it may be left out if there is only one.
+    """
+
+    async def send(engine: Engine) -> str:
+        handle = await find(engine, run_id)
+        chosen = name or _the_one(await _settled(engine, run_id))
+        await handle.signal(chosen, not deny)
+        return chosen
+
+    sent = settings.talk(send)
+    word = "denied" if deny else "approved"
+    settings.answer({"run": run_id, "signal": sent, "approved": not deny}, f"{word}: {sent} of {run_id}")
+
+
+async def _settled(engine: Engine, run_id: str) -> Run:
+    """The run, once it is put away with what it waits for, or after a moment."""
+    import time
+
+    from . import words
+
+    until = time.monotonic() + LOOK_SECONDS
+    while True:
+        run = await (await engine.get(run_id)).run()
+        if not run.status.active or words.awaited(run) or time.monotonic() > until:
+            return run
+        await engine.changed(0.1)
+
+
+def _the_one(run: Run) -> str:
+    from . import words
+
+    names = words.awaited(run)
+    if len(names) == 1:
+        return names[0]
+    if names:
+        raise exits.Refused(
+            f"run {run.id!r} waits for several signals", f"name one: {', '.join(map(words.one_line, names))}"
+        )
+    if run.status.finished:
+        raise exits.Refused(f"run {run.id!r} is already {run.status.value}", code=exits.CONFLICT)
+    raise exits.Refused(
+        f"run {run.id!r} is {run.status.value} and waits for no signal just now",
+        f"a signal may also be sent early, by its name: keepstep approve {run.id} NAME",
+        exits.CONFLICT,
+    )
+
+
+@command("ask")
+@RUN
+@click.argument("name")
+@click.argument("payload", required=False, metavar="[JSON]")
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), default=30.0, show_default=True, metavar="SECONDS")
+def ask(settings: Settings, run_id: str, name: str, payload: str | None, timeout: float) -> None:
+    """Send a run a question and print the reply that its workflow gives."""
+    import json
+
+    from ..values import VALUES
+    from . import words
+    from .target import read_json
+
+    value = None if payload is None else read_json(payload, "the question")
+
+    async def converse(engine: Engine) -> Any:
+        return await (await find(engine, run_id)).ask(name, value, timeout=timeout)
+
+    reply = words.plain(VALUES.encode(settings.talk(converse), "reply"))
+    settings.answer({"run": run_id, "reply": reply}, lambda: json.dumps(reply, ensure_ascii=False, indent=2))
+
+
+# -- stopping and going on ---------------------------------------------------------------------------------------------
+
+
+@command("pause")
+@RUN
+@REASON
+def pause(settings: Settings, run_id: str, reason: str) -> None:
+    """Stop a run at its next step boundary; it keeps what it has done."""
+
+    async def act(engine: Engine) -> None:
+        handle = await find(engine, run_id)
+        _must_be_driven(await handle.run(), "paused")
+        await handle.pause(reason)
+
+    settings.talk(act)
+    told = f"{run_id} pauses at its next step boundary; keepstep resume {run_id} lets it go on"
+    settings.answer({"run": run_id, "asked": "pause"}, told)
+
+
+@command("resume")
+@RUN
+@REASON
+def resume(settings: Settings, run_id: str, reason: str) -> None:
+    """Let a paused run go on."""
+
+    async def act(engine: Engine) -> None:
+        handle = await find(engine, run_id)
+        run = await handle.run()
+        _must_be_driven(run, "resumed")
+        await handle.resume(reason)
+
+    settings.talk(act)
+    settings.answer({"run": run_id, "asked": "resume"}, f"{run_id} goes on as soon as a worker takes it")
+
+
+def _must_be_driven(run: Run, participle: str) -> None:
+    from ..model import Status
+
+    if run.status is Status.SET_ASIDE:
+        raise exits.Refused(
+            f"run {run.id!r} is set aside and cannot be {participle}",
+            f"keepstep retry {run.id} lets it go on, keepstep cancel {run.id} ends it",
+            exits.CONFLICT,
+        )
+
+
+@command("cancel")
+@RUN
+@REASON
+@click.option("--force", is_flag=True, help="End it in the store, if no worker is there to do it; no cleanup code runs.")
+def cancel(settings: Settings, run_id: str, reason: str, force: bool) -> None:
+    """Cancel a run: its steps, waits and children are stopped. This is final.
+
+    A worker that drives the run carries it out, with the workflow's own cleanup. A run that is set aside is ended at once.
+    """
+    from ..engine.control import cancel_now
+    from ..engine.handle import actor
+    from ..model import Status
+
+    async def act(engine: Engine) -> tuple[bool, bool]:
+        handle = await find(engine, run_id)
+        run = await handle.run()
+        if force or run.status is Status.SET_ASIDE:
+            await cancel_now(engine, run_id, reason, actor())
+            return True, True
+        await handle.cancel(reason)
+        workers = await engine.call(engine.store.list_workers)
+        return False, any(one.alive and run.workflow in one.workflows for one in workers)
+
+    done, driven = settings.talk(act)
+    told = f"{run_id} is cancelled" if done else f"{run_id} is asked to stop"
+    settings.answer({"run": run_id, "cancelled": done, "asked": "cancel"}, told)
+    if not driven and not settings.json:
+        click.echo(f"no worker drives it just now: start one, or end it with keepstep cancel {run_id} --force", err=True)
+
+
+@command("retry")
+@RUN
+@REASON
+def retry(settings: Settings, run_id: str, reason: str) -> None:
+    """Let a failed or set-aside run go on from where it failed; what it finished is kept."""
+
+    async def act(engine: Engine) -> None:
+        await (await find(engine, run_id)).retry(reason)
+
+    settings.talk(act)
+    settings.answer({"run": run_id, "status": "queued"}, f"{run_id} goes on as soon as a worker takes it")
+
+
+# -- at most once ------------------------------------------------------------------------------------------------------
+
+
+@command("resolve")
+@RUN
+@click.argument("step")
+@click.option("--result", metavar="JSON", help="It happened, with this result.")
+@click.option("--failed", is_flag=True, help="It did not happen and shall count as failed.")
+@click.option("--again", is_flag=True, help="It did not happen and shall be performed.")
+@REASON
+def resolve(
+    settings: Settings, run_id: str, step: str, result: str | None, failed: bool, again: bool, reason: str
+) -> None:
+    """Say what became of an at-most-once step that a crash left in doubt.
+
+    STEP is its name, or its key as `keepstep show` prints it.
+    """
+    from .target import read_json
+
+    if (result is not None) + failed + again != 1:
+        raise click.UsageError("say one of --result JSON, --failed and --again")
+    verdict = "failed" if failed else "again" if again else "result"
+    value = None if result is None else read_json(result, "--result")
+
+    async def act(engine: Engine) -> str:
+        handle = await find(engine, run_id)
+        key = _doubted(await _settled_doubt(engine, run_id), step)
+        await handle.resolve(key, verdict, value, reason)
+        return key
+
+    key = settings.talk(act)
+    settings.answer({"run": run_id, "step": key, "verdict": verdict}, f"{key} of {run_id}: {verdict}")
+
+
+async def _settled_doubt(engine: Engine, run_id: str) -> Run:
+    import time
+
+    from . import words
+
+    until = time.monotonic() + LOOK_SECONDS
+    while True:
+        run = await (await engine.get(run_id)).run()
+        if not run.status.active or words.in_doubt(run) or time.monotonic() > until:
+            return run
+        await engine.changed(0.1)
+
+
+def _doubted(run: Run, step: str) -> str:
+    """The key of the step in doubt that was meant."""
+    from . import words
+
+    doubts = words.in_doubt(run)
+    found = [key for key in doubts if step in (key, words.step_name(key), key.rpartition("/")[2].partition("#")[0])]
+    if len(found) == 1:
+        return found[0]
+    if run.status.finished:
+        raise exits.Refused(f"run {run.id!r} is already {run.status.value}", code=exits.CONFLICT)
+    if not doubts:
+        raise exits.Refused(
+            f"no step of run {run.id!r} is in doubt just now", f"the run is {run.status.value}", exits.CONFLICT
+        )
+    raise exits.Refused(f"{step!r} is not one step in doubt", f"in doubt: {', '.join(doubts)}")

@@ -1,0 +1,386 @@
+"""Code that no longer fits its history is found before anything new runs, and leaves the run to a person (K3, K7)."""
+
+import pytest
+
+import keepstep as ks
+from tests.engine.world import steps_of, told, until_at_last_wait, until_status
+
+
+def steps(effects):
+    @ks.step
+    async def book(what):
+        effects.append(f"book {what}")
+        return what
+
+    @ks.step
+    async def pay(what):
+        effects.append(f"pay {what}")
+        return what
+
+    @ks.step
+    async def mail(what):
+        effects.append(f"mail {what}")
+        return what
+
+    return book, pay, mail
+
+
+async def deployed(world, effects, old, new, *, allowed=False, old_options=None, new_options=None):
+    """Run the old code up to its wait, then recover with the new code: what becomes of the run."""
+    ks.workflow(name="trip", **(old_options or {}))(old)
+    engine = await world.started(linger_seconds=60)
+    run = await engine.start("trip", run_id="r")
+    await until_at_last_wait(engine, "r")
+    before, ran = await told(run), list(effects)
+    await world.crash(engine)
+    ks.workflow(name="trip", **(new_options or {}))(new)
+    engine = await world.started(linger_seconds=60)
+    run = await engine.get("r")
+    if allowed:
+        await run.signal("go")
+        return await run.result(5)
+    with pytest.raises(ks.RunSetAside) as refused:
+        await run.result(5)
+    assert effects == ran, "something new ran before the change was found"
+    assert (await told(run))[:-1] == before
+    assert (await run.run()).status is ks.Status.SET_ASIDE
+    await engine.close()
+    return str(refused.value)
+
+
+async def test_an_inserted_step_is_skipped_without_a_word(world, effects):
+    book, pay, mail = steps(effects)
+
+    async def old():
+        await book("flight")
+        await pay("flight")
+        await ks.wait_for("go")
+
+    async def new():
+        await book("flight")
+        await mail("flight")
+        await pay("flight")
+        await ks.wait_for("go")
+
+    message = await deployed(world, effects, old, new)
+    assert "ReplayMismatch" in message
+    assert "call 2" in message
+    assert "recorded as pay#1" in message
+    assert "asks for mail#1" in message
+
+
+async def test_a_removed_step_is_taken_for_done(world, effects):
+    book, pay, mail = steps(effects)
+
+    async def old():
+        await book("flight")
+        await pay("flight")
+        await mail("flight")
+        await ks.wait_for("go")
+
+    async def new():
+        await book("flight")
+        await mail("flight")
+        await ks.wait_for("go")
+
+    message = await deployed(world, effects, old, new)
+    assert "mail#1 was recorded as call 3 of its branch and is now call 2" in message
+
+
+async def test_a_removed_last_step_is_not_missed(world, effects):
+    book, pay, _ = steps(effects)
+
+    async def old():
+        await book("flight")
+        await pay("flight")
+        await ks.wait_for("go")
+
+    async def new():
+        await book("flight")
+
+    message = await deployed(world, effects, old, new)
+    assert "recorded pay#1" in message
+
+
+async def test_a_renamed_step_runs_again_under_its_new_name(world, effects):
+    book, pay, _ = steps(effects)
+    charge = ks.Step(pay.fn, name="charge")
+
+    async def old():
+        await book("flight")
+        await pay("flight")
+        await ks.wait_for("go")
+
+    async def new():
+        await book("flight")
+        await charge("flight")
+        await ks.wait_for("go")
+
+    message = await deployed(world, effects, old, new)
+    assert "recorded as pay#1" in message
+    assert "asks for charge#1" in message
+
+
+async def test_reordered_steps_get_each_others_results(world, effects):
+    book, pay, _ = steps(effects)
+
+    async def old():
+        await book("flight")
+        await pay("flight")
+        await ks.wait_for("go")
+
+    async def new():
+        await pay("flight")
+        await book("flight")
+        await ks.wait_for("go")
+
+    message = await deployed(world, effects, old, new)
+    assert "pay#1 was recorded as call 2 of its branch and is now call 1" in message
+
+
+async def test_a_changed_input_gets_the_result_of_the_old_one(world, effects):
+    book, pay, _ = steps(effects)
+
+    async def old():
+        await book("flight")
+        await pay("flight")
+        await ks.wait_for("go")
+
+    async def new():
+        await book("train")
+        await pay("flight")
+        await ks.wait_for("go")
+
+    message = await deployed(world, effects, old, new)
+    assert "book#1 was recorded with another input at seq 2" in message
+
+
+async def test_a_step_inserted_before_the_end_of_the_history_runs_first(world, effects):
+    """The new step stands where the history holds a wait: it must not run, though it has no record of its own."""
+    book, _, mail = steps(effects)
+
+    async def old():
+        await book("flight")
+        await ks.sleep(60)
+
+    async def new():
+        await book("flight")
+        await mail("flight")
+        await ks.sleep(60)
+
+    ks.workflow(name="trip")(old)
+    engine = await world.started()
+    run = await engine.start("trip", run_id="r")
+    await until_status(run, "waiting")
+    await world.crash(engine)
+    ks.workflow(name="trip")(new)
+    async with world.engine() as engine:
+        run = await engine.get("r")
+        # A wait leaves no record before it ends, so this change cannot be seen, and is allowed.
+        await run.signal("unheard")
+        assert await steps_of(run) == ["book#1"]
+        assert await run.status() is ks.Status.WAITING
+
+
+async def test_a_branch_more_shifts_the_numbers_of_the_others_unseen(world, effects):
+    book, pay, mail = steps(effects)
+
+    async def old():
+        await ks.gather(_twice(book, "a"), _twice(pay, "b"))
+        await ks.wait_for("go")
+
+    async def new():
+        await ks.gather(_twice(mail, "c"), _twice(book, "a"), _twice(pay, "b"))
+        await ks.wait_for("go")
+
+    message = await deployed(world, effects, old, new)
+    assert "book#1" in message
+    assert "mail#1" in message
+
+
+async def _twice(step, what):
+    await step(what)
+    await step(what)
+
+
+async def test_a_def_workflow_runs_on_after_a_mismatch(world, effects):
+    book, pay, mail = steps(effects)
+
+    def old():
+        book("flight").result()
+        pay("flight").result()
+        ks.wait_for("go").result()
+
+    def new():
+        book("flight").result()
+        mail("flight").result()
+        pay("flight").result()
+        ks.wait_for("go").result()
+
+    message = await deployed(world, effects, old, new)
+    assert "recorded as pay#1" in message
+    assert "asks for mail#1" in message
+
+
+async def test_a_mismatch_can_be_swallowed_and_the_run_goes_on(world, effects):
+    book, pay, mail = steps(effects)
+
+    async def old():
+        await book("flight")
+        await pay("flight")
+        await ks.wait_for("go")
+
+    async def new():
+        await book("flight")
+        try:
+            await mail("flight")
+        except BaseException:  # noqa: BLE001 - the very thing that must not help
+            effects.append("swallowed")
+            effects.remove("swallowed")
+        finally:
+            for _ in range(3):
+                try:
+                    await pay("train")
+                except BaseException:  # noqa: BLE001
+                    continue
+        return "done"
+
+    message = await deployed(world, effects, old, new)
+    assert "mail#1" in message
+
+
+# -- allowed changes ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_compatible_workflow_is_refused_though_every_recorded_step_is_still_there(world, effects):
+    book, pay, mail = steps(effects)
+
+    async def old():
+        await book("flight")
+        await pay("flight")
+        await ks.wait_for("go")
+
+    async def new():
+        await book("flight")
+        extra = await mail("flight")
+        await pay("flight")
+        await ks.wait_for("go")
+        return extra
+
+    new_options = {"version": "2", "on_change": "compatible"}
+    assert await deployed(world, effects, old, new, allowed=True, new_options=new_options) == "flight"
+    assert effects == ["book flight", "pay flight", "mail flight"]
+
+
+async def test_a_compatible_workflow_loses_a_recorded_step_without_a_word(world, effects):
+    book, pay, _ = steps(effects)
+
+    async def old():
+        await book("flight")
+        await pay("flight")
+        await ks.wait_for("go")
+
+    async def new():
+        await book("flight")
+        await ks.wait_for("go")
+
+    message = await deployed(world, effects, old, new, new_options={"version": "2", "on_change": "compatible"})
+    assert "pay#1" in message
+
+
+async def test_another_version_is_resumed_without_being_asked(world, effects):
+    book, _, _ = steps(effects)
+
+    async def code():
+        await book("flight")
+        await ks.wait_for("go")
+
+    message = await deployed(world, effects, code, code, new_options={"version": "2"})
+    assert "DefinitionChanged" in message
+    assert "function:trip:1" in message
+    assert "function:trip:2" in message
+
+
+async def test_a_pinned_run_is_claimed_by_another_version(world, effects):
+    book, _, _ = steps(effects)
+
+    async def code():
+        await book("flight")
+        await ks.wait_for("go")
+        return "done"
+
+    ks.workflow(name="trip", on_change="pin")(code)
+    engine = await world.started(linger_seconds=60)
+    await engine.start("trip", run_id="r")
+    await until_at_last_wait(engine, "r")
+    await world.crash(engine)
+    ks.workflow(name="trip", version="2", on_change="pin")(code)
+    async with world.engine() as engine:
+        other = await engine.start("trip", run_id="new")
+        await other.signal("go")
+        assert await other.result(5) == "done"
+        run = await engine.get("r")
+        assert (await run.run()).worker not in {None, engine.worker.id}
+    ks.workflow(name="trip", version="1", on_change="pin")(code)
+    async with world.engine() as engine:
+        run = await engine.get("r")
+        await run.signal("go")
+        assert await run.result(5) == "done"
+
+
+async def test_a_patch_changes_runs_that_are_past_it(world, effects):
+    book, pay, mail = steps(effects)
+
+    async def old():
+        await book("flight")
+        await pay("flight")
+        await ks.wait_for("go")
+        return "old"
+
+    async def new():
+        await book("flight")
+        if ks.patched("mail first"):
+            await mail("flight")
+        await pay("flight")
+        await ks.wait_for("go")
+        return "new" if ks.patched("mail first") else "old"
+
+    assert await deployed(world, effects, old, new, allowed=True) == "old"
+    assert effects == ["book flight", "pay flight"]
+
+
+async def test_a_patch_is_forgotten_by_runs_that_took_it(world, effects):
+    book, pay, mail = steps(effects)
+
+    async def new():
+        await book("flight")
+        if ks.patched("mail first"):
+            await mail("flight")
+        await pay("flight")
+        await ks.wait_for("go")
+        return "new" if ks.patched("mail first") else "old"
+
+    assert await deployed(world, effects, new, new, allowed=True) == "new"
+    assert effects == ["book flight", "mail flight", "pay flight"]
+
+
+async def test_a_patch_reached_for_the_first_time_after_a_recovery_takes_the_old_path(world, effects):
+    """The run stopped before the changed place, so the change is for it."""
+    book, pay, mail = steps(effects)
+
+    async def old():
+        await book("flight")
+        await ks.wait_for("go")
+        await pay("flight")
+        return "old"
+
+    async def new():
+        await book("flight")
+        await ks.wait_for("go")
+        if ks.patched("mail first"):
+            await mail("flight")
+        await pay("flight")
+        return "new"
+
+    assert await deployed(world, effects, old, new, allowed=True) == "new"
+    assert effects == ["book flight", "mail flight", "pay flight"]
