@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import collections
+import decimal
 import enum
 import json
 import math
@@ -239,6 +240,10 @@ def test_a_value_comes_back_as_it_was_and_reads_well(value, text):
 
 def test_what_equality_does_not_see_comes_back_too():
     assert math.isnan(there_and_back(math.nan))
+    assert str(there_and_back([1.5, math.nan, math.inf])) == "[1.5, nan, inf]"
+    for offset in (timedelta(microseconds=1), timedelta(hours=-5, microseconds=-1)):
+        assert there_and_back(datetime(2026, 1, 1, tzinfo=timezone(offset))).utcoffset() == offset
+        assert there_and_back(time(1, tzinfo=timezone(offset, "x"))).tzinfo == timezone(offset, "x")
     assert math.copysign(1, there_and_back(-0.0)) == -1
     assert str(there_and_back(Decimal("sNaN12"))) == "sNaN12"
     assert str(there_and_back(Decimal("1.00"))) == "1.00"
@@ -265,10 +270,12 @@ def test_an_integer_of_any_length_comes_back(digits, limit):
         data = VALUES.encode({"n": [number]})
         assert VALUES.decode(data) == {"n": [number]}
         assert VALUES.digest([number]) != VALUES.digest([number + 1])
+        digests = VALUES.digest([number]), VALUES.digest_call((), {"n": number}), VALUES.encode_and_digest([number])[1]
     finally:
         sys.set_int_max_str_digits(before)
-    if limit != 640:  # what a process with a higher limit wrote, any other can read
-        assert VALUES.decode(data) == {"n": [number]}
+    again = VALUES.digest([number]), VALUES.digest_call((), {"n": number}), VALUES.encode_and_digest([number])[1]
+    assert again == digests
+    assert VALUES.decode(data) == {"n": [number]}  # what one process wrote, any other can read
 
 
 def test_a_dataclass_is_restored_without_running_its_init():
@@ -713,6 +720,25 @@ def test_text_that_was_never_written_is_a_clear_error(text):
 def test_bytes_that_are_no_text_are_a_clear_error(data):
     with pytest.raises(NotSerializable):
         VALUES.decode(data)
+
+
+def test_how_deep_is_read_does_not_depend_on_the_stack():
+    for levels, start, end in ((200, '{"$":"tuple","v":[', "]}"), (320, '{"$":"path","v":', "}")):
+        with pytest.raises(NotSerializable, match=r"is nested too deeply$"):
+            VALUES.decode((start * levels + "1" + end * levels).encode())
+
+
+def test_a_zone_is_looked_for_only_among_zones():
+    for name in ("../UTC", "/etc/localtime", "os.path/UTC", "", "a//b"):
+        with pytest.raises(NotSerializable, match="is not the name of a time zone"):
+            VALUES.decode(json.dumps({"$": "time", "v": {"at": "01:00:00", "zone": name}}).encode())
+
+
+def test_a_context_without_traps_makes_no_number_of_a_word():
+    with decimal.localcontext() as context:
+        context.traps[decimal.InvalidOperation] = False
+        with pytest.raises(NotSerializable, match="'word' is not a decimal number"):
+            VALUES.decode(b'{"$":"decimal","v":"word"}')
 
 
 def test_text_that_someone_wrote_by_hand_is_read():

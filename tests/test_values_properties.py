@@ -24,10 +24,11 @@ from hypothesis import strategies as st
 from keepstep.errors import NotSerializable
 from keepstep.values import Secret, Values
 
-settings.register_profile(
-    "values", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
-settings.load_profile("values")
+
+def examples(number: int) -> settings:
+    """So many examples, however long each takes."""
+    slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
+    return settings(max_examples=number, deadline=None, suppress_health_check=slow)
 
 
 class Suit(enum.Enum):
@@ -165,7 +166,7 @@ def shape(value: Any) -> Any:  # noqa: C901, PLR0912 - one line for each type
     return cls, value
 
 
-@settings(max_examples=1500)
+@examples(400)
 @given(VALUES)
 @example({"$": "tuple", "v": [1]})
 @example(["\ud83d", "\ude00", "\ud83d\ude00"])
@@ -179,7 +180,7 @@ def test_every_value_comes_back_exactly(value):
     json.loads(data)
 
 
-@settings(max_examples=800)
+@examples(250)
 @given(VALUES)
 def test_the_digest_survives_the_round_trip(value):
     data, digest = CODEC.encode_and_digest(value)
@@ -206,7 +207,7 @@ def shuffled(value: Any, chance: random.Random) -> Any:
     return value
 
 
-@settings(max_examples=800)
+@examples(250)
 @given(VALUES, st.randoms(use_true_random=False))
 def test_the_digest_does_not_depend_on_order(value, chance):
     assert CODEC.digest(shuffled(value, chance)) == CODEC.digest(value)
@@ -225,7 +226,7 @@ def unordered(value: Any) -> str:
     return repr(plain(shape(value)))
 
 
-@settings(max_examples=1500)
+@examples(400)
 @given(VALUES, VALUES)
 @example(1, True)
 @example(0.0, -0.0)
@@ -236,7 +237,7 @@ def test_digests_are_equal_exactly_if_the_values_are(one, two):
     assert (CODEC.digest(one) == CODEC.digest(two)) == (unordered(one) == unordered(two))
 
 
-@settings(max_examples=500)
+@examples(150)
 @given(st.lists(VALUES, max_size=3).map(tuple), st.dictionaries(st.sampled_from("abc$"), VALUES, max_size=3))
 def test_calls(args, kwargs):
     digest = CODEC.digest_call(args, kwargs)
@@ -273,7 +274,7 @@ def spoil(value: Any) -> None:  # noqa: C901 - one line for each type
         spoil(value.right)
 
 
-@settings(max_examples=800)
+@examples(250)
 @given(VALUES)
 def test_nothing_that_can_change_is_shared(value):
     before = shape(copy.deepcopy(value))
@@ -341,7 +342,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=3000)
+@examples(800)
 @given(JSON)
 def test_any_json_is_read_or_refused(plain):
     data = json.dumps(plain).encode()
@@ -352,14 +353,14 @@ def test_any_json_is_read_or_refused(plain):
     assert shape(CODEC.decode(CODEC.encode(value))) == shape(value)
 
 
-@settings(max_examples=1000)
+@examples(300)
 @given(st.binary() | st.text(alphabet='{}[]:,"$v01-e.\\u', max_size=40).map(str.encode))
 def test_any_bytes_are_read_or_refused(data):
     with suppress(NotSerializable):
         CODEC.decode(data)
 
 
-@settings(max_examples=1000)
+@examples(300)
 @given(VALUES, st.data())
 def test_text_that_was_damaged_is_read_or_refused(value, data):
     text = bytearray(CODEC.encode(value))

@@ -3,6 +3,7 @@
 import pytest
 
 import keepstep as ks
+from keepstep.workflows.definition import Step
 from tests.engine.world import steps_of, told, until_at_last_wait, until_status
 
 
@@ -104,7 +105,7 @@ async def test_a_removed_last_step_is_not_missed(world, effects):
 
 async def test_a_renamed_step_runs_again_under_its_new_name(world, effects):
     book, pay, _ = steps(effects)
-    charge = ks.Step(pay.fn, name="charge")
+    charge = Step(pay.fn, name="charge")
 
     async def old():
         await book("flight")

@@ -90,7 +90,7 @@ def test_an_unknown_scheme_lists_the_known_ones():
 def test_another_package_adds_a_store(monkeypatch):
     point = EntryPoint("fake", f"{__name__}:open_fake", open_module.GROUP)
     monkeypatch.setattr(EntryPoint, "load", lambda _: open_fake)
-    monkeypatch.setattr(open_module, "entry_points", lambda group: [point] if group == "keepstep.stores" else [])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [point] if group == "keepstep.stores" else [])
     assert {"fake", "memory", "sqlite"} <= set(schemes())
     clock = SteppedClock()
     asked.clear()

@@ -238,12 +238,21 @@ def stored_error(error: BaseException, error_class: str, attempt: int, run: RunC
         type=name,
         message=_clean(redact(message))[:MAX_MESSAGE],
         error_class=error_class,
-        code=_CODES.get(kind),
+        code=_CODES.get(kind) or _outside_code(error),
         traceback=_clean(redact(text)),
         attempt=attempt,
         id=new_id("error"),
         caused_by=caused_by(error),
     )
+
+
+def _outside_code(error: BaseException) -> str | None:
+    """The number that the outside world gave the error: an HTTP status or an errno."""
+    for name in ("status_code", "status", "errno"):
+        code = getattr(error, name, None)
+        if isinstance(code, int):
+            return str(code)
+    return None
 
 
 def _clean(text: str) -> str:

@@ -262,6 +262,9 @@ class RunContext:
             return False
         if record.finished_at is not None:
             self.now_at = record.finished_at
+        self.steps += 1
+        if self.steps == MANY_STEPS:
+            log.warning("run %s has made %d steps; let it go on as a new run with ks.continue_as", self.id, self.steps)
         if not draft.call.settle(record):
             return False
         if self.arrived:
@@ -296,7 +299,7 @@ class RunContext:
             return True
         call = self.asked.get(entry.key)
         if call is None or (entry.cancelled and call.state != CANCELLED):
-            if only_waits(self):
+            if only_waits(self) and not (self.workflow.on_change == "compatible" and self._go_round(history)):
                 asked = ", ".join(sorted([*self.asked, *(c.key for c in self.held)])) or "nothing"
                 what = "to be cancelled again" if call is not None else "to be asked for"
                 self.mismatch(
@@ -311,6 +314,27 @@ class RunContext:
             self.watch()
             return True
         return False
+
+    def _go_round(self, history: History) -> bool:
+        """Under `compatible`, code may ask for something new amid what is recorded: answer what it does ask for."""
+        for entry in history.order:
+            call = self.asked.get(entry.key)
+            if call is not None and (not entry.cancelled or call.state == CANCELLED):
+                history.order.remove(entry)
+                history.order.appendleft(entry)
+                self.watch()
+                return True
+        if self.arrived:
+            draft = self.arrived.popleft()
+            if draft.call is not None and draft.record is not None:
+                self.now_at = draft.record.finished_at or self.now_at
+                draft.call.settle(draft.record)
+            self.watch()
+            return True
+        held, self.held = self.held, []
+        for new in held:
+            new.begin_live()
+        return bool(held or self.performing or self.pending or self.in_flight)
 
     def _replayed(self) -> None:
         """Everything recorded has been told; what was held back may start now."""
@@ -358,6 +382,9 @@ class RunContext:
 
     def mismatch(self, message: str) -> None:
         """The code no longer fits its history: the run is set aside, nothing new has run."""
+        if threading.get_ident() != self.thread_id:  # a plain def workflow asks from its own thread
+            self.loop.call_soon_threadsafe(self.mismatch, message)
+            return
         self.engine.runner.set_aside(self, "ReplayMismatch", f"replay mismatch: {message}")
 
     # -- signals ------------------------------------------------------------------------------------------------------

@@ -32,6 +32,8 @@ async def retry(engine: Engine, run_id: str, reason: str, actor: str) -> None:
         )
     seqs = await _failures(engine, run_id)  # before the claim: a history that cannot be read leaves the run as it is
     claim = await _claim(engine, run, _RETRIABLE)
+    if claim.run.seq != run.seq:
+        seqs = await _failures(engine, run_id)
     data = {"seqs": seqs, "actor": actor, "reason": reason, "before": run.status.value, "act": "retry"}
     record = Record(run_id, Kind.SUPERSEDED.value, worker=claim.lease.worker, trigger="manual", data=data)
     await _append_and_release(engine, claim, record, Status.QUEUED)
@@ -125,8 +127,8 @@ async def _append_and_release(engine: Engine, claim: Claim, record: Record, stat
         due_at=None if status in FINISHED else now,
     )
     answer = await engine.journal.write(change)
+    await _leave(engine, claim.lease.worker)
     if answer.verdict is not Verdict.DONE:
         raise RunConflict(
             f"run {run.id!r} was changed by someone else meanwhile ({answer.verdict}); look again", run.id
         )
-    await _leave(engine, claim.lease.worker)

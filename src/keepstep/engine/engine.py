@@ -381,12 +381,15 @@ class Engine:
         self.live[context.id] = context
 
     def left(self, context: RunContext) -> None:
+        worker = self.worker
+        full = worker is not None and not worker.has_room()
         if self.live.get(context.id) is context:
             del self.live[context.id]
-        worker = self.worker
         if worker is not None:
             worker.progress.pop(context.id, None)
             worker.progressed(context)
+            if full:
+                worker.claim_soon()
         self.pulse()
 
     def progressed(self, context: RunContext) -> None:

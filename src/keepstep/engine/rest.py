@@ -44,8 +44,10 @@ class RestWatch:
     def _tick(self) -> None:
         self._scheduled = False
         waiting = self._waiting
+        for run in [run for run in waiting if run.thread_busy]:
+            del waiting[run]  # it asks again when its thread waits
         busy = self._busy()
-        resting = [run for run in waiting if run not in busy and not run.thread_busy]
+        resting = [run for run in waiting if run not in busy]
         if self._ready is None:
             resting = [run for run in resting if self._quiet(run)]
         for run in resting:
@@ -54,10 +56,7 @@ class RestWatch:
             run.at_rest()
         if waiting and not self._scheduled:
             self._scheduled = True
-            if resting or busy or self._ready is None:
-                self._loop.call_soon(self._tick, context=self._context)
-            else:  # only threads are busy: they take their time
-                self._loop.call_later(0.0005, self._tick, context=self._context)
+            self._loop.call_soon(self._tick, context=self._context)
 
     def _busy(self) -> set[RunContext]:
         busy: set[RunContext] = set()

@@ -23,7 +23,7 @@ from ..ports import CURRENT, Advance, Answer, Create, Send, Verdict, instant
 from ..stores.records import Record, StoredError, check_size, seal
 from .attempt import stored_error
 from .branch import CANCELLED, DurableCall
-from .context import DEADLINE, MANY_STEPS, RunContext
+from .context import DEADLINE, RunContext
 from .history import History
 from .journal import Draft, head_move
 
@@ -107,8 +107,6 @@ class Runner:
         context.steps = history.steps
         if history.started_at is not None:
             context.now_at = history.started_at
-        if history.steps > MANY_STEPS:
-            log.warning("run %s has %d steps; let it continue as a new run with ks.continue_as", run.id, history.steps)
 
     async def _load_signals(self, context: RunContext) -> None:
         signals: list[Signal] = []

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from ..errors import DefinitionError, UnknownStore
@@ -70,5 +69,7 @@ def _find(scheme: str) -> Callable[..., Store]:
     )
 
 
-def _registered() -> list[EntryPoint]:
-    return list(entry_points(group=GROUP))
+def _registered() -> Iterable[Any]:
+    from importlib.metadata import entry_points  # noqa: PLC0415 - slow to import, and needed by few
+
+    return entry_points(group=GROUP)

@@ -161,8 +161,8 @@ class Batch:
             error = self._within(change, change.within)
             if error is not None:
                 return Answer(Verdict.FAILED, error=error)
-        if not rules.extends(change.rows, change.after):
-            return Answer(Verdict.FENCED, about=change.run)
+            if not rules.extends(change.rows, change.after):
+                return Answer(Verdict.FENCED, about=change.run)
         old = Status(head.status)
         status = rules.next_status(old, change)
         if not may_move(old, status) or (status.active and rules.releases(change, status)):
@@ -173,6 +173,8 @@ class Batch:
         """The head that the change extends, or why it may not."""
         head = self._head(change.run)
         if head is None or (head.worker, head.epoch, head.seq) != (change.worker, change.epoch, change.after):
+            return None, Answer(Verdict.FENCED, about=change.run)
+        if change.within is None and not rules.extends(change.rows, change.after):
             return None, Answer(Verdict.FENCED, about=change.run)
         if change.signals_seen is not None and head.signals > change.signals_seen:
             return head, Answer(Verdict.MISSED)

@@ -164,6 +164,8 @@ class Reader:
         self._known = known
 
     def value(self, plain: Any, depth: int = 0) -> Any:
+        if depth > _MAX_JSON_DEPTH:
+            raise Refusal("is nested too deeply")
         if type(plain) is dict:
             if "$" in plain:
                 return self._untagged(plain, depth)
@@ -172,8 +174,6 @@ class Reader:
             parts = enumerate(plain)
         else:
             return plain
-        if depth > _MAX_JSON_DEPTH:
-            raise Refusal("is nested too deeply")
         key: Any = None
         try:
             for key, part in parts:
@@ -185,8 +185,6 @@ class Reader:
         return plain
 
     def _untagged(self, plain: dict[str, Any], depth: int) -> Any:
-        if depth > _MAX_JSON_DEPTH:
-            raise Refusal("is nested too deeply")
         name = plain["$"]
         kind = BUILTIN_BY_NAME.get(name) or self._known.named(name) if type(name) is str else None
         if kind is None:

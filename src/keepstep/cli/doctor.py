@@ -1,0 +1,96 @@
+"""The command `doctor`: proves that every unfinished run can go on, or says which cannot and why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from . import exits
+from .frame import Settings, command, shown_url
+
+if TYPE_CHECKING:
+    from ..engine.doctor import Finding, Report
+    from ..engine.engine import Engine
+
+_COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
+
+
+@command("doctor")
+@click.option(
+    "--stale",
+    type=click.FloatRange(0, min_open=True),
+    default=30.0,
+    show_default=True,
+    metavar="MINUTES",
+    help="Report a run that is driven but has recorded nothing for so long.",
+)
+@click.option("--deep", is_flag=True, help="Also verify the records of every run, finished ones too.")
+@click.option("--strict", is_flag=True, help="Warnings make it fail too.")
+def doctor(settings: Settings, stale: float, deep: bool, strict: bool) -> int:
+    """Examine the store, its workers and every unfinished run.
+
+    Exit code 1 if a promise is broken: a run that can never go on, a damaged record, a store that cannot be written.
+    """
+    from ..engine.doctor import Severity, examine
+    from . import words
+
+    async def look(engine: Engine) -> tuple[Report, str]:
+        return await examine(engine, stale_seconds=stale * 60, deep=deep), shown_url(engine)
+
+    report, url = settings.talk(look)
+    bad = not report.healthy or (strict and any(one.severity is Severity.WARNING for one in report.findings))
+    value = {
+        "healthy": not bad,
+        "runs": {status.value: count for status, count in report.runs.items()},
+        "workers": [
+            {
+                "id": one.id,
+                "host": one.host,
+                "pid": one.pid,
+                "alive": one.alive,
+                "leases": one.leases,
+                "workflows": list(one.workflows),
+                "renewed_at": words.iso(one.renewed_at),
+            }
+            for one in report.workers
+        ],
+        "findings": [_as_json(finding) for finding in report.findings],
+    }
+    settings.answer(value, lambda: _told(report, url, bad=bad))
+    return exits.FAILED if bad else exits.OK
+
+
+def _as_json(finding: Finding) -> dict[str, Any]:
+    return {
+        "severity": finding.severity.value,
+        "code": finding.code,
+        "message": finding.message,
+        "advice": finding.advice,
+        "runs": list(finding.runs),
+        "worker": finding.worker or None,
+    }
+
+
+def _told(report: Report, url: str, *, bad: bool) -> str:
+    from . import words
+
+    counts = ", ".join(f"{count} {status.value}" for status, count in sorted(report.runs.items()))
+    lines = [f"store    {url}", f"runs     {counts or 'none is unfinished'}"]
+    alive = [one for one in report.workers if one.alive]
+    for one in alive:
+        knows = f", knows {', '.join(one.workflows)}" if one.workflows else ""
+        lines.append(f"worker   {words.worker_name(one)} drives {one.leases}{words.one_line(knows)}")
+    if not alive:
+        lines.append("workers  none is alive")
+    for finding in report.findings:
+        name = click.style(finding.severity.value, fg=_COLOURS[finding.severity.value], bold=True)
+        lines += ["", f"{name}: {words.printable(finding.message)}"]
+        if finding.advice:
+            lines.append(f"  {finding.advice}")
+    if not report.findings:
+        end = "all is well: every unfinished run is driven, due, paused, or holds a wake-up"
+        lines += ["", click.style(end, fg="green")]
+    elif not bad:
+        lines += ["", "no promise is broken; see the above"]
+    return "\n".join(lines)

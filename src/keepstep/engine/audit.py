@@ -1,0 +1,199 @@
+"""The audit of a run: who did what to it, when and why, derived from what is recorded and from nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..errors import RunNotFound
+from ..model import Kind, Outcome, Run, Signal, Status
+from ..model.signal import CANCEL, PAUSE, RESERVED, RESOLVE, RESUME
+from ..stores.records import Record, unseal
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """One thing that happened to a run. `before` and `after` are its statuses, the same when it did not move.
+
+    `seq` is the checkpoint that proves it, 0 for what is proved by the run's row or by a signal that nobody has read yet.
+    """
+
+    at: datetime
+    run: str
+    what: str
+    actor: str
+    before: Status | None
+    after: Status
+    outcome: Outcome = Outcome.SUCCESS
+    step: str = ""
+    attempt: int = 0
+    reason: str = ""
+    seq: int = 0
+
+
+async def audit(engine: Engine, run_id: str) -> list[AuditEntry]:
+    """Everything that happened to a run, in order: its creation, each step, each transition, recovery and command."""
+    run = await engine.read(engine.store.get_run, run_id)
+    if run is None:
+        raise RunNotFound(f"no run {run_id!r} in {engine.store.url}", run_id)
+    story = _Story(engine, run)
+    story.created()
+    after, previous = 0, ""
+    while rows := await engine.read(engine.store.list_checkpoints, run_id, after):
+        for record, checksum in unseal(rows, run_id, after, previous):
+            after, previous = record.seq, checksum
+            story.add(record)
+    seen = 0
+    while signals := await engine.read(engine.store.list_signals, run_id, seen):
+        seen = signals[-1].seq
+        for signal in signals:
+            story.unread(signal)
+    story.now(await engine.read(engine.store.get_run, run_id) or run)
+    return [_redacted(engine, entry) for entry in story.entries]
+
+
+class _Story:
+    """Tells the records of one run as a sequence of entries, keeping track of the status that they leave it in."""
+
+    def __init__(self, engine: Engine, run: Run) -> None:
+        self.engine = engine
+        self.run = run
+        self.status = Status.QUEUED
+        self.entries: list[AuditEntry] = []
+        self._read: set[int] = set()
+        self._cancelled_by = ("", "")
+
+    def created(self) -> None:
+        run = self.run
+        actor = f"run {run.parent}" if run.parent is not None else "whoever started it"
+        what = "created as a child" if run.parent is not None else "created"
+        self.entries.append(AuditEntry(run.created_at, run.id, what, actor, None, Status.QUEUED))
+
+    def add(self, record: Record) -> None:
+        data = record.data or {}
+        if "signal" in data:
+            self._read.add(data["signal"])
+        before, after = self._move(record)
+        actor, reason = self._who_and_why(record, data)
+        if record.kind == Kind.SIGNAL and record.step == CANCEL:
+            self._cancelled_by = (actor, reason)
+        self.entries.append(
+            AuditEntry(
+                at=record.finished_at or self.run.created_at,
+                run=self.run.id,
+                what=_what(record, data),
+                actor=actor,
+                before=before,
+                after=after,
+                outcome=Outcome(record.outcome),
+                step=record.step,
+                attempt=record.attempt,
+                reason=reason,
+                seq=record.seq,
+            )
+        )
+        self.status = after
+
+    def _move(self, record: Record) -> tuple[Status, Status]:
+        """The status before and after a record."""
+        data = record.data or {}
+        before = Status(data["before"]) if "before" in data else self.status
+        if record.kind == Kind.RUN_FINISHED:
+            ends = {"success": Status.COMPLETED, "failure": Status.FAILED, "cancelled": Status.CANCELLED}
+            return before, ends[record.outcome]
+        if record.kind == Kind.ERROR:
+            return before, Status.SET_ASIDE
+        if record.kind == Kind.SUPERSEDED:
+            return before, Status.QUEUED
+        if record.kind == Kind.RECOVERED:
+            return before, Status.RECOVERING
+        if record.kind == Kind.SIGNAL and record.step == PAUSE:
+            return before, Status.PAUSED
+        return before, Status.RUNNING
+
+    def _who_and_why(self, record: Record, data: dict[str, Any]) -> tuple[str, str]:
+        actor = str(data.get("actor") or data.get("sender") or f"worker {record.worker}")
+        reason = str(data.get("reason") or "")
+        if record.kind == Kind.RECOVERED:
+            reason = f"its owner {data.get('from')} was dead (recovery {data.get('recoveries')})"
+        elif record.kind == Kind.SIGNAL and record.step in (CANCEL, PAUSE, RESUME) and not reason:
+            reason = _reason_in(record.value)
+        elif record.kind == Kind.RUN_FINISHED and record.outcome == Outcome.CANCELLED and "actor" not in data:
+            who, why = self._cancelled_by
+            actor, reason = who or actor, why
+        elif record.error is not None and not reason:
+            reason = f"{record.error.type}: {record.error.message}"
+        return actor, reason
+
+    def unread(self, signal: Signal) -> None:
+        """A signal that the run has not taken up leaves no record yet: it proves itself."""
+        if signal.seq in self._read or signal.sent_at is None:
+            return
+        control = signal.name in (CANCEL, PAUSE, RESUME) or signal.name.startswith(f"{RESOLVE}:")
+        reason = _reason_in(signal.payload) if control else ""
+        what = f"{_signal_name(signal.name)} sent, not read yet"
+        self.entries.append(
+            AuditEntry(signal.sent_at, self.run.id, what, signal.sender, self.status, self.status, reason=reason)
+        )
+
+    def now(self, run: Run) -> None:
+        """The newest move may be one that writes no record: parking, handing back, a claim."""
+        if run.status is self.status or run.updated_at is None:
+            return
+        actor = f"worker {run.worker}" if run.worker is not None else "its worker"
+        words = {Status.WAITING: "parked", Status.QUEUED: "handed back", Status.RUNNING: "claimed"}
+        what = words.get(run.status, run.status.value)
+        self.entries.append(AuditEntry(run.updated_at, run.id, what, actor, self.status, run.status))
+
+
+def _what(record: Record, data: dict[str, Any]) -> str:
+    """What a record says happened, in a few words."""
+    if record.kind == Kind.SUPERSEDED:
+        return f"{data.get('act', 'superseded')}, {len(data.get('seqs', ()))} records superseded"
+    if record.kind == Kind.SIGNAL:
+        return _received(record.step)
+    if record.kind == Kind.RUN_FINISHED and data.get("continued_as"):
+        return f"run finished, continued as {data['continued_as']}"
+    if record.kind == Kind.ERROR:
+        return "set aside"
+    if record.kind == Kind.CHILD and data.get("child"):
+        return f"child {data['child']} started"
+    return record.kind
+
+
+def _received(step: str) -> str:
+    said = {CANCEL: "cancel taken up", PAUSE: "paused", RESUME: "resumed"}
+    return said.get(step, "signal received")
+
+
+def _signal_name(name: str) -> str:
+    return name.removeprefix(RESERVED) if name.startswith(RESERVED) else f"signal {name}"
+
+
+def _reason_in(payload: Any) -> str:
+    """The reason that a person gave with a command."""
+    try:
+        value = msgspec.json.decode(bytes(payload))
+    except (msgspec.MsgspecError, TypeError, ValueError):
+        return ""
+    return str(value.get("reason") or "") if isinstance(value, dict) else ""
+
+
+def _redacted(engine: Engine, entry: AuditEntry) -> AuditEntry:
+    if not entry.reason:
+        return entry
+    from dataclasses import replace  # noqa: PLC0415 - only when there is something to look at
+
+    return replace(entry, reason=engine.redact(entry.reason))
+
+
+def transitions(entries: list[AuditEntry]) -> Iterator[AuditEntry]:
+    """Only what moved the run from one status to another."""
+    return (entry for entry in entries if entry.before is not entry.after)

@@ -1,0 +1,353 @@
+"""The doctor: proves that every unfinished run can go on by itself or is known to wait for someone."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import StoreError
+from ..model import FINISHED, Kind, Run, RunQuery, Signal, Status, WorkerInfo
+from ..model.signal import CHILD, RESERVED, RESOLVE, RESUME
+from ..ports import Send, instant
+from ..stores.records import unseal
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+#: A run that is driven but has recorded nothing for so long is reported: its step may hang.
+STALE_SECONDS = 1800.0
+#: A run that is due for longer than this, though a worker knows its workflow, is reported.
+LATE_SECONDS = 60.0
+#: How many runs are named one by one in a finding; the rest is counted.
+NAMED = 5
+
+UNFINISHED = frozenset(Status) - FINISHED
+
+
+class Severity(StrEnum):
+    """How much a finding matters. An error breaks a promise; a warning needs someone; a note is only worth knowing."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that someone should know. `code` is for programs, `advice` for people."""
+
+    severity: Severity
+    code: str
+    message: str
+    advice: str = ""
+    runs: tuple[str, ...] = ()
+    worker: str = ""
+
+
+@dataclass(slots=True)
+class Report:
+    """What the doctor saw: how many runs and workers, and what is wrong with them."""
+
+    findings: list[Finding] = field(default_factory=list)
+    runs: dict[Status, int] = field(default_factory=dict)
+    workers: list[WorkerInfo] = field(default_factory=list)
+
+    @property
+    def healthy(self) -> bool:
+        """No promise is broken; there may still be someone to call."""
+        return not any(finding.severity is Severity.ERROR for finding in self.findings)
+
+
+async def examine(engine: Engine, *, stale_seconds: float = STALE_SECONDS, deep: bool = False) -> Report:
+    """Look at every unfinished run and every worker; `deep` also verifies the records of all runs."""
+    report = Report()
+    doctor = _Doctor(engine, report, stale_seconds)
+    await doctor.look_at_store()
+    try:
+        report.workers = await engine.call(engine.store.list_workers)
+        doctor.look_at_workers()
+        async for run in _runs(engine, UNFINISHED):
+            report.runs[run.status] = report.runs.get(run.status, 0) + 1
+            await doctor.look_at_run(run)
+        doctor.conclude()
+        if deep:
+            async for run in _runs(engine, frozenset(Status)):
+                await doctor.verify(run)
+    except StoreError as error:
+        doctor.find(Severity.ERROR, "store", f"the store cannot be read: {error}")
+    order = list(Severity)
+    report.findings.sort(key=lambda finding: order.index(finding.severity))
+    return report
+
+
+async def _runs(engine: Engine, statuses: frozenset[Status]) -> AsyncIterator[Run]:
+    after: str | None = None
+    while True:
+        page = await engine.call(engine.store.list_runs, RunQuery(status=statuses, limit=1000, after=after))
+        for run in page.runs:
+            yield run
+        after = page.next
+        if after is None:
+            return
+
+
+class _Doctor:
+    def __init__(self, engine: Engine, report: Report, stale_seconds: float) -> None:
+        self.engine = engine
+        self.report = report
+        self.stale = timedelta(seconds=stale_seconds)
+        self.now: datetime = instant(engine.clock.now())
+        self.workers: dict[str, WorkerInfo] = {}
+        self.known: set[str] = set()
+        self.unknown: dict[str, list[Run]] = {}
+        self.late: dict[str, list[Run]] = {}
+        self.orphans: dict[str, list[Run]] = {}
+
+    def find(
+        self, severity: Severity, code: str, message: str, advice: str = "", runs: Iterable[str] = (), worker: str = ""
+    ) -> None:
+        self.report.findings.append(Finding(severity, code, message, advice, tuple(runs), worker))
+
+    # -- the store and the workers ------------------------------------------------------------------------------------
+
+    async def look_at_store(self) -> None:
+        """Take a turn to write, without writing anything: a process that is stopped inside its turn is found so."""
+        probe = Send(Signal("ks-doctor-probe", f"{RESERVED}probe", id="probe", sent_at=self.now))
+        try:
+            await self.engine.call(self.engine.store.commit, [probe])
+        except StoreError as error:
+            advice = "a stopped process goes on with kill -CONT, or ends with kill; its runs are then recovered"
+            self.find(Severity.ERROR, "store", f"the store cannot be written: {error}", advice)
+
+    def look_at_workers(self) -> None:
+        for worker in self.report.workers:
+            self.workers[worker.id] = worker
+            if not worker.alive:
+                continue
+            self.known.update(worker.workflows)
+            if worker.host == socket.gethostname() and _is_stopped(worker.pid):
+                self.find(
+                    Severity.WARNING,
+                    "worker-stopped",
+                    f"{_name(worker)} is stopped and drives {_count(worker.leases, 'run')}",
+                    f"kill -CONT {worker.pid} lets it go on; otherwise its runs are taken over when its lease ends",
+                    worker=worker.id,
+                )
+
+    # -- one run ------------------------------------------------------------------------------------------------------
+
+    async def look_at_run(self, run: Run) -> None:
+        if run.worker is not None:
+            self._leased(run)
+        elif run.status in (Status.RUNNING, Status.RECOVERING):
+            self.find(
+                Severity.ERROR,
+                "not-leased",
+                f"run {run.id} is {run.status.value}, but nobody holds its lease",
+                f"keepstep cancel {run.id} --force ends it",
+                [run.id],
+            )
+        elif run.status is Status.SET_ASIDE:
+            await self._set_aside(run)
+        elif run.status is Status.PAUSED:
+            if RESUME not in run.wakes and run.due_at is None:
+                self._stalled(run, "it is paused, but not even a resume would wake it")
+        elif run.due_at is not None and run.due_at <= self.now:
+            self._due(run)
+        elif run.due_at is None:
+            await self._without_time(run)
+        if (
+            run.status not in (Status.SET_ASIDE, Status.PAUSED)
+            and run.worker is None
+            and run.workflow not in self.known
+        ):
+            self.unknown.setdefault(run.workflow, []).append(run)
+
+    def _leased(self, run: Run) -> None:
+        owner = self.workers.get(run.worker or "")
+        if not run.status.active:
+            self.find(
+                Severity.ERROR,
+                "lease",
+                f"run {run.id} is {run.status.value}, yet leased to {run.worker}",
+                runs=[run.id],
+            )
+        elif owner is None or not owner.alive:
+            self.orphans.setdefault(run.worker or "", []).append(run)
+        elif run.updated_at is not None and self.now - run.updated_at > self.stale:
+            minutes = (self.now - run.updated_at).total_seconds() / 60
+            self.find(
+                Severity.WARNING,
+                "stale",
+                f"run {run.id} is driven by {_name(owner)}, but has recorded nothing for {minutes:.0f} min",
+                f"keepstep history {run.id} shows its last step; keepstep cancel {run.id} stops it",
+                [run.id],
+                owner.id,
+            )
+
+    async def _set_aside(self, run: Run) -> None:
+        whole = await self.engine.read(self.engine.store.get_run, run.id)
+        error = whole.error if whole is not None else None
+        reason = f"{error.type}: {error.message}" if error is not None else "no reason is recorded"
+        parent = f"; its parent {run.parent} waits for it" if run.parent is not None else ""
+        self.find(
+            Severity.WARNING,
+            "set-aside",
+            f"run {run.id} ({run.workflow}) is set aside: {reason}{parent}",
+            f"keepstep retry {run.id}, or keepstep cancel {run.id}",
+            [run.id],
+        )
+
+    def _due(self, run: Run) -> None:
+        if run.workflow in self.known and run.due_at is not None and self.now - run.due_at > _LATE:
+            self.late.setdefault(run.workflow, []).append(run)
+
+    async def _without_time(self, run: Run) -> None:
+        """No time wakes the run, so a signal or a child must."""
+        waits = [name for name in run.wakes if not name.startswith(RESERVED) or name.startswith((CHILD, RESOLVE))]
+        if not waits:
+            self._stalled(run, f"it is {run.status.value}, and no time, signal or child will ever wake it")
+            return
+        if run.signals and await self._has_unread(run, waits):
+            self._stalled(run, f"a signal that it waits for has arrived ({', '.join(waits)}), but it was not woken")
+            return
+        for name in waits:
+            if name.startswith(f"{RESOLVE}:"):
+                step = name.removeprefix(f"{RESOLVE}:")
+                self.find(
+                    Severity.WARNING,
+                    "in-doubt",
+                    f"step {step} of run {run.id} may or may not have happened, and waits for a person",
+                    f"keepstep resolve {run.id} {step} --result JSON | --failed | --again",
+                    [run.id],
+                )
+            elif name.startswith(CHILD):
+                await self._child(run, name.removeprefix(CHILD))
+
+    async def _child(self, run: Run, key: str) -> None:
+        after: str | None = None
+        while True:
+            page = await self.engine.call(self.engine.store.list_runs, RunQuery(parent=run.id, after=after))
+            if any(child.parent_key == key and child.status not in FINISHED for child in page.runs):
+                return
+            after = page.next
+            if after is None:
+                break
+        self._stalled(run, f"it waits for its child of {key}, which has ended or is gone without a word")
+
+    async def _has_unread(self, run: Run, waits: list[str]) -> bool:
+        """Whether a signal that the run waits for lies in the store, unread."""
+        read: set[int] = set()
+        after = 0
+        while rows := await self.engine.read(self.engine.store.list_checkpoints, run.id, after, 1000, _READS):
+            after = rows[-1].seq
+            for row in rows:
+                record, _ = next(unseal([row], run.id, row.seq - 1))
+                if record.data and "signal" in record.data:
+                    read.add(record.data["signal"])
+        seen = 0
+        while signals := await self.engine.read(self.engine.store.list_signals, run.id, seen):
+            seen = signals[-1].seq
+            if any(signal.name in waits and signal.seq not in read for signal in signals):
+                fresh = await self.engine.read(self.engine.store.get_run, run.id)
+                return fresh is not None and fresh.epoch == run.epoch and fresh.due_at is None and fresh.worker is None
+        return False
+
+    def _stalled(self, run: Run, why: str) -> None:
+        self.find(
+            Severity.ERROR,
+            "stalled",
+            f"run {run.id} ({run.workflow}) can never go on: {why}",
+            f"keepstep cancel {run.id} --force ends it; please report how it came to this",
+            [run.id],
+        )
+
+    # -- many runs with one reason ------------------------------------------------------------------------------------
+
+    def conclude(self) -> None:
+        for owner, runs in self.orphans.items():
+            worker = self.workers.get(owner)
+            who = _name(worker) if worker is not None else owner
+            taken = all(run.workflow in self.known for run in runs)
+            self.find(
+                Severity.NOTE if taken else Severity.WARNING,
+                "dead-worker",
+                f"{who} is dead and left {_count(len(runs), 'run')}: {_named(runs)}",
+                "a living worker recovers them" if taken else "start a worker that knows them: keepstep worker FILE.py",
+                [run.id for run in runs],
+                owner,
+            )
+        for workflow, runs in self.unknown.items():
+            self.find(
+                Severity.WARNING,
+                "no-worker",
+                f"no living worker knows workflow {workflow!r}; {_count(len(runs), 'run')} of it: {_named(runs)}",
+                "start one: keepstep worker FILE.py",
+                [run.id for run in runs],
+            )
+        for workflow, runs in self.late.items():
+            self.find(
+                Severity.WARNING,
+                "late",
+                f"{_count(len(runs), 'run')} of {workflow!r} due for over {LATE_SECONDS:g} s, not taken: {_named(runs)}",
+                "its workers are full or stuck: start another, or look at their logs",
+                [run.id for run in runs],
+            )
+
+    async def verify(self, run: Run) -> None:
+        """Read the whole chain of a run and hold it against its head."""
+        after, previous = 0, ""
+        try:
+            while rows := await self.engine.read(self.engine.store.list_checkpoints, run.id, after):
+                for record, checksum in unseal(rows, run.id, after, previous):
+                    after, previous = record.seq, checksum
+        except StoreError as error:
+            self.find(Severity.ERROR, "corrupt", str(error), "restore the store from a copy", [run.id])
+            return
+        fresh = await self.engine.read(self.engine.store.get_run, run.id)
+        if fresh is not None and fresh.seq == run.seq and (after, previous) != (run.seq, run.checksum):
+            self.find(
+                Severity.ERROR,
+                "corrupt",
+                f"run {run.id}: its head names record {run.seq}, but its records end at {after}",
+                "restore the store from a copy",
+                [run.id],
+            )
+
+
+_LATE = timedelta(seconds=LATE_SECONDS)
+#: The kinds of record that say that a signal was read.
+_READS = tuple(
+    kind.value for kind in (Kind.SIGNAL, Kind.CHILD, Kind.STEP_STARTED, Kind.STEP_COMPLETED, Kind.STEP_FAILED)
+)
+
+
+def _name(worker: WorkerInfo) -> str:
+    where = f" on {worker.host}" if worker.host and worker.host != socket.gethostname() else ""
+    return f"{worker.id} (pid {worker.pid}{where})"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _named(runs: list[Run]) -> str:
+    more = f" and {len(runs) - NAMED} more" if len(runs) > NAMED else ""
+    return ", ".join(run.id for run in runs[:NAMED]) + more
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a process of this machine was stopped, as by SIGSTOP."""
+    if pid == os.getpid():
+        return False
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[:1] in (["T"], ["t"])
