@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import logging
 import os
 import sys
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 
 def main(side: str, job: str, where: str, options: str = "{}") -> None:
     began = time.monotonic()
+    logging.disable(logging.WARNING)  # that a run of 50,000 steps is a long one is the point here
     module = importlib.import_module(f"bench.{side}")
     imported = time.monotonic()
     answer = asyncio.run(module.JOBS[job](Path(where), **json.loads(options)))

@@ -66,7 +66,7 @@ def text(size: int, seed: int) -> str:
     letters = _letters()
     start = seed % 1000
     head = f"{seed:08d} "
-    return head + (letters[start:] * (size // len(letters) + 2))[: size - len(head)]
+    return head + (letters[start:] + letters * (size // len(letters) + 1))[: size - len(head)]
 
 
 @cache

@@ -41,6 +41,8 @@ class Finding:
 
     @property
     def reached(self) -> bool | None:
+        if self.detail.get("repeated", 0) > 1:  # at most the body in which the run was killed
+            return False
         if self.least_ratio is not None and self.ratio is not None:
             return self.ratio >= self.least_ratio
         if self.most is not None:

@@ -237,18 +237,24 @@ async def j7_replay(where: Path, n: int = 10_000) -> dict[str, Any]:
     return {"growth": high - before, "before": before, **watch.rate(n)}
 
 
-async def j7_park(where: Path, runs: int = 100_000) -> dict[str, Any]:
+async def j7_park(where: Path, runs: int = 100_000, at_once: int = 500) -> dict[str, Any]:
     """Put so many runs to sleep in one store."""
-    limit = asyncio.Semaphore(500)
-    async with ks.open(where / "runs.db", power_loss="may_lose_last") as engine:
+    parked, reached = 0, asyncio.Event()
 
-        async def one() -> None:
-            async with limit:
-                await _until_parked([await engine.start(sleeper, 86_400)])
+    def notice(event: ks.Event) -> None:
+        nonlocal parked
+        if event.name == "run.waiting":
+            parked += 1
+            if parked == runs or parked % at_once == 0:
+                reached.set()
 
+    async with ks.open(where / "runs.db", power_loss="may_lose_last", observers=notice) as engine:
         with gauges.Stopwatch() as watch:
-            for first in range(0, runs, 5000):
-                await asyncio.gather(*[one() for _ in range(min(5000, runs - first))])
+            for first in range(0, runs, at_once):
+                reached.clear()
+                some = min(at_once, runs - first)
+                await asyncio.gather(*[engine.start(sleeper, 86_400) for _ in range(some)])
+                await reached.wait()
     return watch.rate(runs)
 
 

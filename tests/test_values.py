@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import collections
+import copy
 import decimal
 import enum
 import json
 import math
+import pickle
 import re
 import subprocess
 import sys
@@ -311,6 +313,42 @@ def test_a_pydantic_model_is_restored_exactly():
     assert "name" not in back.__dict__
     assert back.model_fields_set == {"name", "zzz"}
     assert not hasattr(back, "_visits")
+
+
+class Names(pydantic.RootModel[list[Colour]]):
+    pass
+
+
+class Page(pydantic.BaseModel, Generic[T]):
+    items: list[T]
+
+    @pydantic.computed_field
+    @cached_property
+    def size(self) -> int:
+        return len(self.items)
+
+
+@pydantic.dataclasses.dataclass
+class Checked:
+    point: Point
+    many: list[int] = pydantic.Field(default_factory=list)
+
+
+@pytest.mark.parametrize(
+    "annotation, value",
+    [
+        (Names, Names([Colour.RED])),
+        (Page[Address], Page[Address](items=[Address(city="a")])),
+        (Page[Colour] | None, Page[Colour](items=[Colour.RED])),
+        (Checked, Checked(Point(1), [2])),
+    ],
+)
+def test_other_shapes_of_pydantic(annotation, value):
+    codec = VALUES.for_annotation(annotation)
+    assert there_and_back(value, codec) == value
+    if isinstance(value, Page):
+        assert value.size == 1
+        assert there_and_back(value, codec).size == 1
 
 
 def test_a_restored_pydantic_model_works_like_any_other():
@@ -1085,6 +1123,7 @@ def test_a_secret_is_a_name(monkeypatch):
     assert secret.reveal() == "hunter2"
     assert secret == Secret("KEEPSTEP_TEST_KEY") != Secret("OTHER")
     assert len({secret, Secret("KEEPSTEP_TEST_KEY")}) == 1
+    assert copy.deepcopy(secret) == pickle.loads(pickle.dumps(secret)) == secret
     monkeypatch.setenv("KEEPSTEP_TEST_KEY", "changed")
     assert secret.reveal() == "changed"
     with pytest.raises(AttributeError):
@@ -1143,10 +1182,23 @@ def test_secrets_are_blotted_out_of_texts(secret):
         assert redactor.hit(VALUES.encode(shape)) == path
 
 
+def test_only_the_secret_part_of_a_text_is_blotted_out():
+    text = Redactor().text
+    assert text(SECRETS["url"]) == "postgresql://me:[redacted]@db.example/x"
+    assert text(SECRETS["query"]) == "https://x.example/?a=1&api_key=[redacted]&b=2"
+    assert text(SECRETS["dsn"]) == "host=db password=[redacted] dbname=x"
+    assert text(SECRETS["bearer"]) == "Authorization: Bearer [redacted]"
+    assert text(f"<{SECRETS['aws']}>") == "<[redacted]>"
+    assert Redactor([r"a(?P<secret>b+)c"]).text("abbc abc") == "a[redacted]c a[redacted]c"
+
+
 def test_ordinary_texts_are_left_alone():
     redactor = Redactor()
     for text in (
         "the password is wrong",
+        'connect(password=os.environ["PASSWORD"], password=None, password=get_password(), password=password)',
+        "a basic internationalization, a bearer authentication-scheme",
+        "sk-toggleable__label-arrow sk-text-repr-fallback",
         "https://example.com:8080/path?q=1&page_token=3",
         "a bearer of news",
         "task-12345678901234567890",
@@ -1177,6 +1229,15 @@ def test_a_codec_with_a_redactor_refuses_secrets():
             assert SECRETS["openai"] not in str(caught.value)
     assert child.encode({"token": "fine"})
     assert VALUES.redactor is None
+
+
+def test_a_value_that_changes_while_it_is_stored_is_refused():
+    value: dict[Any, Any] = {}
+    codec = Values()
+    codec.register(Plain, to=lambda plain: value.update({plain.n: 1}), back=lambda stored: Plain(0))
+    value["a"] = Plain(5)
+    with pytest.raises(NotSerializable, match=r"^input changed while it was being stored"):
+        codec.encode(value, "input")
 
 
 def test_a_redactor_that_fails_stops_the_write():

@@ -7,8 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import keepstep as ks
 from keepstep.ports import SystemClock
@@ -112,6 +119,7 @@ class Example:
     play: object
     result: object
     children: int = 0
+    done: tuple[str, ...] = ()
     stores: tuple[str, ...] = ("memory", "sqlite")
 
     def __str__(self) -> str:
@@ -380,8 +388,244 @@ EXAMPLES = [
     Example("careful", play_careful, [1, 2, 2]),
     Example("booking", play_booking, [1, 2, 2, 3], stores=("sqlite",)),
     Example("continuing", play_continuing, 106),
-    Example("cancelled", play_cancelled, "cancelled", children=1),
+    Example("cancelled", play_cancelled, "cancelled", children=1, done=("clean_up#1", "add#2")),
     Example("pausing", play_pausing, [2, "gone", 4]),
     Example("plain", play_plain, [2, 3, 4, 10, 6, 9]),
     Example("seldom", play_seldom, 16),
 ]
+
+
+# -- what child processes run ------------------------------------------------------------------------------------------
+
+
+@ks.step
+async def work(seconds: float, number: int) -> int:
+    EFFECTS.body()
+    await asyncio.sleep(seconds)
+    return number
+
+
+@ks.step
+async def hold(path: str) -> str:
+    """Stay in the body until a file is there."""
+    EFFECTS.body()
+    while not Path(path).exists():
+        await asyncio.sleep(0.005)
+    return path
+
+
+@ks.step
+async def kill_the_process(seconds: float) -> None:
+    EFFECTS.body()
+    await asyncio.sleep(seconds)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@ks.step(transactional=True)
+def stop_inside(tx, number: int) -> int:
+    EFFECTS.body()
+    os.kill(os.getpid(), signal.SIGSTOP)  # goes on with SIGCONT
+    return number
+
+
+@ks.step
+async def hear(sent_at: float) -> float:
+    EFFECTS.body()
+    return time.time() - sent_at
+
+
+@ks.workflow
+async def working(steps: int, seconds: float) -> int:
+    total = 0
+    for number in range(1, steps + 1):
+        total += await work(seconds, number)
+    return total
+
+
+@ks.workflow
+async def mixed(steps: int, seconds: float) -> int:
+    """A bit of everything, so that a kill finds each of it."""
+    total = sum(await ks.gather(work(seconds, 1), work(seconds, 2)))
+    await ks.sleep(seconds)
+    total += await (await ks.start(working, steps, seconds))
+    total += await ks.wait_for("bonus")
+    total += sum(await ks.map(counted, [(seconds, number) for number in range(steps)], concurrency=2))
+    total += await ks.race(work(seconds, 0), never())
+    return total
+
+
+async def counted(item) -> int:
+    return await work(*item)
+
+
+@ks.workflow
+async def holding(path: str) -> list:
+    return [await add(0, 1), await hold(path), await add(1, 1), await add(2, 1)]
+
+
+@ks.step
+async def bulky(path: str) -> str:
+    EFFECTS.body()
+    return random.Random(1).randbytes(100_000).hex()  # does not compress well
+
+
+@ks.workflow
+async def heavy(path: str) -> list:
+    """Writes little, then much."""
+    one = await add(0, 1)
+    await hold(path)
+    return [one, len(await bulky(path)), await add(one, 1)]
+
+
+@ks.workflow
+async def waits_in_between() -> list:
+    return [await add(0, 1), await add(1, 1), await ks.wait_for("go"), await add(2, 1)]
+
+
+@ks.workflow
+async def culprit(seconds: float) -> None:
+    await kill_the_process(seconds)
+
+
+@ks.workflow
+async def stopping() -> int:
+    return await stop_inside(1)
+
+
+@ks.workflow
+async def listening(count: int) -> list:
+    return [await hear(await ks.wait_for("ping")) for _ in range(count)]
+
+
+@ks.workflow
+async def chat(count: int) -> list:
+    """Answers messages from anyone, in the order in which they came."""
+    seen = []
+    for number in range(count):
+        request = await ks.wait_for("message")
+        seen.append(await add(request.payload, 0))
+        request.reply([number, request.payload])
+    return seen
+
+
+class Served:
+    """A process with an engine that does what it is told, line by line."""
+
+    def __init__(self, engine) -> None:
+        self.engine = engine
+
+    async def start(self, workflow, args, run_id):
+        await self.engine.start(workflow, *args, run_id=run_id)
+
+    async def start_many(self, workflow, args, ids, at):
+        """Start all of these at the same moment as others do, and wait for their results."""
+        await asyncio.sleep(at - time.time())
+        handles = await asyncio.gather(*(self.engine.start(workflow, *args, run_id=one) for one in ids))
+        return [await handle.result(timeout=30) for handle in handles]
+
+    async def result(self, run_id, timeout=30):  # noqa: ASYNC109
+        return await (await self.engine.get(run_id)).result(timeout=timeout)
+
+    async def signal(self, run_id, name, payload=True, id=""):  # noqa: A002
+        await self.engine.signal(run_id, name, payload, id=id)
+
+    async def ping(self, run_id):
+        await self.engine.signal(run_id, "ping", time.time())
+
+    async def ask_many(self, run_id, numbers, at):
+        """Send these messages to one run at the same moment as others do; the answers."""
+        await asyncio.sleep(at - time.time())
+        handle = await self.engine.get(run_id)
+        return await asyncio.gather(*(handle.ask("message", number) for number in numbers))
+
+    async def steer(self, run_id, act, at=0.0):
+        await asyncio.sleep(at - time.time())
+        with unless_finished():
+            await getattr(await self.engine.get(run_id), act)()
+
+    async def worker(self):
+        return self.engine.worker.id
+
+
+async def serve(path, effects, options) -> None:
+    record_to(effects)
+    loop = asyncio.get_running_loop()
+    async with ks.open(path, **options) as engine:
+        served = Served(engine)
+        print(json.dumps({"ok": "ready"}), flush=True)
+        while line := await loop.run_in_executor(None, sys.stdin.readline):
+            what, arguments = json.loads(line)
+            try:
+                answer = {"ok": await getattr(served, what)(**arguments)}
+            except ks.KeepstepError as error:
+                answer = {"error": type(error).__name__, "message": str(error)}
+            print(json.dumps(answer), flush=True)
+
+
+class Process:
+    """The handle on such a process, for a test."""
+
+    def __init__(self, path, effects, **options) -> None:
+        source = str(Path(ks.__file__).parents[1])
+        root = Path(__file__).parents[2]
+        self.popen = subprocess.Popen(
+            [sys.executable, "-m", "tests.crash.programs", str(path), str(effects), json.dumps(options)],
+            cwd=root,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([source, str(root)])},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.pid = self.popen.pid
+
+    def ready(self):
+        assert self.answer() == "ready"
+        return self
+
+    def tell(self, what, **arguments) -> None:
+        """Say what to do, and do not wait."""
+        self.popen.stdin.write(json.dumps([what, arguments]) + "\n")
+        self.popen.stdin.flush()
+
+    def answer(self):
+        line = self.popen.stdout.readline()
+        if not line:
+            raise Died(f"the process ended with {self.popen.wait()}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise Refused(f"{answer['error']}: {answer['message']}")
+        return answer["ok"]
+
+    def ask(self, what, **arguments):
+        self.tell(what, **arguments)
+        return self.answer()
+
+    def send(self, number) -> None:
+        """Send the process a signal of the system."""
+        self.popen.send_signal(number)
+
+    def kill(self) -> None:
+        if self.popen.poll() is None:
+            self.popen.kill()
+        self.popen.wait()
+        with contextlib.suppress(BrokenPipeError):
+            self.popen.stdin.close()
+        self.popen.stdout.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.kill()
+
+
+class Died(Exception):
+    """The process is gone."""
+
+
+class Refused(Exception):
+    """What was asked raised an error there."""
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(sys.argv[1], sys.argv[2], json.loads(sys.argv[3])))

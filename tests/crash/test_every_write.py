@@ -69,8 +69,7 @@ class Bench:
             assert sorted(n for (n,) in db.execute("SELECT number FROM ledger")) == [1, 2, 3], where
             db.close()
 
-    @staticmethod
-    async def judge_history(handle, run, where):
+    async def judge_history(self, handle, run, where):
         history = await handle.checkpoints()  # verifies the chain
         assert [one.seq for one in history] == list(range(1, run.seq + 1)), where
         assert history[-1].checksum == run.checksum, where
@@ -79,6 +78,8 @@ class Bench:
             assert sum(one.kind is kind for one in history) == 1, f"{where}: {run.id} has not one {kind}"
         succeeded = [one.step for one in history if one.kind is Kind.STEP_COMPLETED]
         assert len(succeeded) == len(set(succeeded)), f"{where}: a step succeeded twice"
+        if run.id == "main":
+            assert set(self.example.done) <= set(succeeded), f"{where}: only {succeeded} were done"
         heard = [(one.step, one.value) for one in history if one.kind is Kind.SIGNAL and not one.step.startswith("ks:")]
         assert len(heard) == len({step for step, _ in heard}), f"{where}: a wait was answered twice"
 

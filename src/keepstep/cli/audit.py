@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @command("audit")
 @RUN
 @click.option("--moves", is_flag=True, help="Only what moved the run from one status to another.")
-def audit(settings: Settings, run_id: str, moves: bool) -> None:
+def audit(settings: Settings, *, run_id: str, moves: bool) -> None:
     """Show who did what to a run: every step, transition, recovery and command, with its reason."""
     from ..engine.audit import audit as derive
     from ..engine.audit import transitions

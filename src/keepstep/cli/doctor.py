@@ -27,7 +27,7 @@ _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 )
 @click.option("--deep", is_flag=True, help="Also verify the records of every run, finished ones too.")
 @click.option("--strict", is_flag=True, help="Warnings make it fail too.")
-def doctor(settings: Settings, stale: float, deep: bool, strict: bool) -> int:
+def doctor(settings: Settings, *, stale: float, deep: bool, strict: bool) -> int:
     """Examine the store, its workers and every unfinished run.
 
     Exit code 1 if a promise is broken: a run that can never go on, a damaged record, a store that cannot be written.

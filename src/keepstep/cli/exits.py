@@ -55,18 +55,18 @@ _CODES: tuple[tuple[type[KeepstepError], int], ...] = (
 class Refused(click.ClickException):
     """A user's mistake, said in a sentence; `hint` says what to do about it."""
 
-    exit_code = USAGE
-
     def __init__(self, message: str, hint: str = "", code: int = USAGE) -> None:
         super().__init__(message)
         self.hint = hint
-        self.exit_code = code
+        self.code = code
 
 
 def code_of(error: BaseException) -> int:
     """The exit code that an error stands for."""
+    if isinstance(error, Refused):
+        return error.code
     if isinstance(error, click.ClickException):
-        return error.exit_code
+        return USAGE
     if isinstance(error, (KeyboardInterrupt, click.Abort)):
         return INTERRUPTED
     return next((code for kind, code in _CODES if isinstance(error, kind)), INTERNAL)
@@ -113,9 +113,11 @@ def _words(error: BaseException, code: int) -> tuple[str, str]:
         about = f"{type(error).__name__}: {error}"
         return f"something unexpected happened: {about}", "run it again with --debug for the whole traceback"
     hint = ""
-    if isinstance(error, RunFailed) or isinstance(error, RunSetAside):
+    if isinstance(error, (RunFailed, RunSetAside)):
         hint = f"keepstep history {error.run_id} shows what happened\nkeepstep retry {error.run_id} lets it go on"
-    return str(error), hint
+    if isinstance(error, RunConflict) and error.existing is not None:
+        hint = f"keepstep show {error.run_id} shows it\nkeepstep run FILE.py:WORKFLOW --id {error.run_id} goes on with it"
+    return str(error).replace("keepstep.errors.", ""), hint
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

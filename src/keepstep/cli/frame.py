@@ -117,11 +117,11 @@ def command(name: str, **options: Any) -> Callable[[Callable[..., Any]], click.C
 
     def decorate(function: Callable[..., Any]) -> click.Command:
         @wraps(function)
-        @click.pass_context
-        def called(context: click.Context, /, *args: Any, **kwargs: Any) -> Any:
-            return function(context.obj, *args, **kwargs)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            return function(click.get_current_context().obj, *args, **kwargs)
 
-        made = click.command(name, **options)(called)
+        decorator: Any = click.command(name, **options)
+        made: click.Command = decorator(called)
         shared = common_options()
         for option in shared:
             if option.name == "store":

@@ -21,39 +21,36 @@ STATUSES = ("queued", "running", "waiting", "paused", "recovering", "completed",
 # -- list --------------------------------------------------------------------------------------------------------------
 
 
-class _Status(click.ParamType):
-    name = "status"
+def _status(value: str) -> str:
+    """A status as a person may write it: set-aside, set_aside or "set aside"."""
+    said = value.replace("-", " ").replace("_", " ").strip().lower()
+    known = [*STATUSES, "unfinished"]
+    if said not in known:
+        raise click.BadParameter(
+            f"{value!r} is not a status{exits.nearest(said, known)} (there are {', '.join(known)})"
+        )
+    return said
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        said = str(value).replace("-", " ").replace("_", " ").strip().lower()
-        if said in STATUSES or said == "unfinished":
-            return said
-        known = ", ".join([*STATUSES, "unfinished"])
-        self.fail(f"{value!r} is not a status{exits.nearest(said, STATUSES)} (known: {known})", param, ctx)
 
-
-class Tag(click.ParamType):
+def tag_of(value: str) -> tuple[str, str]:
     """A tag, written name=value."""
-
-    name = "tag"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
-        name, equals, text = str(value).partition("=")
-        if not equals or not name:
-            self.fail(f"{value!r} is not written name=value", param, ctx)
-        return name, text
+    name, equals, text = value.partition("=")
+    if not equals or not name:
+        raise click.BadParameter(f"{value!r} is not written name=value")
+    return name, text
 
 
 @command("list")
-@click.option("--status", type=_Status(), multiple=True, help="Only these; 'unfinished' is all that has not ended.")
+@click.option("--status", type=_status, multiple=True, help="Only these; 'unfinished' is all that has not ended.")
 @click.option("--workflow", metavar="NAME", help="Only runs of this workflow.")
 @click.option("--parent", metavar="RUN", help="Only children of this run.")
 @click.option("--prefix", metavar="TEXT", help="Only runs whose id begins so.")
-@click.option("--tag", type=Tag(), multiple=True, metavar="NAME=VALUE", help="Only runs with this tag.")
+@click.option("--tag", type=tag_of, multiple=True, metavar="NAME=VALUE", help="Only runs with this tag.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True)
 @click.option("--after", metavar="CURSOR", help="Go on where the page before ended.")
 def list_(
     settings: Settings,
+    *,
     status: tuple[str, ...],
     workflow: str | None,
     parent: str | None,
@@ -116,7 +113,7 @@ def _row(run: Run) -> tuple[str, ...]:
 @command("show")
 @RUN
 @click.option("--traceback", is_flag=True, help="With the whole traceback of its error.")
-def show(settings: Settings, run_id: str, traceback: bool) -> None:
+def show(settings: Settings, *, run_id: str, traceback: bool) -> None:
     """Show one run: where it stands, its input and its result."""
     from . import words
 
@@ -152,7 +149,7 @@ def _shown(run: Run, published: dict[str, Any], worker: str, *, traceback: bool)
     arguments += [f"{name}={words.brief(value)}" for name, value in given["kwargs"].items()]
     ended = run.status in FINISHED
     took = words.duration(((run.updated_at or run.created_at) - run.created_at).total_seconds())
-    error = f"{run.error.type}: {run.error.message}" if run.error is not None else ""
+    error = words.error_line(run.error) if run.error is not None else ""
     result = words.brief(words.plain(run.output), 2000) if run.output is not None else ""
     pairs = [
         ("run", words.one_line(run.id)),
@@ -203,7 +200,7 @@ def _hints(run: Run) -> list[str]:
 @click.option("--failed", is_flag=True, help="Only what failed.")
 @click.option("--values", is_flag=True, help="With the whole of each result, and tracebacks.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the last N records.")
-def history(settings: Settings, run_id: str, failed: bool, values: bool, limit: int | None) -> None:
+def history(settings: Settings, *, run_id: str, failed: bool, values: bool, limit: int | None) -> None:
     """Show the timeline of a run: steps, attempts, durations and failures."""
     from . import words
 
@@ -224,22 +221,21 @@ def _timeline(run: Run, shown: list[Checkpoint], *, values: bool) -> str:
 
     if not shown:
         return f"nothing is recorded yet: the run is {run.status.value}"
-    rows = []
-    for one in shown:
-        rows.append(
-            (
-                str(one.seq),
-                _offset(run.created_at, one.finished_at),
-                _kind(one),
-                words.one_line(words.step_name(one.step)),
-                _took(one),
-                one_detail(one, values=values),
-            )
+    rows = [
+        (
+            str(one.seq),
+            _offset(run.created_at, one.finished_at),
+            _kind(one),
+            words.one_line(words.step_name(one.step)),
+            _took(one),
+            _detail(one, values=values),
         )
+        for one in shown
+    ]
     steps = sum(1 for one in shown if one.kind == "step completed")
     failures = sum(1 for one in shown if one.kind == "step failed")
-    end = f"{run.id}: {words.coloured(run.status)}, {steps} steps completed"
-    end += f", {failures} attempts failed" if failures else ""
+    end = f"{run.id}: {words.coloured(run.status)}, {words.count(steps, 'step')} completed"
+    end += f", {words.count(failures, 'attempt')} failed" if failures else ""
     waits = words.waits_for(run)
     end += f"; waits for {waits}" if waits else ""
     return words.table(("SEQ", "AFTER", "WHAT", "STEP", "TOOK", ""), rows, last_may_wrap=not values) + "\n\n" + end
@@ -264,7 +260,7 @@ def _took(one: Checkpoint) -> str:
     return words.duration((one.finished_at - one.started_at).total_seconds())
 
 
-def one_detail(one: Checkpoint, *, values: bool) -> str:
+def _detail(one: Checkpoint, *, values: bool) -> str:
     """What there is to say about a record beyond its step: its attempt, its error, its value."""
     from . import words
 
@@ -272,7 +268,7 @@ def one_detail(one: Checkpoint, *, values: bool) -> str:
     if one.attempt > 1 or one.kind == "step failed":
         parts.append(f"attempt {one.attempt}")
     if one.error is not None:
-        parts.append(words.one_line(f"{one.error.type}: {one.error.message}"))
+        parts.append(words.one_line(words.error_line(one.error)))
     if one.retry_at is not None:
         parts.append(f"again after {words.duration((one.retry_at - one.finished_at).total_seconds())}")
     if one.trigger.value != "automatic":

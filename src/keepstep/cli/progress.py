@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 
@@ -15,6 +15,14 @@ if TYPE_CHECKING:
 
 #: Records that are not worth a line of their own: the calls they belong to have one.
 _SILENT = frozenset({"published", "emitted", "decision", "patch", "reply", "token", "run.finished", "run.created"})
+
+
+#: The signals by which a person steers a run, in words.
+_CONTROL = {
+    "ks:pause": "paused by a person: keepstep resume {}",
+    "ks:resume": "resumed by a person",
+    "ks:cancel": "cancelled by a person",
+}
 
 
 class Lines:
@@ -29,7 +37,7 @@ class Lines:
         if live if live is not None else sys.stderr.isatty():
             self._live = _Moving()
 
-    def __enter__(self) -> Lines:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -77,17 +85,19 @@ class Lines:
         elif event.name == "timer" and self._steps:
             self.say("done", f"{step}", event.run, "green")
         elif event.name == "signal.received":
-            self.say("note", f"signal received: {step.removeprefix('wait_for:')}", event.run, "cyan")
+            said = _CONTROL.get(event.step) or f"signal received: {step.removeprefix('wait_for:')}"
+            self.say("note", said.format(event.run), event.run, "cyan")
         elif event.name == "child" and self._steps:
             self.say("note", f"child {step}", event.run, "cyan")
         elif event.name == "step.in_doubt":
             self.say("waiting", f"{step} is in doubt: keepstep resolve {event.run} {event.step}", event.run, "magenta")
+        elif event.run == self.run or (event.name == "run.started" and "outcome" in event.data):
+            return  # how it ends is told by whoever waits for it; its first record says again that it has started
         elif event.name in ("run.failed", "run.set aside", "run.halted", "lease.lost"):
-            if not self.run:
-                self.say("failed", f"{_said(event.name)}{': ' + reason if reason else ''}", event.run, "red")
+            self.say("failed", f"{_said(event.name)}{': ' + reason if reason else ''}", event.run, "red")
         elif event.name in ("run.completed", "run.cancelled", "run.paused", "run.queued", "run.started", "run.waiting"):
-            if not self.run:
-                self.say("note", _said(event.name), event.run)
+            woken = event.name == "run.started" and event.seq > 1
+            self.say("note", "goes on" if woken else _said(event.name), event.run)
 
     # -- lines --------------------------------------------------------------------------------------------------------
 
@@ -146,4 +156,6 @@ class _Moving:
 
 
 def _said(name: str) -> str:
-    return name.removeprefix("run.").replace("lease.lost", "taken over by another worker").replace("queued", "handed back")
+    return (
+        name.removeprefix("run.").replace("lease.lost", "taken over by another worker").replace("queued", "handed back")
+    )

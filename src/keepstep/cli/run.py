@@ -9,13 +9,13 @@ import os
 import shlex
 import signal
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 
 from . import exits
 from .frame import Settings, command, shown_url
-from .look import Tag
+from .look import tag_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +38,7 @@ def _shared(function: Callable[..., Any]) -> Callable[..., Any]:
             click.argument("words", nargs=-1, metavar="[ARGUMENT...]"),
             click.option("--input", "text", metavar="JSON", help="The input as JSON, @file, or - for standard input."),
             click.option("--id", "run_id", metavar="ID", help="The run's id; a run that is there already goes on."),
-            click.option("--tag", type=Tag(), multiple=True, metavar="NAME=VALUE", help="A tag to find it by."),
+            click.option("--tag", type=tag_of, multiple=True, metavar="NAME=VALUE", help="A tag to find it by."),
             click.option("--deadline", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="Fail after."),
         ]
     ):
@@ -59,6 +59,7 @@ _EPILOG = (
 @_shared
 def run(
     settings: Settings,
+    *,
     target: str,
     words: tuple[str, ...],
     text: str | None,
@@ -75,7 +76,7 @@ def run(
     workflow = load_workflow(target, debug=settings.debug)
     logging.getLogger("keepstep").addFilter(_not_twice)
     options = {"run_id": run_id, "tags": dict(tag), "deadline": deadline}
-    return asyncio.run(_Driven(settings, workflow, target, words, text, options).drive())
+    return asyncio.run(_Driven(settings, workflow, target, options, words=words, text=text).drive())
 
 
 def _not_twice(record: logging.LogRecord) -> bool:
@@ -91,9 +92,10 @@ class _Driven:
         settings: Settings,
         workflow: Workflow[..., Any],
         target: str,
+        options: dict[str, Any],
+        *,
         words: tuple[str, ...],
         text: str | None,
-        options: dict[str, Any],
     ) -> None:
         self.settings = settings
         self.workflow = workflow
@@ -137,7 +139,9 @@ class _Driven:
                 handle = await engine.get(run_id)
                 there = (await handle.run()).workflow
                 if there != self.workflow.name:
-                    raise RunConflict(f"run {run_id!r} is a run of workflow {there!r}, not {self.workflow.name!r}", run_id)
+                    raise RunConflict(
+                        f"run {run_id!r} is a run of workflow {there!r}, not {self.workflow.name!r}", run_id
+                    )
                 return handle
         args, kwargs = read_input(self.workflow, self.text, self.words)
         return await engine.start(self.workflow.bind(*args, **kwargs), **self.options)
@@ -182,10 +186,9 @@ class _Driven:
             if self.settings.json:
                 return _told_as_json(self.handle.id, error)
             raise error
-        from ..values import VALUES
         from . import words
 
-        result = words.plain((self.workflow.values or VALUES).encode(ended.result(), "result"))
+        result = words.plain(self.workflow.values.encode(ended.result(), "result"))
         if self.settings.json:
             click.echo(json.dumps({"run": self.handle.id, "status": "completed", "result": result}, ensure_ascii=False))
         else:
@@ -213,7 +216,7 @@ class Stop:
         self.asked = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
-    def __enter__(self) -> Stop:
+    def __enter__(self) -> Self:
         for number in (signal.SIGINT, signal.SIGTERM):
             self._loop.add_signal_handler(number, self._heard)
         return self
@@ -245,6 +248,7 @@ class Stop:
 @click.option("--delay", default=0.0, type=click.FloatRange(0), metavar="SECONDS", help="Not before.")
 def start(
     settings: Settings,
+    *,
     target: str,
     words: tuple[str, ...],
     text: str | None,

@@ -24,8 +24,10 @@ LOOK_SECONDS = 2.0
 @RUN
 @click.argument("name")
 @click.argument("payload", required=False, metavar="[JSON]")
-@click.option("--id", "signal_id", default="", metavar="ID", help="Sent again with the same id, it is not stored twice.")
-def signal(settings: Settings, run_id: str, name: str, payload: str | None, signal_id: str) -> None:
+@click.option(
+    "--id", "signal_id", default="", metavar="ID", help="Sent again with the same id, it is not stored twice."
+)
+def signal(settings: Settings, *, run_id: str, name: str, payload: str | None, signal_id: str) -> None:
     """Send a run a durable message, which `wait_for` in it receives.
 
     Without JSON its payload is true. It may be sent before the run waits for it.
@@ -45,7 +47,7 @@ def signal(settings: Settings, run_id: str, name: str, payload: str | None, sign
 @RUN
 @click.argument("name", required=False)
 @click.option("--deny", is_flag=True, help="Send false instead of true.")
-def approve(settings: Settings, run_id: str, name: str | None, deny: bool) -> None:
+def approve(settings: Settings, *, run_id: str, name: str | None, deny: bool) -> None:
     """Answer a run that waits for a yes or a no.
 
     NAME is the signal that it waits for; it may be left out if there is only one.
@@ -100,7 +102,7 @@ def _the_one(run: Run) -> str:
 @click.argument("name")
 @click.argument("payload", required=False, metavar="[JSON]")
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), default=30.0, show_default=True, metavar="SECONDS")
-def ask(settings: Settings, run_id: str, name: str, payload: str | None, timeout: float) -> None:
+def ask(settings: Settings, *, run_id: str, name: str, payload: str | None, timeout: float) -> None:
     """Send a run a question and print the reply that its workflow gives."""
     import json
 
@@ -123,7 +125,7 @@ def ask(settings: Settings, run_id: str, name: str, payload: str | None, timeout
 @command("pause")
 @RUN
 @REASON
-def pause(settings: Settings, run_id: str, reason: str) -> None:
+def pause(settings: Settings, *, run_id: str, reason: str) -> None:
     """Stop a run at its next step boundary; it keeps what it has done."""
 
     async def act(engine: Engine) -> None:
@@ -139,7 +141,7 @@ def pause(settings: Settings, run_id: str, reason: str) -> None:
 @command("resume")
 @RUN
 @REASON
-def resume(settings: Settings, run_id: str, reason: str) -> None:
+def resume(settings: Settings, *, run_id: str, reason: str) -> None:
     """Let a paused run go on."""
 
     async def act(engine: Engine) -> None:
@@ -166,11 +168,13 @@ def _must_be_driven(run: Run, participle: str) -> None:
 @command("cancel")
 @RUN
 @REASON
-@click.option("--force", is_flag=True, help="End it in the store, if no worker is there to do it; no cleanup code runs.")
-def cancel(settings: Settings, run_id: str, reason: str, force: bool) -> None:
+@click.option(
+    "--force", is_flag=True, help="End it in the store, if no worker is there to do it; no cleanup code runs."
+)
+def cancel(settings: Settings, *, run_id: str, reason: str, force: bool) -> None:
     """Cancel a run: its steps, waits and children are stopped. This is final.
 
-    A worker that drives the run carries it out, with the workflow's own cleanup. A run that is set aside is ended at once.
+    A worker that drives the run carries it out, with the workflow's own cleanup. A run that is set aside ends at once.
     """
     from ..engine.control import cancel_now
     from ..engine.handle import actor
@@ -190,13 +194,15 @@ def cancel(settings: Settings, run_id: str, reason: str, force: bool) -> None:
     told = f"{run_id} is cancelled" if done else f"{run_id} is asked to stop"
     settings.answer({"run": run_id, "cancelled": done, "asked": "cancel"}, told)
     if not driven and not settings.json:
-        click.echo(f"no worker drives it just now: start one, or end it with keepstep cancel {run_id} --force", err=True)
+        click.echo(
+            f"no worker drives it just now: start one, or end it with keepstep cancel {run_id} --force", err=True
+        )
 
 
 @command("retry")
 @RUN
 @REASON
-def retry(settings: Settings, run_id: str, reason: str) -> None:
+def retry(settings: Settings, *, run_id: str, reason: str) -> None:
     """Let a failed or set-aside run go on from where it failed; what it finished is kept."""
 
     async def act(engine: Engine) -> None:
@@ -217,7 +223,7 @@ def retry(settings: Settings, run_id: str, reason: str) -> None:
 @click.option("--again", is_flag=True, help="It did not happen and shall be performed.")
 @REASON
 def resolve(
-    settings: Settings, run_id: str, step: str, result: str | None, failed: bool, again: bool, reason: str
+    settings: Settings, *, run_id: str, step: str, result: str | None, failed: bool, again: bool, reason: str
 ) -> None:
     """Say what became of an at-most-once step that a crash left in doubt.
 

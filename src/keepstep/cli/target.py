@@ -25,7 +25,7 @@ _LAST_CALLS = 6
 
 
 def load_workflow(target: str, *, debug: bool = False) -> Workflow[..., Any]:
-    """The workflow that `file.py:workflow` or `module:workflow` names; the name may be left out if there is only one."""
+    """The workflow that `file.py:workflow` or `module:workflow` names; without a name, the only one there."""
     where, name = split(target)
     module = load_module(where, debug=debug)
     there = workflows_in(module)
@@ -134,8 +134,8 @@ def read_input(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a run, from --input or from words, made into the types that the workflow's signature names.
 
-    An object given with --input holds arguments by name; any other JSON is the first argument. A word is a JSON value, or
-    plain text; name=value gives an argument by its name.
+    An object given with --input holds arguments by name; any other JSON is the first argument. A word is a JSON value,
+    or plain text; name=value gives an argument by its name.
     """
     if text is not None and words:
         raise exits.Refused("the input is given twice", "use --input or arguments after the workflow, not both")
@@ -202,7 +202,7 @@ def read_json(text: str, what: str) -> Any:
         return json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         near = text[max(error.pos - 10, 0) : error.pos + 10]
-        hint = f'text is written in quotes: {what} \'"{text}"\'' if text.isalnum() else ""
+        hint = f"text is written in quotes: {what} '\"{text}\"'" if text.isalnum() else ""
         raise exits.Refused(
             f"{what} is not JSON: {error.msg} at character {error.pos + 1}" + (f", near {near!r}" if near else ""), hint
         ) from None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @command("watch")
 @RUN
 @click.option("--after", type=click.IntRange(0), default=0, metavar="SEQ", help="Only what was recorded after this.")
-def watch(settings: Settings, run_id: str, after: int) -> int:
+def watch(settings: Settings, *, run_id: str, after: int) -> int:
     """Print what happens in a run until it ends; the exit code says how it ended.
 
     With --json, one object per line.

@@ -56,6 +56,7 @@ def marks() -> dict[str, str]:
 
 
 def coloured(status: Status) -> str:
+    """A status in its colour."""
     return click.style(status.value, fg=COLOURS[status])
 
 
@@ -68,6 +69,7 @@ def step_name(key: str) -> str:
 
 
 def duration(seconds: float) -> str:
+    """A time span as a person says it."""
     if seconds < 0:
         return "0 s"
     if seconds < 0.0995:
@@ -94,10 +96,12 @@ def ago(at: datetime | None, now: datetime | None = None) -> str:
 
 
 def local(at: datetime | None) -> str:
+    """An instant on the clock of the person who looks."""
     return "-" if at is None else at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def iso(at: datetime | None) -> str | None:
+    """An instant for a program."""
     return None if at is None else at.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
@@ -141,6 +145,7 @@ def arguments(run: Run) -> dict[str, Any]:
 
 
 def brief(value: Any, width: int = 60) -> str:
+    """A value on one line."""
     return one_line(json.dumps(value, ensure_ascii=False), width)
 
 
@@ -209,7 +214,18 @@ def run_as_json(run: Run, *, whole: bool = False) -> dict[str, Any]:
     return value
 
 
+def error_line(error: ErrorInfo) -> str:
+    """An error as one says it: our own classes without the module they are in."""
+    return f"{error.type.removeprefix('keepstep.errors.').removeprefix('keepstep.')}: {error.message}"
+
+
+def count(number: int, what: str) -> str:
+    """A number of things."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def error_as_json(error: ErrorInfo | None) -> dict[str, Any] | None:
+    """An error for a program."""
     if error is None:
         return None
     return {
@@ -225,6 +241,7 @@ def error_as_json(error: ErrorInfo | None) -> dict[str, Any] | None:
 
 
 def checkpoint_as_json(one: Checkpoint) -> dict[str, Any]:
+    """A checkpoint for a program."""
     return {
         "seq": one.seq,
         "kind": one.kind.value,
@@ -242,6 +259,7 @@ def checkpoint_as_json(one: Checkpoint) -> dict[str, Any]:
 
 
 def worker_name(worker: WorkerInfo) -> str:
+    """A worker, and where it runs."""
     where = f"pid {worker.pid}" + (f" on {worker.host}" if worker.host else "")
     return f"{worker.id} ({where})"
 
@@ -275,4 +293,6 @@ def facts(pairs: Iterable[tuple[str, str]]) -> str:
     kept = [(name, value) for name, value in pairs if value]
     width = max((len(name) for name, _ in kept), default=0)
     indent = "\n" + " " * (width + 2)
-    return "\n".join(f"{click.style(name.ljust(width), dim=True)}  {value.replace(chr(10), indent)}" for name, value in kept)
+    return "\n".join(
+        f"{click.style(name.ljust(width), dim=True)}  {value.replace(chr(10), indent)}" for name, value in kept
+    )

@@ -37,6 +37,7 @@ IDLE_SECONDS = 0.5
 @click.option("-v", "--verbose", is_flag=True, help="Tell of every step.")
 def worker(
     settings: Settings,
+    *,
     targets: tuple[str, ...],
     max_runs: int,
     stop_seconds: float,
@@ -68,9 +69,7 @@ def _chosen(targets: tuple[str, ...], *, debug: bool) -> list[Workflow[..., Any]
             load_module(where, debug=debug)
             whole = True
     if whole and not KNOWN:
-        raise exits.Refused(
-            f"{', '.join(targets)} defines no workflow", "decorate a function with @keepstep.workflow"
-        )
+        raise exits.Refused(f"{', '.join(targets)} defines no workflow", "decorate a function with @keepstep.workflow")
     return None if whole else named
 
 

@@ -141,9 +141,9 @@ async def _attempt(
         if run.detached or call.state != ASKED or _being_cancelled():
             raise
         return error
-    except (KeyboardInterrupt, SystemExit):
+    except KeyboardInterrupt:
         raise
-    except BaseException as error:  # noqa: BLE001 - the body may raise what it likes
+    except BaseException as error:  # noqa: BLE001 - the body may raise what it likes, sys.exit() too
         return error
     record = call.record(COMPLETED, data, attempt=scope.number, started_at=started_at)
     if scope.emitted:

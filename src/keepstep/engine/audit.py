@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class AuditEntry:
     """One thing that happened to a run. `before` and `after` are its statuses, the same when it did not move.
 
-    `seq` is the checkpoint that proves it, 0 for what is proved by the run's row or by a signal that nobody has read yet.
+    `seq` is the checkpoint that proves it, 0 for what the run's row or an unread signal proves.
     """
 
     at: datetime
@@ -55,7 +55,7 @@ async def audit(engine: Engine, run_id: str) -> list[AuditEntry]:
         seen = signals[-1].seq
         for signal in signals:
             story.unread(signal)
-    story.now(await engine.read(engine.store.get_run, run_id) or run)
+    story.now(run)
     return [_redacted(engine, entry) for entry in story.entries]
 
 
@@ -119,7 +119,7 @@ class _Story:
         return before, Status.RUNNING
 
     def _who_and_why(self, record: Record, data: dict[str, Any]) -> tuple[str, str]:
-        actor = str(data.get("actor") or data.get("sender") or f"worker {record.worker}")
+        actor = str(data.get("actor") or data.get("sender") or record.worker)
         reason = str(data.get("reason") or "")
         if record.kind == Kind.RECOVERED:
             reason = f"its owner {data.get('from')} was dead (recovery {data.get('recoveries')})"
@@ -147,7 +147,7 @@ class _Story:
         """The newest move may be one that writes no record: parking, handing back, a claim."""
         if run.status is self.status or run.updated_at is None:
             return
-        actor = f"worker {run.worker}" if run.worker is not None else "its worker"
+        actor = run.worker or "its worker"
         words = {Status.WAITING: "parked", Status.QUEUED: "handed back", Status.RUNNING: "claimed"}
         what = words.get(run.status, run.status.value)
         self.entries.append(AuditEntry(run.updated_at, run.id, what, actor, self.status, run.status))

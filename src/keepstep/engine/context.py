@@ -309,7 +309,8 @@ class RunContext:
         history.order.popleft()
         del self.asked[entry.key]
         del history.entries[entry.key]
-        self.now_at = record.finished_at or self.now_at
+        if not entry.cancelled:  # the code made it cancelled itself, and learnt nothing from it
+            self.now_at = record.finished_at or self.now_at
         if call.settle(record):
             self.watch()
             return True
@@ -542,7 +543,7 @@ class RunContext:
         if self.held and not self.holding:
             self._release_held()
             return
-        if self.moving or self.finishing or self.performing or self.pending or self.in_flight:
+        if self.moving or self.finishing or self.performing or self._is_writing():
             return
         if self.main is None or self.main.done():
             return
@@ -563,11 +564,15 @@ class RunContext:
                 self.engine.linger_seconds, self._lingered, self.moves, context=self.engine.context
             )
 
+    def _is_writing(self) -> bool:
+        """Whether something is on its way to the store; what rides with the next commit is not, and must not hold it up."""
+        return self.in_flight > 0 or self.engine.journal.holds(self)
+
     def _lingered(self, moves: int) -> None:
         self.linger_timer = None
         if self.detached:
             return
-        if moves == self.moves and not (self.arrived or self.performing or self.pending or self.in_flight):
+        if moves == self.moves and not (self.arrived or self.performing or self._is_writing()):
             self.park()
         else:
             self.watch()

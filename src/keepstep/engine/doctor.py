@@ -110,7 +110,14 @@ class _Doctor:
         self.orphans: dict[str, list[Run]] = {}
 
     def find(
-        self, severity: Severity, code: str, message: str, advice: str = "", runs: Iterable[str] = (), worker: str = ""
+        self,
+        severity: Severity,
+        code: str,
+        message: str,
+        advice: str = "",
+        *,
+        runs: Iterable[str] = (),
+        worker: str = "",
     ) -> None:
         self.report.findings.append(Finding(severity, code, message, advice, tuple(runs), worker))
 
@@ -151,7 +158,7 @@ class _Doctor:
                 "not-leased",
                 f"run {run.id} is {run.status.value}, but nobody holds its lease",
                 f"keepstep cancel {run.id} --force ends it",
-                [run.id],
+                runs=[run.id],
             )
         elif run.status is Status.SET_ASIDE:
             await self._set_aside(run)
@@ -187,8 +194,8 @@ class _Doctor:
                 "stale",
                 f"run {run.id} is driven by {_name(owner)}, but has recorded nothing for {minutes:.0f} min",
                 f"keepstep history {run.id} shows its last step; keepstep cancel {run.id} stops it",
-                [run.id],
-                owner.id,
+                runs=[run.id],
+                worker=owner.id,
             )
 
     async def _set_aside(self, run: Run) -> None:
@@ -201,7 +208,7 @@ class _Doctor:
             "set-aside",
             f"run {run.id} ({run.workflow}) is set aside: {reason}{parent}",
             f"keepstep retry {run.id}, or keepstep cancel {run.id}",
-            [run.id],
+            runs=[run.id],
         )
 
     def _due(self, run: Run) -> None:
@@ -225,7 +232,7 @@ class _Doctor:
                     "in-doubt",
                     f"step {step} of run {run.id} may or may not have happened, and waits for a person",
                     f"keepstep resolve {run.id} {step} --result JSON | --failed | --again",
-                    [run.id],
+                    runs=[run.id],
                 )
             elif name.startswith(CHILD):
                 await self._child(run, name.removeprefix(CHILD))
@@ -265,7 +272,7 @@ class _Doctor:
             "stalled",
             f"run {run.id} ({run.workflow}) can never go on: {why}",
             f"keepstep cancel {run.id} --force ends it; please report how it came to this",
-            [run.id],
+            runs=[run.id],
         )
 
     # -- many runs with one reason ------------------------------------------------------------------------------------
@@ -280,8 +287,8 @@ class _Doctor:
                 "dead-worker",
                 f"{who} is dead and left {_count(len(runs), 'run')}: {_named(runs)}",
                 "a living worker recovers them" if taken else "start a worker that knows them: keepstep worker FILE.py",
-                [run.id for run in runs],
-                owner,
+                runs=[run.id for run in runs],
+                worker=owner,
             )
         for workflow, runs in self.unknown.items():
             self.find(
@@ -289,15 +296,15 @@ class _Doctor:
                 "no-worker",
                 f"no living worker knows workflow {workflow!r}; {_count(len(runs), 'run')} of it: {_named(runs)}",
                 "start one: keepstep worker FILE.py",
-                [run.id for run in runs],
+                runs=[run.id for run in runs],
             )
         for workflow, runs in self.late.items():
             self.find(
                 Severity.WARNING,
                 "late",
-                f"{_count(len(runs), 'run')} of {workflow!r} due for over {LATE_SECONDS:g} s, not taken: {_named(runs)}",
+                f"{_count(len(runs), 'run')} of {workflow!r} due for {LATE_SECONDS:g} s, but not taken: {_named(runs)}",
                 "its workers are full or stuck: start another, or look at their logs",
-                [run.id for run in runs],
+                runs=[run.id for run in runs],
             )
 
     async def verify(self, run: Run) -> None:
@@ -308,7 +315,7 @@ class _Doctor:
                 for record, checksum in unseal(rows, run.id, after, previous):
                     after, previous = record.seq, checksum
         except StoreError as error:
-            self.find(Severity.ERROR, "corrupt", str(error), "restore the store from a copy", [run.id])
+            self.find(Severity.ERROR, "corrupt", str(error), "restore the store from a copy", runs=[run.id])
             return
         fresh = await self.engine.read(self.engine.store.get_run, run.id)
         if fresh is not None and fresh.seq == run.seq and (after, previous) != (run.seq, run.checksum):
@@ -317,7 +324,7 @@ class _Doctor:
                 "corrupt",
                 f"run {run.id}: its head names record {run.seq}, but its records end at {after}",
                 "restore the store from a copy",
-                [run.id],
+                runs=[run.id],
             )
 
 

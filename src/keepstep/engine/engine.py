@@ -456,6 +456,7 @@ class Engine:
         try:
             if self.store.quick:
                 news = self.store.news("", cursor)
+                cursor = news.cursor
                 if news.changed:
                     self.pulse()
             else:

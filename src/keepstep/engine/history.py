@@ -91,7 +91,7 @@ class History:
                     self._attempts.append(record)
                 else:
                     self._add_outcome(record)
-            elif kind in _NOTES:
+            elif kind in _NOTES or (kind == Kind.EMITTED and not record.attempt):  # a step's own tokens are not notes
                 self.notes[record.step] = record
             elif kind == Kind.STEP_STARTED:
                 self.marks[record.step] = record

@@ -82,6 +82,10 @@ class Journal:
         if not self._scheduled:
             self._schedule()
 
+    def holds(self, run: RunContext) -> bool:
+        """Whether drafts of a run are about to be written."""
+        return run in self._dirty
+
     async def write(self, change: Change | Callable[[], Change]) -> Answer:
         """Write a change that no running code makes: a new run, a signal; a function makes it with the batch."""
         if isinstance(change, Send) and not change.signal.id:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from contextvars import copy_context
 from datetime import datetime
 from functools import partial
@@ -144,9 +145,8 @@ class Runner:
         if context.workflow.is_async:
             task_context = copy_context()
             task_context.run(CURRENT.set, context.root)
-            context.main = asyncio.Task(
-                context.workflow.fn(*args, **kwargs), loop=engine.loop, context=task_context, name=f"run {run.id}"
-            )
+            code = _contained(context.workflow.fn(*args, **kwargs))
+            context.main = asyncio.Task(code, loop=engine.loop, context=task_context, name=f"run {run.id}")
         else:
             thread_context = copy_context()
             thread_context.run(CURRENT.set, context.root)
@@ -413,6 +413,14 @@ class Runner:
         if answer.verdict is Verdict.DONE:
             self.engine.observe("run.set aside", context, reason=error.message)
             self.engine.pulse()
+
+
+async def _contained(code: Coroutine[Any, Any, Any]) -> Any:
+    """A workflow that leaves with `sys.exit` ends its run; to the loop it would be the order to end the worker."""
+    try:
+        return await code
+    except SystemExit as error:
+        raise RuntimeError(f"SystemExit: {error}") from error
 
 
 class _Deadline:

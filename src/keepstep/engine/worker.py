@@ -31,14 +31,14 @@ log = logging.getLogger("keepstep")
 HEARTBEAT_SHARE = HEARTBEAT_SECONDS / LEASE_SECONDS
 #: How often the store is asked whether others wrote to it.
 POLL_SECONDS = 0.02
-#: How often the worker claims when nothing told it to: the backstop for every notification.
-CLAIM_SECONDS = 1.0
+#: How often the worker claims when nothing told it to: the backstop for every notification, and how soon a death is seen.
+CLAIM_SECONDS = 0.25
 #: A loop that has not moved for this long is taken for stuck, and its leases are no longer renewed.
 STUCK_SECONDS = 60.0
 #: Runs asked for in one claim.
 CLAIM_LIMIT = 100
 #: A run that must be driven alone is looked at again after this, and from so long on the worker makes room for it.
-PUT_BACK_SECONDS = 2.0
+PUT_BACK_SECONDS = 0.5
 MAKE_ROOM_SECONDS = 30.0
 #: Progress reaches the store with the heartbeat, which comes early for it, but not more often than this.
 PROGRESS_SECONDS = 0.5
@@ -264,9 +264,9 @@ class Worker:
             self._suspects_since = None
         elif self._suspects_since is None:
             self._suspects_since = time.monotonic()
-        due = instant(self.engine.clock.now() + PUT_BACK_SECONDS)
-        for claim in suspects:
-            await self._release(claim.run, claim.lease.epoch, due)
+        wait = 0.0 if self.alone is not None else PUT_BACK_SECONDS  # others can take them; this worker is taken
+        due = instant(self.engine.clock.now() + wait)
+        await asyncio.gather(*(self._release(claim.run, claim.lease.epoch, due) for claim in suspects))
         return chosen
 
     def _is_suspect(self, claim: Claim) -> bool:

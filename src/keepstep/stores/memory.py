@@ -86,6 +86,7 @@ class MemoryStore:
         self.lease_seconds = lease_seconds
         self._lock = threading.RLock()
         self._runs: dict[str, _Entry] = {}
+        self._open: dict[str, _Entry] = {}  # those that have not ended, so that a claim does not look at the others
         self._number = 0
         self._workers: dict[str, _Worker] = {}
         self._killed: set[str] = set()  # dead, though their leases have not run out
@@ -134,6 +135,8 @@ class MemoryStore:
             updated_at=run.updated_at,
         )
         self._runs[run.id] = entry
+        if run.status not in rules.ENDED:
+            self._open[run.id] = entry
         return Answer(Verdict.DONE, run=entry.snapshot(), seq=run.seq)
 
     def _send(self, signal: Signal) -> Answer:
@@ -220,6 +223,8 @@ class MemoryStore:
             entry.worker = None
             entry.due_at = rules.due_after(change, status, at)
             entry.wakes = () if status in rules.ENDED else change.wakes
+        if status in rules.ENDED:
+            self._open.pop(change.run, None)
         for create in change.creates:
             self._create(create)
         for send in change.sends:
@@ -240,7 +245,7 @@ class MemoryStore:
             if request.run is not None:
                 return self._claim_by_name(request, dead)
             now = instant(self._clock.now())
-            known = [entry for entry in self._runs.values() if _knows(request, entry)]
+            known = [entry for entry in self._open.values() if _knows(request, entry)]
             taken = [entry for entry in known if entry.worker is not None and entry.worker in dead]
             taken.sort(key=lambda entry: (entry.worker or "", entry.run.workflow, entry.run.id))
             timed = [(entry.due_at, entry) for entry in known if entry.worker is None and entry.due_at is not None]
@@ -266,6 +271,7 @@ class MemoryStore:
         entry.status = rules.status_when_claimed(entry.status, taken=owner is not None)
         entry.worker = worker
         entry.epoch += 1
+        self._open[entry.run.id] = entry
         entry.due_at = None
         entry.wakes = ()
         entry.updated_at = instant(self._clock.now())
@@ -298,7 +304,7 @@ class MemoryStore:
     def _bury_the_dead(self, asker: str) -> set[str]:
         """Give up every worker that is dead, for good, but not the one that asks; the owners of runs who are dead."""
         self._gone.update(worker for worker in self._workers if worker != asker and not self._alive(worker))
-        owners = {entry.worker for entry in self._runs.values() if entry.worker not in (None, asker)}
+        owners = {entry.worker for entry in self._open.values() if entry.worker not in (None, asker)}
         return {owner for owner in owners if owner is not None and not self._alive(owner)}
 
     def bury(self, worker: str) -> None:
@@ -324,10 +330,11 @@ class MemoryStore:
 
     def list_runs(self, query: RunQuery) -> RunPage:
         with self._lock:
-            before = int(query.after) if query.after is not None else self._number + 1
+            start = rules.page_start(query)
+            before = self._number + 1 if start is None else start
             newest_first = reversed(self._runs.values())
             found = [entry for entry in newest_first if entry.number < before and _matches(query, entry)]
-            page = found[: query.limit]
+            page = found[: max(query.limit, 0)]
             more = page and len(found) > len(page)
             return RunPage(tuple(entry.snapshot() for entry in page), str(page[-1].number) if more else None)
 
@@ -386,6 +393,7 @@ class MemoryStore:
             free = [run for run in dict.fromkeys(run_ids) if run in self._runs and self._runs[run].worker is None]
             for run in free:
                 del self._runs[run]
+                self._open.pop(run, None)
             self._arrivals = [arrival for arrival in self._arrivals if arrival[1] in self._runs]
             self._note_writers({None})
             return len(free)
@@ -408,7 +416,7 @@ def _author(change: Change) -> str | None:
 
 def _knows(request: ClaimRequest, entry: _Entry) -> bool:
     workflow = entry.run.workflow
-    if entry.status in rules.ENDED or workflow not in request.workflows:
+    if workflow not in request.workflows:
         return False
     return request.versions.get(workflow, entry.run.version) == entry.run.version
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from ..model import FINISHED, Kind, Run, Status
+from ..errors import DefinitionError
+from ..model import FINISHED, Kind, Run, RunQuery, Status
 from ..model.run import ACTIVE
 from ..ports import Advance, Create, Row
 from .records import unseal
@@ -78,6 +79,15 @@ def status_when_claimed(old: Status, *, taken: bool) -> Status:
 def claimable_by_name(status: Status, wanted: frozenset[Status]) -> bool:
     """Whether a person's command may claim a run in this status; a cancelled run is final."""
     return status in wanted and status is not Status.CANCELLED
+
+
+def page_start(query: RunQuery) -> int | None:
+    """The number of the run that ended the page before, or None for the first page."""
+    if query.after is None:
+        return None
+    if not query.after.isdecimal():
+        raise DefinitionError(f"after={query.after!r} is not the `next` of a page of runs")
+    return int(query.after)
 
 
 def outcome_kind(status: Status) -> Kind | None:

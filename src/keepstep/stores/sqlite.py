@@ -17,6 +17,7 @@ from ..model import LEASE_SECONDS, Claim, Claims, Lease, News, Run, RunPage, Run
 from ..model.ids import check_id
 from ..ports import Advance, Answer, Change, ClaimRequest, Clock, Create, Row, SystemClock, instant
 from . import rules
+from .sqlite_claims import Found, by_name, due_runs, later_times, orphans
 from .sqlite_commit import RUN_COLUMNS, Batch, Undone, names, names_text, read_runs, run_from, seconds
 from .sqlite_connection import Cursor, Reader, Writer, refuse_old_sqlite, translated
 from .sqlite_liveness import WorkerLocks, abandon_in_children, network_file_system
@@ -24,8 +25,6 @@ from .sqlite_liveness import WorkerLocks, abandon_in_children, network_file_syst
 #: What a commit survives, by name, and SQLite's word for it.
 POWER_LOSS = {"loses_nothing": "FULL", "may_lose_last": "NORMAL"}
 
-#: How many priorities of one workflow a claim looks up one by one before it reads on in order.
-_LEVELS = 8
 #: How many runs one transaction removes, so that other writers get their turn.
 _DELETE_AT_ONCE = 100
 #: SQLite takes a shorter file for an empty one, and would write over it.
@@ -33,7 +32,6 @@ _SMALLEST_DATABASE = 512
 #: How long the id of a dead worker is remembered once it owns nothing.
 _REMEMBER_DEAD = timedelta(days=7)
 
-_FREE = "worker IS NULL AND due_at IS NOT NULL"
 _CLAIM = (
     "UPDATE keepstep_head SET status = ?, epoch = epoch + 1, worker = ?, due_at = NULL, wakes = '',"
     " recoveries = recoveries + ?, updated_at = ? WHERE run = ?"
@@ -49,15 +47,6 @@ _RENEW = (
 
 _json = msgspec.json.Encoder().encode
 _progress = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-
-
-class _Found(NamedTuple):
-    """A run that may be claimed, in the order of claiming."""
-
-    rank: tuple[int, float]
-    run: str
-    status: str = ""
-    owner: str | None = None
 
 
 class _Seen(NamedTuple):
@@ -232,11 +221,11 @@ class SQLiteStore:
             return None
         now = self._now()
         request = replace(request, limit=min(request.limit, 1))
-        found = self._orphans(cursor, request, alive)
+        found = orphans(cursor, request, alive)
         later: list[float] = []
         for workflow in request.workflows:
-            found += self._due(cursor, request, workflow, now)
-            later += self._later(cursor, request, workflow, now)
+            found += due_runs(cursor, request, workflow, now)
+            later += later_times(cursor, request, workflow, now)
         return None if found else Claims((), instant(min(later)) if later else None)
 
     def _claim(self, request: ClaimRequest, buried: list[str]) -> Claims:
@@ -248,16 +237,16 @@ class SQLiteStore:
         self._bury(dead, now)
         buried += dead
         if request.run is not None:
-            found = self._by_name(cursor, request, alive)
+            found = by_name(cursor, request, alive)
             return Claims(tuple(self._take(one, request.worker, now) for one in found))
-        found = self._orphans(cursor, request, alive)
-        due = [one for workflow in request.workflows for one in self._due(cursor, request, workflow, now)]
+        found = orphans(cursor, request, alive)
+        due = [one for workflow in request.workflows for one in due_runs(cursor, request, workflow, now)]
         found += sorted(due)
         claims = tuple(self._take(one, request.worker, now) for one in found[: max(request.limit, 0)])
-        later = [at for workflow in request.workflows for at in self._later(cursor, request, workflow, now)]
+        later = [at for workflow in request.workflows for at in later_times(cursor, request, workflow, now)]
         return Claims(claims, instant(min(later)) if later else None)
 
-    def _take(self, one: _Found, worker: str, now: float) -> Claim:
+    def _take(self, one: Found, worker: str, now: float) -> Claim:
         cursor = self._writer.cursor
         old, taken = Status(one.status), one.owner is not None
         status = rules.status_when_claimed(old, taken=taken)
@@ -265,97 +254,6 @@ class SQLiteStore:
         (run,) = read_runs(cursor, one.run)
         self._note_writers({worker})
         return Claim(run, Lease(run.id, worker, run.epoch), one.owner)
-
-    def _by_name(self, cursor: Cursor, request: ClaimRequest, alive: set[str]) -> list[_Found]:
-        found = cursor.execute("SELECT status, worker FROM keepstep_head WHERE run = ?", (request.run,)).fetchall()
-        return [
-            _Found((0, 0.0), request.run or "", status, owner)
-            for status, owner in found
-            if owner not in alive and rules.claimable_by_name(Status(status), request.statuses)
-        ]
-
-    def _orphans(self, cursor: Cursor, request: ClaimRequest, alive: set[str]) -> list[_Found]:
-        """Runs whose owner is dead. Only those that the request can take count against its limit."""
-        found: list[_Found] = []
-        owner = ""
-        while True:
-            # One step of the index per owner, however many runs each has.
-            next_owner = cursor.execute(
-                "SELECT worker FROM keepstep_head WHERE worker > ? ORDER BY worker LIMIT 1", (owner,)
-            ).fetchall()
-            if not next_owner:
-                return found
-            owner = next_owner[0][0]
-            if owner in alive:
-                continue
-            for workflow in sorted(request.workflows):
-                room = request.limit - len(found)
-                if room <= 0:
-                    return found
-                pin, values = _pinned(request, workflow)
-                runs = cursor.execute(
-                    "SELECT run, status FROM keepstep_head"
-                    f" WHERE worker = ? AND workflow = ?{pin} ORDER BY run LIMIT ?",
-                    (owner, workflow, *values, room),
-                ).fetchall()
-                found += [_Found((0, 0.0), run, status, owner) for run, status in runs]
-
-    def _due(self, cursor: Cursor, request: ClaimRequest, workflow: str, now: float) -> list[_Found]:
-        """Free runs of one workflow whose time has come, the highest priority first."""
-        found: list[_Found] = []
-        pin, values = _pinned(request, workflow)
-        select = (
-            "SELECT priority, due_at, run, status FROM keepstep_head"
-            f" WHERE {_FREE} AND workflow = ?{pin} AND due_at <= ?"
-        )
-        levels = self._levels(cursor, workflow)
-        for level in levels:
-            room = request.limit - len(found)
-            if room <= 0:
-                break
-            rows = cursor.execute(
-                f"{select} AND priority = ? ORDER BY due_at, run LIMIT ?", (workflow, *values, now, level, room)
-            )
-            found += [_Found((-priority, due_at), run, status) for priority, due_at, run, status in rows.fetchall()]
-        room = request.limit - len(found)
-        if len(levels) == _LEVELS and room > 0:
-            rows = cursor.execute(
-                f"{select} AND priority < ? ORDER BY priority DESC, due_at, run LIMIT ?",
-                (workflow, *values, now, levels[-1], room),
-            )
-            found += [_Found((-priority, due_at), run, status) for priority, due_at, run, status in rows.fetchall()]
-        return found
-
-    def _later(self, cursor: Cursor, request: ClaimRequest, workflow: str, now: float) -> list[float]:
-        """When the next runs of one workflow are due."""
-        pin, values = _pinned(request, workflow)
-        select = f"SELECT min(due_at) FROM keepstep_head WHERE {_FREE} AND workflow = ?{pin} AND due_at > ?"
-        levels = self._levels(cursor, workflow)
-        found = [
-            cursor.execute(f"{select} AND priority = ?", (workflow, *values, now, level)).fetchall()[0][0]
-            for level in levels
-        ]
-        if len(levels) == _LEVELS:
-            rows = cursor.execute(f"{select} AND priority < ?", (workflow, *values, now, levels[-1])).fetchall()
-            found.append(rows[0][0])
-        return [at for at in found if at is not None]
-
-    def _levels(self, cursor: Cursor, workflow: str) -> list[int]:
-        """The highest priorities among the free runs of a workflow, one index step each."""
-        levels: list[int] = []
-        bound = "AND priority < ?"
-        select = f"SELECT max(priority) FROM keepstep_head WHERE {_FREE} AND workflow = ?"
-        while len(levels) < _LEVELS:
-            rows = (
-                cursor.execute(f"{select} {bound}", (workflow, levels[-1]))
-                if levels
-                else cursor.execute(select, (workflow,))
-            )
-            level = rows.fetchall()[0][0]
-            if level is None:
-                break
-            levels.append(level)
-        return levels
 
     def _roll_call(self, cursor: Cursor, me: str) -> tuple[set[str], list[str]]:
         """Who is alive, the asker included, and who must be given up for dead."""
@@ -421,16 +319,17 @@ class SQLiteStore:
     def _list(self, cursor: Cursor, query: RunQuery) -> RunPage:
         # One ordered read per status, because an index gives the order only within one.
         where, values = _conditions(query)
+        limit = max(query.limit, 0)
         rows: list[tuple[Any, ...]] = []
         select = f"SELECT {RUN_COLUMNS} FROM keepstep_run r JOIN keepstep_head h ON h.run = r.id WHERE {where}"
         if not query.status:
             sql = f"{select} ORDER BY r.number DESC LIMIT ?"
-            rows += cursor.execute(sql, (*values, query.limit + 1)).fetchall()
+            rows += cursor.execute(sql, (*values, limit + 1)).fetchall()
         for status in query.status:
             sql = f"{select} AND h.status = ? ORDER BY h.number DESC LIMIT ?"
-            rows += cursor.execute(sql, (*values, status, query.limit + 1)).fetchall()
+            rows += cursor.execute(sql, (*values, status, limit + 1)).fetchall()
         rows.sort(key=lambda row: -row[0])
-        page = rows[: query.limit]
+        page = rows[:limit]
         return RunPage(tuple(map(run_from, page)), str(page[-1][0]) if page and len(rows) > len(page) else None)
 
     def list_checkpoints(self, run_id: str, after: int = 0, limit: int = 1000, kinds: Iterable[str] = ()) -> list[Row]:
@@ -578,11 +477,6 @@ def _author(change: Change) -> str | None:
     return change.run.worker if type(change) is Create else None
 
 
-def _pinned(request: ClaimRequest, workflow: str) -> tuple[str, tuple[str, ...]]:
-    version = request.versions.get(workflow)
-    return ("", ()) if version is None else (" AND version = ?", (version,))
-
-
 def _arrivals(sql: Cursor, worker: str, cursor: int) -> tuple[int, tuple[str, ...]]:
     """The newest position, and the worker's runs that received signals after `cursor`."""
     newest = sql.execute("SELECT seq FROM sqlite_sequence WHERE name = 'keepstep_signal'").fetchall()
@@ -625,6 +519,7 @@ def _conditions(query: RunQuery) -> tuple[str, list[Any]]:
     if query.id_prefix is not None:
         prefix = query.id_prefix
         asked.append(("r.id >= ? AND substr(r.id, 1, ?) = ?", (prefix, len(prefix), prefix)))
-    if query.after is not None:
-        asked.append(("h.number < ? AND r.number < ?", (int(query.after), int(query.after))))
+    start = rules.page_start(query)
+    if start is not None:
+        asked.append(("h.number < ? AND r.number < ?", (start, start)))
     return " AND ".join(condition for condition, _ in asked), [value for _, values in asked for value in values]

@@ -68,6 +68,23 @@ class _Head(NamedTuple):
     recoveries: int
 
 
+def _is_common(change: Advance) -> bool:
+    """Whether a change is a running run's next rows and nothing else."""
+    rows = change.rows
+    return (
+        bool(rows)
+        and change.status is None
+        and not change.release
+        and change.progress
+        and change.signals_seen is None
+        and not change.creates
+        and not change.sends
+        and change.within is None
+        and rows[0].seq == change.after + 1
+        and (len(rows) == 1 or rules.extends(rows, change.after))
+    )
+
+
 class Undone(Exception):
     """A change's `within` made SQLite roll the whole batch back; the batch must be made again without it."""
 
@@ -90,52 +107,50 @@ class Batch:
 
     def apply(self, changes: Sequence[Change], undone: dict[int, Exception]) -> list[Answer]:
         """One answer per change. `undone` holds, by identity, the changes that already failed, and how."""
-        answers = [self._apply(change, undone) for change in changes]
+        together = len(changes) > 1 and self._extend_together(changes)
+        answers = [self._apply(change, undone, extended=together) for change in changes]
         if self._rows:
             self._cursor.executemany(_ADD_ROW, self._rows)
         return answers
 
-    def _apply(self, change: Change, undone: dict[int, Exception]) -> Answer:
+    def _apply(self, change: Change, undone: dict[int, Exception], *, extended: bool) -> Answer:
         if type(change) is Advance:
-            return self._extend(change) or self._advance(change, undone.get(id(change)))
+            if _is_common(change):
+                if not extended:
+                    self._cursor.execute(_EXTEND, self._extension(change))
+                if extended or self._connection.changes():
+                    self._add(change.run, change.rows)
+                    return Answer(Verdict.DONE, None, change.rows[-1].seq)
+            return self._advance(change, undone.get(id(change)))
         if type(change) is Create:
             return self._create(change)
         return self._send(change.signal)  # type: ignore[union-attr]
 
     # -- the lease holder's changes ------------------------------------------------------------------------------------
 
-    def _extend(self, change: Advance) -> Answer | None:
-        """The common change, or None if this is not one or its fence does not hold."""
-        rows = change.rows
-        if (
-            not rows
-            or change.status is not None
-            or change.release
-            or not change.progress
-            or change.signals_seen is not None
-            or change.creates
-            or change.sends
-            or change.within is not None
-        ):
-            return None
-        after = change.after
-        seq = after + 1
-        if rows[0].seq != seq or (len(rows) > 1 and not rules.extends(rows, after)):
-            return None
-        seq = rows[-1].seq
+    def _extend_together(self, changes: Sequence[Change]) -> bool:
+        """Move the heads of all common changes with one call; False, with nothing moved, unless every fence holds."""
+        advances = [change for change in changes if type(change) is Advance]
+        common = [self._extension(change) for change in advances if _is_common(change)]
+        if not common or len({change.run for change in advances}) < len(advances):
+            return False
+        cursor, connection = self._cursor, self._connection
+        cursor.execute("SAVEPOINT keepstep_heads")
+        before = connection.total_changes()
+        cursor.executemany(_EXTEND, common)
+        held = connection.total_changes() - before == len(common)
+        if not held:
+            cursor.execute("ROLLBACK TO keepstep_heads")
+        cursor.execute("RELEASE keepstep_heads")
+        return held
+
+    def _extension(self, change: Advance) -> tuple[int, str, float, str, int, int, str]:
         at = self._now if change.at is None else change.at.timestamp()
-        self._cursor.execute(_EXTEND, (seq, change.checksum, at, change.run, after, change.epoch, change.worker))
-        if not self._connection.changes():
-            return None
-        if len(rows) == 1:
-            row = rows[0]
-            self._rows.append((change.run, seq, row.kind, row.record, row.body))
-        else:
-            self._add(change.run, rows)
-        return Answer(Verdict.DONE, None, seq)
+        return change.rows[-1].seq, change.checksum, at, change.run, change.after, change.epoch, change.worker
 
     def _add(self, run: str, rows: Iterable[Row]) -> None:
-        self._rows.extend((run, row.seq, row.kind, row.record, row.body) for row in rows)
+        for seq, kind, record, body in rows:
+            self._rows.append((run, seq, kind, record, body))
 
     def _advance(self, change: Advance, failed: Exception | None) -> Answer:
         """Any change of a lease holder: refused whole, or written whole."""

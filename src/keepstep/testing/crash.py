@@ -228,7 +228,7 @@ async def abandon(engine: Engine) -> None:
         worker._beat.set()  # noqa: SLF001
     tasks: set[asyncio.Task[Any]] = set(engine._background)  # noqa: SLF001
     for context in list(engine.live.values()):
-        tasks |= {*context.bodies, *context.tasks}
+        tasks |= {*context.bodies.values(), *context.tasks}
         context.detach("its process has died")
     for task in tasks:
         task.cancel()

@@ -21,8 +21,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from ..errors import DefinitionError
 from ..model import (
-    LEASE_SECONDS,
     MOVES,
     Claim,
     Claims,
@@ -202,7 +202,7 @@ class StoreContract:
     def kill(store: Store, clock: SteppedClock, worker: str, survivor: str = "w2") -> None:
         """Let a worker's lease run out while the other renews its own."""
         assert worker != survivor
-        clock.advance(LEASE_SECONDS - 1)
+        clock.advance(store.lease_seconds - 1)
         assert store.renew_leases(WorkerInfo(survivor))
         clock.advance(2)
 
@@ -349,6 +349,7 @@ class StoreContract:
         good = writer.change(record("r"), record("r"), record("r"))
         before = everything(store)
         for rows in (
+            [good.rows[1]],
             [good.rows[0], good.rows[2]],
             good.rows[1:],
             [good.rows[1], good.rows[0]],
@@ -423,7 +424,7 @@ class StoreContract:
 
     @pytest.mark.parametrize("end", ENDINGS)
     @pytest.mark.parametrize("release", [True, False])
-    def test_an_ended_run_has_no_owner_and_no_wake_up(self, store: Store, end: Status, release: bool) -> None:  # noqa: FBT001
+    def test_an_ended_run_has_no_owner_and_no_wake_up(self, store: Store, end: Status, release: bool) -> None:
         writer = started(store, "r")
         assert writer.write(status=end, release=release, due_at=at(1), wakes=("x",)).verdict is Verdict.DONE
         run = get(store, "r")
@@ -854,7 +855,7 @@ class StoreContract:
     def test_ended_runs_are_never_claimed_by_themselves(self, store: Store, clock: SteppedClock) -> None:
         for end in ENDINGS:
             started(store, str(end)).write(status=end, release=True, due_at=at(0))
-        clock.advance(LEASE_SECONDS * 3)
+        clock.advance(store.lease_seconds * 3)
         assert ids(self.claim(store, "w2")) == []
 
     @pytest.mark.parametrize("status", RELEASED)
@@ -892,7 +893,7 @@ class StoreContract:
     def test_the_run_of_a_living_worker_is_left_alone(self, store: Store, clock: SteppedClock) -> None:
         writer = started(store, "r")
         for _ in range(4):
-            clock.advance(LEASE_SECONDS - 1)
+            clock.advance(store.lease_seconds - 1)
             assert store.renew_leases(WorkerInfo("w1"))
             assert store.renew_leases(WorkerInfo("w2"))
             assert ids(self.claim(store, "w2")) == []
@@ -900,14 +901,14 @@ class StoreContract:
 
     def test_a_lease_lasts_as_long_as_it_says(self, store: Store, clock: SteppedClock) -> None:
         started(store, "r")
-        clock.advance(LEASE_SECONDS - 0.001)
+        clock.advance(store.lease_seconds - 0.001)
         assert ids(self.claim(store, "w2")) == []
         clock.advance(0.002)
         assert ids(self.claim(store, "w2")) == ["r"]
 
     def test_a_worker_that_was_late_but_not_given_up_may_go_on(self, store: Store, clock: SteppedClock) -> None:
         writer = started(store, "r")
-        clock.advance(LEASE_SECONDS * 2)
+        clock.advance(store.lease_seconds * 2)
         assert store.renew_leases(WorkerInfo("w1"))
         assert store.renew_leases(WorkerInfo("w2"))
         assert ids(self.claim(store, "w2")) == []
@@ -915,7 +916,7 @@ class StoreContract:
 
     def test_a_worker_does_not_take_over_from_itself(self, store: Store, clock: SteppedClock) -> None:
         started(store, "r")
-        clock.advance(LEASE_SECONDS * 2)
+        clock.advance(store.lease_seconds * 2)
         assert ids(self.claim(store, "w1")) == []
 
     def test_a_reboot_ends_every_lease(self, store: Store, clock: SteppedClock) -> None:
@@ -955,7 +956,7 @@ class StoreContract:
             store.renew_leases(WorkerInfo(worker))
             (claim,) = self.claim(store, worker).claims
             assert (claim.run.recoveries, claim.run.status) == (count, Status.RECOVERING)
-            clock.advance(LEASE_SECONDS + 1)
+            clock.advance(store.lease_seconds + 1)
         writer = Holder(store, claim.run)
         writer.write(progress=False)
         assert (get(store, "r").recoveries, get(store, "r").status) == (3, Status.RECOVERING)
@@ -973,7 +974,9 @@ class StoreContract:
         assert (claim.run.recoveries, claim.run.status) == (1, Status.RUNNING)
         Holder(store, claim.run).write(rows=[], checksum="", status=Status.QUEUED, release=True)
         (claim,) = self.claim(store, "w2").claims
-        assert claim.run.recoveries == 1
+        assert (claim.run.recoveries, claim.run.status) == (1, Status.RUNNING)
+        Holder(store, claim.run).write()
+        assert get(store, "r").recoveries == 0
 
     def test_a_person_takes_a_run_from_a_dead_owner(self, store: Store, clock: SteppedClock) -> None:
         started(store, "r")
@@ -1091,9 +1094,14 @@ class StoreContract:
         assert seen == [f"r{n}" for n in reversed(range(7))]
         assert store.list_runs(RunQuery()).runs[0] == get(store, "r6")
 
+    def test_a_page_that_never_was_is_refused(self, store: Store) -> None:
+        with pytest.raises(DefinitionError, match="not the `next`"):
+            store.list_runs(RunQuery(after="no page; DROP TABLE"))
+
     def test_a_full_last_page_ends_the_list(self, store: Store) -> None:
         store.commit([Create(queued(f"r{n}")) for n in range(4)])
         assert store.list_runs(RunQuery(limit=4)).next is None
+        assert store.list_runs(RunQuery(limit=0)).runs == ()
 
     def test_a_page_is_not_disturbed_by_what_comes_and_goes(self, store: Store) -> None:
         for n in range(6):
@@ -1228,7 +1236,7 @@ class StoreContract:
         before = get(store, "r")
         assert store.delete_runs(["r", "free"]) == 1
         assert get(store, "r") == before
-        clock.advance(LEASE_SECONDS * 2)
+        clock.advance(store.lease_seconds * 2)
         assert store.delete_runs(["r"]) == 0
 
     def test_an_id_may_be_used_again_after_removal(self, store: Store) -> None:
@@ -1259,7 +1267,7 @@ class StoreContract:
         again = self.make_store(clock)
         try:
             assert everything(again) == before
-            clock.advance(LEASE_SECONDS + 1)
+            clock.advance(store.lease_seconds + 1)
             again.renew_leases(WorkerInfo("w3"))
             assert ids(self.claim(again, "w3")) == ["r", "child", "p"]
         finally:

@@ -59,8 +59,7 @@ def _parts(item: Any) -> list[Any]:
     if origin is not None:
         return [origin, *typing.get_args(item)]
     if isinstance(item, typing.TypeVar):
-        default = getattr(item, "__default__", None)
-        return [item.__bound__, *item.__constraints__, *([default] if isinstance(default, type) else [])]
+        return [item.__bound__, *item.__constraints__, getattr(item, "__default__", None)]
     for attribute in ("__supertype__", "__value__"):  # NewType, and the `type` statement of Python 3.12
         if not isinstance(item, type) and hasattr(item, attribute):
             return [_softly(lambda: getattr(item, attribute))]  # noqa: B023 - called at once

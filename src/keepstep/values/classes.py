@@ -53,6 +53,9 @@ _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement, not in C
 
 
 def _made_in_python(cls: type) -> bool:
+    new: Any = cls.__new__
+    if new is not object.__new__ and not hasattr(new, "__code__"):
+        return False
     return all(base is object or base.__flags__ & _HEAP_TYPE for base in cls.__mro__)
 
 
@@ -62,10 +65,10 @@ def _enum(cls: type[Enum], name: str) -> Kind:
         def flag_back(value: Any) -> Enum:
             return cls(expect(value, int))
 
-        return Kind(name, cls, lambda member: int(member.value), flag_back)
+        return Kind(name, cls, lambda member: int(member._value_), flag_back)
 
     def to(member: Enum) -> str:
-        return member.name
+        return member._name_
 
     def back(member: Any) -> Enum:
         try:

@@ -154,6 +154,8 @@ class Values:
             _refuse(where, refusal)
         except RecursionError:
             raise NotSerializable(f"{where or 'value'} is nested too deeply for what is left of the stack") from None
+        except RuntimeError as changed:  # a dictionary or a set that grows while it is read
+            raise NotSerializable(f"{where or 'value'} changed while it was being stored: {changed}") from changed
         return plain
 
     def _refuse_secrets(self, plain: Any, where: str) -> None:

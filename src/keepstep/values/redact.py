@@ -15,7 +15,7 @@ REDACTED = "[redacted]"
 #: What common secrets look like. A group called `secret` says which part is blotted out; otherwise it is the whole.
 #: Repetitions that can fail late have a limit, so that no text takes more than a linear time.
 DEFAULTS: tuple[str, ...] = (
-    r"\bsk-[A-Za-z0-9_\-]{16,}",  # OpenAI, Anthropic, OpenRouter
+    r"\bsk-(?=[A-Za-z_\-]{0,60}[0-9])[A-Za-z0-9_\-]{16,}",  # OpenAI, Anthropic, OpenRouter
     r"\b[rs]k_(?:live|test)_[A-Za-z0-9]{16,}",  # Stripe
     r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",  # AWS
     r"\bAIza[0-9A-Za-z_\-]{35}",  # Google
@@ -25,9 +25,10 @@ DEFAULTS: tuple[str, ...] = (
     r"\bhf_[A-Za-z0-9]{30,}",  # Hugging Face
     r"\bxox[abeoprs]-[A-Za-z0-9\-]{10,}",  # Slack
     r"\beyJ[\w\-]{10,300}\.eyJ[\w\-]{10,4000}\.[\w\-]{10,}",  # a JSON Web Token
-    r"(?i)\b(?:bearer|basic)\s+(?P<secret>[a-z0-9\-._~+/]{16,}=*)",
+    r"(?i)\b(?:bearer|basic)\s+(?=[a-z\-._~+/]{0,60}[0-9])(?P<secret>[a-z0-9\-._~+/]{16,}=*)",
     r"://[^\s/:@]{0,256}:(?P<secret>[^\s/@]{1,256})@",  # https://user:password@host
-    r"(?i)\b(?:password|passwd|pwd)=(?P<secret>[^\s&;,#\"']+)",
+    # password=hunter2, but not code such as password=os.environ["PASSWORD"]
+    r"(?i)\b(?:password|passwd|pwd)=(?!(?:none|null|true|false|password)\b)(?P<secret>[^\s&;,#\"'()\[\]{}<>$*]{4,}+)(?![(\[{])",
     r"(?i)[?&](?:access_token|auth_token|token|api_?key|client_secret|secret)=(?P<secret>[^\s&#\"']+)",
     r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY-----|\Z)",
 )

@@ -47,6 +47,9 @@ class Secret:
     def __hash__(self) -> int:
         return hash((Secret, self.name))
 
+    def __reduce__(self) -> tuple[type[Secret], tuple[str]]:
+        return Secret, (self.name,)
+
     def __copy__(self) -> Secret:
         return self
 

@@ -157,7 +157,7 @@ class Step(Generic[P, R]):
     @functools.cached_property
     def values(self) -> Values:
         """The codec that knows the types of the step's signature."""
-        return VALUES.for_annotation(_hints(self.fn))
+        return VALUES.for_callable(self.fn)
 
     def without_ignored(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -233,7 +233,7 @@ class Workflow(Generic[P, R]):
     @functools.cached_property
     def values(self) -> Values:
         """The codec that knows the types of the workflow's signature."""
-        return VALUES.for_annotation(_hints(self.fn))
+        return VALUES.for_callable(self.fn)
 
     def bind(self, *args: P.args, **kwargs: P.kwargs) -> Bound[R]:
         """The workflow with its arguments, checked by the type checker and by the signature."""
@@ -270,18 +270,6 @@ class Bound(Generic[R]):
 
     def __init__(self, workflow: Workflow[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.workflow, self.args, self.kwargs = workflow, args, kwargs
-
-
-def _hints(fn: Callable[..., Any]) -> Any:
-    """The annotations of a function as one annotation, so that one codec serves its arguments and its result."""
-    import typing  # noqa: PLC0415 - only needed once per definition, when first used
-
-    try:
-        hints = typing.get_type_hints(fn, include_extras=True)
-    except Exception:  # noqa: BLE001 - an annotation that cannot be resolved only means that no type is learnt from it
-        hints = {name: hint for name, hint in getattr(fn, "__annotations__", {}).items() if not isinstance(hint, str)}
-    wanted = tuple(hint for hint in hints.values() if isinstance(hint, type) or typing.get_origin(hint) is not None)
-    return typing.Union[wanted] if wanted else None  # noqa: UP007 - built at run time
 
 
 #: Every decorated workflow of this process, by name.

@@ -1,0 +1,124 @@
+"""How a claim finds its runs in a SQLite store: a few steps of an index each, however many runs there are."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..model import Status
+from ..ports import ClaimRequest
+from . import rules
+from .sqlite_connection import Cursor
+
+#: How many priorities of one workflow are looked up one by one before the rest is read in order.
+_LEVELS = 8
+
+_FREE = "worker IS NULL AND due_at IS NOT NULL"
+
+
+class Found(NamedTuple):
+    """A run that may be claimed, in the order of claiming."""
+
+    rank: tuple[int, float]
+    run: str
+    status: str = ""
+    owner: str | None = None
+
+
+def by_name(cursor: Cursor, request: ClaimRequest, alive: set[str]) -> list[Found]:
+    """The run that a person's command names, if it may be claimed so."""
+    found = cursor.execute("SELECT status, worker FROM keepstep_head WHERE run = ?", (request.run,)).fetchall()
+    return [
+        Found((0, 0.0), request.run or "", status, owner)
+        for status, owner in found
+        if owner not in alive and rules.claimable_by_name(Status(status), request.statuses)
+    ]
+
+
+def orphans(cursor: Cursor, request: ClaimRequest, alive: set[str]) -> list[Found]:
+    """Runs whose owner is dead. Only those that the request can take count against its limit."""
+    found: list[Found] = []
+    owner = ""
+    while True:
+        # One step of the index per owner, however many runs each has.
+        next_owner = cursor.execute(
+            "SELECT worker FROM keepstep_head WHERE worker > ? ORDER BY worker LIMIT 1", (owner,)
+        ).fetchall()
+        if not next_owner:
+            return found
+        owner = next_owner[0][0]
+        if owner in alive:
+            continue
+        for workflow in sorted(request.workflows):
+            room = request.limit - len(found)
+            if room <= 0:
+                return found
+            pin, values = _pinned(request, workflow)
+            runs = cursor.execute(
+                f"SELECT run, status FROM keepstep_head WHERE worker = ? AND workflow = ?{pin} ORDER BY run LIMIT ?",
+                (owner, workflow, *values, room),
+            ).fetchall()
+            found += [Found((0, 0.0), run, status, owner) for run, status in runs]
+
+
+def due_runs(cursor: Cursor, request: ClaimRequest, workflow: str, now: float) -> list[Found]:
+    """Free runs of one workflow whose time has come, the highest priority first."""
+    found: list[Found] = []
+    pin, values = _pinned(request, workflow)
+    select = (
+        f"SELECT priority, due_at, run, status FROM keepstep_head WHERE {_FREE} AND workflow = ?{pin} AND due_at <= ?"
+    )
+    levels = _levels(cursor, workflow)
+    for level in levels:
+        room = request.limit - len(found)
+        if room <= 0:
+            break
+        rows = cursor.execute(
+            f"{select} AND priority = ? ORDER BY due_at, run LIMIT ?", (workflow, *values, now, level, room)
+        )
+        found += [Found((-priority, due_at), run, status) for priority, due_at, run, status in rows.fetchall()]
+    room = request.limit - len(found)
+    if len(levels) == _LEVELS and room > 0:
+        rows = cursor.execute(
+            f"{select} AND priority < ? ORDER BY priority DESC, due_at, run LIMIT ?",
+            (workflow, *values, now, levels[-1], room),
+        )
+        found += [Found((-priority, due_at), run, status) for priority, due_at, run, status in rows.fetchall()]
+    return found
+
+
+def later_times(cursor: Cursor, request: ClaimRequest, workflow: str, now: float) -> list[float]:
+    """When the next runs of one workflow are due."""
+    pin, values = _pinned(request, workflow)
+    select = f"SELECT min(due_at) FROM keepstep_head WHERE {_FREE} AND workflow = ?{pin} AND due_at > ?"
+    levels = _levels(cursor, workflow)
+    found = [
+        cursor.execute(f"{select} AND priority = ?", (workflow, *values, now, level)).fetchall()[0][0]
+        for level in levels
+    ]
+    if len(levels) == _LEVELS:
+        rows = cursor.execute(f"{select} AND priority < ?", (workflow, *values, now, levels[-1])).fetchall()
+        found.append(rows[0][0])
+    return [at for at in found if at is not None]
+
+
+def _levels(cursor: Cursor, workflow: str) -> list[int]:
+    """The highest priorities among the free runs of a workflow, one index step each."""
+    levels: list[int] = []
+    bound = "AND priority < ?"
+    select = f"SELECT max(priority) FROM keepstep_head WHERE {_FREE} AND workflow = ?"
+    while len(levels) < _LEVELS:
+        rows = (
+            cursor.execute(f"{select} {bound}", (workflow, levels[-1]))
+            if levels
+            else cursor.execute(select, (workflow,))
+        )
+        level = rows.fetchall()[0][0]
+        if level is None:
+            break
+        levels.append(level)
+    return levels
+
+
+def _pinned(request: ClaimRequest, workflow: str) -> tuple[str, tuple[str, ...]]:
+    version = request.versions.get(workflow)
+    return ("", ()) if version is None else (" AND version = ?", (version,))

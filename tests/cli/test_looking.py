@@ -1,0 +1,304 @@
+"""`list`, `show`, `history`, `watch`, `audit` and `version`: what is told, and that looking changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import keepstep as ks
+
+from tests.cli.conftest import ROOT
+
+
+@pytest.fixture
+def three(keepstep):
+    """A finished run, a failed one, and one that waits for a worker."""
+    keepstep("run", "program.py:total", "1", "--id", "done-1")
+    keepstep("run", "program.py:call", "--id", "bad-1")
+    keepstep("start", "program.py:approval", "--id", "new-1", "--tag", "a=b")
+
+
+@pytest.mark.usefixtures("three")
+def test_list_shows_the_newest_first(keepstep):
+    done = keepstep("list")
+    assert done.code == 0
+    assert [line.split()[0] for line in done.out.splitlines()] == ["RUN", "new-1", "bad-1", "done-1"]
+    assert "a worker" in done.out
+
+
+@pytest.mark.usefixtures("three")
+@pytest.mark.parametrize(
+    "words, found",
+    [
+        (["--status", "failed"], ["bad-1"]),
+        (["--status", "failed", "--status", "completed"], ["bad-1", "done-1"]),
+        (["--status", "unfinished"], ["new-1"]),
+        (["--status", "set-aside"], []),
+        (["--workflow", "total"], ["done-1"]),
+        (["--prefix", "n"], ["new-1"]),
+        (["--tag", "a=b"], ["new-1"]),
+        (["--tag", "a=c"], []),
+        (["--limit", "2"], ["new-1", "bad-1"]),
+    ],
+)
+def test_list_chooses(keepstep, words, found):
+    assert [run["id"] for run in keepstep("list", "--json", *words).json["runs"]] == found
+
+
+@pytest.mark.usefixtures("three")
+def test_list_goes_on_where_a_page_ended(keepstep):
+    seen, after = [], []
+    for _ in range(3):
+        page = keepstep("list", "--json", "--limit", "1", *after).json
+        seen += [run["id"] for run in page["runs"]]
+        after = ["--after", page["next"]]
+    assert seen == ["new-1", "bad-1", "done-1"]
+    assert page["next"] is None
+    assert "keepstep list --after" in keepstep("list", "--limit", "1").out
+
+
+@pytest.mark.usefixtures("three")
+@pytest.mark.parametrize("words", [["--status", "flying"], ["--after", "x"], ["--limit", "0"], ["--tag", "x"]])
+def test_list_refuses_what_it_does_not_know(keepstep, words):
+    assert keepstep("list", *words).code == 2
+
+
+@pytest.mark.usefixtures("three")
+def test_show_tells_where_a_run_stands(keepstep):
+    done = keepstep("show", "done-1")
+    assert "completed" in done.out
+    assert "result" in done.out
+    assert "11" in done.out
+    failed = keepstep("show", "bad-1")
+    assert "ConnectionError" in failed.out
+    assert "keepstep retry bad-1" in failed.out
+    assert "\x1b[31mdown" not in failed.out
+    assert "Traceback" not in failed.out
+    assert "Traceback" in keepstep("show", "bad-1", "--traceback").out
+
+
+@pytest.mark.usefixtures("three")
+def test_history_tells_attempts_durations_and_failures(keepstep):
+    done = keepstep("history", "bad-1")
+    assert "attempt 1" in done.out
+    assert "again after" in done.out
+    assert "2 attempts failed" in done.out
+    found = keepstep("history", "bad-1", "--json").json
+    assert [(one["kind"], one["attempt"]) for one in found["checkpoints"]] == [
+        ("run started", 0),
+        ("step failed", 1),
+        ("step failed", 2),
+        ("run finished", 0),
+    ]
+    assert len(keepstep("history", "bad-1", "--failed", "--json").json["checkpoints"]) == 3
+    assert len(keepstep("history", "bad-1", "--limit", "1", "--json").json["checkpoints"]) == 1
+
+
+@pytest.mark.usefixtures("three")
+@pytest.mark.parametrize("run, code", [("done-1", 0), ("bad-1", 1)])
+def test_watch_tells_everything_and_ends_as_the_run_did(keepstep, run, code):
+    done = keepstep("watch", run, "--json")
+    assert done.code == code
+    events = [json.loads(line) for line in done.out.splitlines()]
+    assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+    assert events[-1]["name"] == "run.finished"
+    assert [json.loads(line)["seq"] for line in keepstep("watch", run, "--json", "--after", "2").out.splitlines()][
+        0
+    ] == 3
+    assert "run.finished" in keepstep("watch", run).out
+
+
+@pytest.mark.usefixtures("three")
+def test_audit_tells_who_and_what(keepstep):
+    done = keepstep("audit", "done-1")
+    assert "queued → running" in done.out
+    entries = keepstep("audit", "done-1", "--json").json["entries"]
+    assert [(one["before"], one["after"]) for one in entries if one["before"] != one["after"]] == [
+        (None, "queued"),
+        ("queued", "running"),
+        ("running", "completed"),
+    ]
+    assert len(keepstep("audit", "done-1", "--moves", "--json").json["entries"]) == 3
+
+
+def test_version(keepstep):
+    assert ks.__version__ in keepstep("version").out
+    assert keepstep("version", "--json").json["keepstep"] == ks.__version__
+    assert keepstep("--version").out == f"keepstep {ks.__version__}\n"
+
+
+# -- runs and stores that are not there --------------------------------------------------------------------------------
+
+ABOUT_A_RUN = [
+    ["show"],
+    ["history"],
+    ["watch"],
+    ["audit"],
+    ["pause"],
+    ["resume"],
+    ["cancel"],
+    ["cancel", "--force"],
+    ["retry"],
+    ["approve"],
+]
+
+
+@pytest.mark.usefixtures("three")
+@pytest.mark.parametrize("words", ABOUT_A_RUN, ids=" ".join)
+def test_an_unknown_run_ends_with_3_and_suggests_the_nearest(keepstep, words):
+    done = keepstep(words[0], "done-2", *words[1:])
+    assert done.code == 3
+    assert "did you mean done-1?" in done.err
+
+
+@pytest.mark.usefixtures("three")
+@pytest.mark.parametrize(
+    "words", [["signal", "x", "go"], ["ask", "x", "go"], ["resolve", "x", "pay", "--again"]], ids=" ".join
+)
+def test_an_unknown_run_ends_with_3_for_the_others_too(keepstep, words):
+    assert keepstep(*words).code == 3
+
+
+@pytest.mark.parametrize("words", [["list"], ["doctor"], *([*one, "x"] for one in ABOUT_A_RUN)], ids=" ".join)
+def test_looking_never_makes_a_store(keepstep, folder, words):
+    done = keepstep(*words)
+    assert done.code == 6
+    assert "there is no store at .keepstep/runs.db" in done.err
+    assert sorted(path.name for path in folder.iterdir()) == ["program.py"]
+
+
+@pytest.mark.usefixtures("three")
+def test_looking_changes_nothing(keepstep, folder):
+    before = keepstep("show", "new-1", "--json").out
+    for words in (["list"], ["show", "new-1"], ["history", "new-1"], ["audit", "new-1"], ["doctor"]):
+        assert keepstep(*words).code == 0
+    assert keepstep("show", "new-1", "--json").out == before
+
+
+def test_another_applications_database_is_left_alone(keepstep, folder):
+    import sqlite3
+
+    with sqlite3.connect(folder / "other.db") as database:
+        database.execute("CREATE TABLE theirs (x)")
+    database.close()
+    before = (folder / "other.db").read_bytes()
+    done = keepstep("list", "--store", "other.db")
+    assert done.code == 6
+    assert "another application" in done.err
+    assert (folder / "other.db").read_bytes() == before
+
+
+def test_a_file_that_is_no_database_is_told(keepstep, folder):
+    (folder / "notes.txt").write_text("hello " * 200, encoding="utf-8")
+    done = keepstep("list", "--store", "notes.txt")
+    assert done.code == 6
+    assert "no SQLite database" in done.err
+
+
+def test_an_unknown_kind_of_store_is_a_usage_error(keepstep):
+    done = keepstep("list", "--store", "redis://x")
+    assert done.code == 2
+    assert "redis:" in done.err
+
+
+def test_a_folder_that_is_not_there_is_told(keepstep):
+    done = keepstep("run", "program.py:total", "1", "--store", "nowhere/runs.db")
+    assert done.code == 6
+    assert "does not exist" in done.err
+
+
+@pytest.mark.usefixtures("three")
+def test_the_store_is_chosen_before_or_after_the_command_or_by_the_environment(keepstep, monkeypatch):
+    keepstep("start", "program.py:total", "1", "--store", "other.db", "--id", "x")
+    for words in (["--store", "other.db", "list", "--json"], ["list", "--store", "other.db", "--json"]):
+        assert [run["id"] for run in keepstep(*words).json["runs"]] == ["x"]
+    monkeypatch.setenv("KEEPSTEP_STORE", "other.db")
+    assert [run["id"] for run in keepstep("list", "--json").json["runs"]] == ["x"]
+    assert len(keepstep("--store", ".keepstep/runs.db", "list", "--json").json["runs"]) == 3
+
+
+def test_the_default_folder_keeps_itself_out_of_version_control(keepstep, folder):
+    keepstep("start", "program.py:total", "1")
+    assert (folder / ".keepstep" / ".gitignore").read_text(encoding="ascii") == "*\n"
+
+
+# -- the door itself ---------------------------------------------------------------------------------------------------
+
+
+def test_help_names_every_command(keepstep):
+    from keepstep.cli import COMMANDS
+
+    done = keepstep("--help")
+    assert done.code == 0
+    for name in COMMANDS:
+        assert f"\n  {name} " in done.out
+        told = keepstep(name, "--help")
+        assert told.code == 0
+        assert "--json" in told.out
+        assert "--store" in told.out
+
+
+@pytest.mark.parametrize("words", [["lst"], ["list", "--nope"], ["show"], ["list", "extra"]])
+def test_wrong_usage_ends_with_2(keepstep, words):
+    assert keepstep(*words).code == 2
+
+
+def test_a_misspelt_command_is_corrected(keepstep):
+    assert "did you mean list?" in keepstep("lst").err
+
+
+def test_something_unexpected_is_told_shortly_and_whole_with_debug(keepstep, monkeypatch):
+    from keepstep.cli.frame import Settings
+
+    def broken(*_, **__):
+        raise ZeroDivisionError("inside Keepstep")
+
+    monkeypatch.setattr(Settings, "talk", broken)
+    done = keepstep("list")
+    assert done.code == 70
+    assert "ZeroDivisionError: inside Keepstep" in done.err
+    assert "--debug" in done.err
+    assert "Traceback" in keepstep("list", "--debug").err
+
+
+@pytest.mark.usefixtures("three")
+def test_a_reader_that_leaves_early_is_no_error(folder):
+    command = (
+        f"{sys.executable} -c 'from keepstep.cli import main; import sys; sys.exit(main())' history bad-1 --values"
+    )
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f"{command} | true"],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+
+
+@pytest.mark.usefixtures("three")
+@pytest.mark.parametrize("words", [["--help"], ["list"], ["show", "done-1"], ["history", "done-1"]], ids=" ".join)
+def test_it_starts_without_what_is_slow(words):
+    script = "import sys; from keepstep.cli import main; main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run(
+        [sys.executable, "-c", script, *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    slow = {
+        "rich",
+        "pydantic",
+        "importlib.metadata",
+        "subprocess.Popen",
+        "keepstep.testing",
+        "unittest",
+        "multiprocessing",
+    }
+    assert slow & set(done.stderr.split()) == set()

@@ -1,0 +1,246 @@
+"""`run` and `start`: how a workflow is named, how its input is written, and how a run ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+
+def wait_for(condition, what="the moment"):
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.01)
+    raise AssertionError(f"{what} never came")
+
+
+# -- results -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_shows_its_steps_and_prints_its_result(keepstep):
+    done = keepstep("run", "program.py:total", "2", "--id", "t1")
+    assert done.code == 0
+    assert json.loads(done.out) == 12
+    assert "t1" in done.err
+    assert "add" in done.err
+
+
+def test_a_run_as_json_is_one_object(keepstep):
+    done = keepstep("run", "program.py:greet", "ann", "--json", "--id", "g")
+    assert done.json == {"run": "g", "status": "completed", "result": ["hello ann", 3]}
+
+
+@pytest.mark.parametrize(
+    "words, result",
+    [
+        (["2", "3"], 5),
+        (["a=2", "b=3"], 5),
+        (["2", "b=3"], 5),
+        (["--input", '{"a": 2, "b": 3}'], 5),
+        (["--input", "2"], 12),
+    ],
+)
+def test_input_is_written_as_words_or_as_json(keepstep, words, result):
+    assert keepstep("run", "program.py:total", *words, "--json").json["result"] == result
+
+
+def test_input_comes_from_a_file(keepstep, folder):
+    (folder / "input.json").write_text('{"a": 1}', encoding="utf-8")
+    assert keepstep("run", "program.py:total", "--input", "@input.json", "--json").json["result"] == 11
+
+
+def test_text_stays_text_where_text_is_wanted(keepstep):
+    assert keepstep("run", "program.py:greet", "007", "--json").json["result"] == ["hello 007", 3]
+
+
+def test_an_object_becomes_what_the_signature_says(keepstep):
+    words = ["--input", '{"parcel": {"weight": 2, "to": "Oslo"}}', "--json"]
+    assert keepstep("run", "program.py:post", *words).json["result"] == "Parcel of 2 kg to Oslo"
+
+
+def test_a_module_is_named_without_its_ending(keepstep):
+    assert keepstep("run", "program:total", "1", "--json").json["result"] == 11
+
+
+def test_a_known_id_gives_the_one_result_and_runs_nothing_again(keepstep):
+    keepstep("run", "program.py:total", "1", "--id", "t")
+    again = keepstep("run", "program.py:total", "1", "--id", "t")
+    assert (again.code, json.loads(again.out)) == (0, 11)
+    assert "add" not in again.err
+    without_input = keepstep("run", "program.py:total", "--id", "t")
+    assert json.loads(without_input.out) == 11
+
+
+# -- ends --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_run_ends_with_1_and_says_what_to_do(keepstep, folder):
+    done = keepstep("run", "program.py:call", "--id", "c")
+    assert done.code == 1
+    assert done.out == ""
+    assert "attempt 1" in done.err
+    assert "attempt 2" in done.err
+    assert "ConnectionError" in done.err
+    assert "keepstep retry c" in done.err
+    assert "\x1b[31m" not in done.err  # what a run says cannot steer the terminal
+    (folder / "mended").touch()
+    assert keepstep("retry", "c").code == 0
+    assert json.loads(keepstep("run", "program.py:call", "--id", "c").out) == "up"
+
+
+def test_a_failed_run_as_json_holds_its_error(keepstep):
+    done = keepstep("run", "program.py:call", "--id", "c", "--json")
+    assert done.code == 1
+    assert (done.json["run"], done.json["status"]) == ("c", "failed")
+    assert "ConnectionError" in done.json["error"]["message"]
+
+
+@pytest.mark.parametrize("with_json", [False, True])
+def test_another_input_for_a_known_id_ends_with_7(keepstep, with_json):
+    keepstep("run", "program.py:total", "1", "--id", "t")
+    done = keepstep("run", "program.py:total", "2", "--id", "t", *(["--json"] if with_json else []))
+    assert done.code == 7
+    assert "another input" in done.err
+
+
+def test_the_id_of_another_workflow_ends_with_7(keepstep):
+    keepstep("run", "program.py:total", "1", "--id", "t")
+    assert keepstep("run", "program.py:call", "--id", "t").code == 7
+
+
+# -- mistakes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["progam.py:total", "1"], "did you mean program.py"),
+        (["program.py:totl", "1"], "did you mean total"),
+        (["program.py:not_a_workflow"], "not a workflow"),
+        (["program.py:add", "1"], "is a step"),
+        (["program.py"], "several workflows"),
+        (["nowhere:total"], "no module 'nowhere'"),
+        ([":total"], "names no workflow"),
+        (["program.py:total"], "missing a required argument: 'a'"),
+        (["program.py:total", "1", "2", "3"], "too many positional arguments"),
+        (["program.py:total", "--input", '{"a": 1'], "--input is not JSON"),
+        (["program.py:total", "--input", "{a: 1}"], "--input is not JSON"),
+        (["program.py:total", "--input", "NaN"], "not a JSON value"),
+        (["program.py:total", "--input", '{"c": 1}'], "a"),
+        (["program.py:total", "1", "--input", "1"], "given twice"),
+        (["program.py:total", "one"], "argument 'a'"),
+        (["program.py:post", "--input", '{"parcel": {"weight": "x", "to": "y"}}'], "weight"),
+        (["program.py:total", "--input", "@nothing.json"], "cannot be read"),
+        (["program.py:total", "1", "--id", "../x"], "refused"),
+        (["program.py:total", "1", "--tag", "x"], "name=value"),
+        (["program.py:total", "1", "--deadline", "0"], "deadline"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "start"])
+def test_a_mistake_is_answered_with_a_sentence_and_2(keepstep, command, words, said):
+    done = keepstep(command, *words)
+    assert done.code == 2
+    assert said in done.err
+    assert done.out == ""
+
+
+@pytest.mark.parametrize("with_debug", [False, True])
+def test_an_error_in_the_users_own_file_is_shown_as_theirs(keepstep, folder, with_debug):
+    (folder / "broken.py").write_text("import keepstep as ks\n\n\ndef f():\n    1 / 0\n\n\nf()\n", encoding="utf-8")
+    done = keepstep("run", "broken.py:x", *(["--debug"] if with_debug else []))
+    assert done.code == 2
+    assert "broken.py" in done.err
+    assert "ZeroDivisionError" in done.err
+    assert "1 / 0" in done.err
+    assert "importlib" not in done.err
+
+
+def test_a_module_that_the_users_file_misses_is_named(keepstep, folder):
+    (folder / "needy.py").write_text("import not_installed_anywhere\n", encoding="utf-8")
+    done = keepstep("run", "needy.py:x")
+    assert done.code == 2
+    assert "not_installed_anywhere" in done.err
+
+
+def test_a_file_that_exits_when_imported_is_told(keepstep, folder):
+    (folder / "script.py").write_text("raise SystemExit(0)\n", encoding="utf-8")
+    done = keepstep("run", "script.py:x")
+    assert done.code == 2
+    assert "script.py" in done.err
+
+
+def test_a_file_that_is_named_like_a_loaded_module_is_refused(keepstep, folder):
+    (folder / "json.py").write_text("", encoding="utf-8")
+    done = keepstep("run", "json.py:x")
+    assert done.code == 2
+    assert "another name" in done.err
+
+
+def test_a_mistake_as_json_is_an_object_on_standard_error(keepstep):
+    done = keepstep("run", "program.py:totl", "--json")
+    told = json.loads(done.err)
+    assert (told["exit"], done.code) == (2, 2)
+    assert "totl" in told["message"]
+
+
+# -- start -------------------------------------------------------------------------------------------------------------
+
+
+def test_start_leaves_a_durable_run_for_a_worker(keepstep):
+    done = keepstep("start", "program.py:total", "1", "--id", "s", "--tag", "team=blue")
+    assert (done.code, done.out) == (0, "s\n")
+    assert "keepstep worker program.py" in done.err
+    shown = keepstep("show", "s", "--json").json
+    assert (shown["status"], shown["tags"]) == ("queued", {"team": "blue"})
+    assert shown["input"] == {"args": [1], "kwargs": {}}
+    assert keepstep("worker", "program.py", "--until-idle").code == 0
+    assert keepstep("show", "s", "--json").json["result"] == 11
+
+
+def test_start_as_json(keepstep):
+    assert keepstep("start", "program.py:total", "1", "--id", "s", "--json").json == {
+        "run": "s",
+        "workflow": "total",
+        "status": "queued",
+    }
+
+
+# -- being stopped -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_hands_the_run_back_and_says_how_to_go_on(keepstep, spawn, number):
+    process = spawn("run", "program.py:approval", "--id", "a")
+    wait_for(lambda: Path(".keepstep/runs.db").exists() and "a" in keepstep("list").out)
+    wait_for(lambda: keepstep("show", "a", "--json").json["status"] == "waiting")
+    process.send_signal(number)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "keepstep run program.py:approval --id a" in err
+    assert out == ""
+    assert keepstep("doctor", "--json").json["workers"] == []
+    assert keepstep("approve", "a").code == 0
+    assert json.loads(keepstep("run", "program.py:approval", "--id", "a").out) == "yes"
+
+
+@pytest.mark.crash
+def test_a_killed_run_goes_on_with_the_same_command(keepstep, spawn, folder):
+    process = spawn("run", "program.py:stuck", "--id", "k")
+    wait_for((folder / "hanging").exists)
+    process.kill()
+    process.wait()
+    (folder / "hanging").unlink()
+    second = spawn("run", "program.py:stuck", "--id", "k")
+    wait_for((folder / "hanging").exists)
+    second.send_signal(signal.SIGINT)
+    second.send_signal(signal.SIGINT)
+    second.wait(timeout=20)
+    history = keepstep("history", "k", "--json").json["checkpoints"]
+    assert [one["step"] for one in history if one["kind"] == "step completed"] == ["add#1"]
+    assert [one["kind"] for one in history].count("recovered") == 1

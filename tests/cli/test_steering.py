@@ -1,0 +1,166 @@
+"""`signal`, `approve`, `ask`, `pause`, `resume`, `cancel`, `retry` and `resolve`, with the worker as a process of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.test_runs import wait_for
+
+
+@pytest.fixture
+def status(keepstep):
+    return lambda run: keepstep("show", run, "--json").json["status"]
+
+
+@pytest.fixture
+def worker(spawn):
+    return spawn("worker", "program.py", "--stop-seconds", "1")
+
+
+def waiting(keepstep, status, workflow, run):
+    keepstep("start", f"program.py:{workflow}", "--id", run)
+    wait_for(lambda: status(run) == "waiting")
+
+
+@pytest.mark.usefixtures("worker")
+@pytest.mark.parametrize("words, answer", [([], "yes"), (["approved"], "yes"), (["--deny"], "no")])
+def test_approve_answers_the_signal_that_the_run_waits_for(keepstep, status, words, answer):
+    waiting(keepstep, status, "approval", "a")
+    assert "keepstep approve a approved" in keepstep("show", "a").out
+    assert keepstep("approve", "a", *words).code == 0
+    assert keepstep("watch", "a").code == 0
+    assert keepstep("show", "a", "--json").json["result"] == answer
+    again = keepstep("approve", "a")
+    assert again.code == 7
+    assert "already completed" in again.err
+
+
+@pytest.mark.usefixtures("worker")
+def test_approve_asks_which_signal_is_meant(keepstep, status):
+    waiting(keepstep, status, "two", "t")
+    done = keepstep("approve", "t")
+    assert done.code == 2
+    assert "left" in done.err
+    assert "right" in done.err
+    assert keepstep("signal", "t", "left", '{"x": 1}').code == 0
+    assert keepstep("signal", "t", "right", "5", "--id", "once").code == 0
+    assert keepstep("watch", "t").code == 0
+    assert keepstep("show", "t", "--json").json["result"] == [{"x": 1}, 5]
+    assert keepstep("signal", "t", "left").code == 7
+
+
+def test_approve_of_a_run_that_does_not_wait_says_so(keepstep):
+    keepstep("start", "program.py:approval", "--id", "a")
+    done = keepstep("approve", "a")
+    assert done.code == 7
+    assert "waits for no signal" in done.err
+    assert keepstep("approve", "a", "approved").code == 0  # early, by its name
+    assert keepstep("worker", "program.py", "--until-idle").code == 0
+    assert keepstep("show", "a", "--json").json["result"] == "yes"
+
+
+@pytest.mark.parametrize("words", [["signal", "a", "go", "{x"], ["signal", "a", "ks:cancel"], ["signal", "a", "1x"]])
+def test_a_bad_signal_is_refused(keepstep, words):
+    keepstep("start", "program.py:approval", "--id", "a")
+    assert keepstep(*words).code == 2
+
+
+@pytest.mark.usefixtures("worker")
+def test_ask_prints_the_reply(keepstep, status):
+    waiting(keepstep, status, "oracle", "o")
+    done = keepstep("ask", "o", "question", "[1, 2]", "--json")
+    assert (done.code, done.json["reply"]) == (0, {"answer": [1, 2]})
+
+
+def test_ask_without_a_reply_ends_with_8(keepstep):
+    keepstep("start", "program.py:oracle", "--id", "o")
+    done = keepstep("ask", "o", "question", "--timeout", "0.1")
+    assert done.code == 8
+    assert "did not reply" in done.err
+
+
+@pytest.mark.usefixtures("worker")
+def test_pause_and_resume(keepstep, status):
+    waiting(keepstep, status, "approval", "a")
+    assert keepstep("pause", "a", "--reason", "lunch").code == 0
+    wait_for(lambda: status("a") == "paused")
+    assert "keepstep resume a" in keepstep("show", "a").out
+    assert keepstep("resume", "a").code == 0
+    wait_for(lambda: status("a") == "waiting")
+    assert any(one["reason"] == "lunch" for one in keepstep("audit", "a", "--json").json["entries"])
+
+
+@pytest.mark.usefixtures("worker")
+def test_cancel_reaches_a_step_that_hangs(keepstep, folder):
+    keepstep("start", "program.py:stuck", "--id", "s")
+    wait_for((folder / "hanging").exists)
+    assert keepstep("cancel", "s", "--force").code == 7  # its worker lives: it is asked, not robbed
+    assert keepstep("cancel", "s").code == 0
+    assert keepstep("watch", "s").code == 4
+    assert keepstep("cancel", "s").code == 7
+    assert keepstep("run", "program.py:stuck", "--id", "s").code == 4
+
+
+def test_cancel_says_when_nobody_is_there_to_do_it_and_force_does(keepstep, status):
+    keepstep("start", "program.py:approval", "--id", "a")
+    asked = keepstep("cancel", "a")
+    assert asked.code == 0
+    assert "--force" in asked.err
+    assert status("a") == "queued"
+    assert keepstep("cancel", "a", "--force", "--reason", "nobody left").code == 0
+    assert status("a") == "cancelled"
+    assert keepstep("audit", "a", "--json").json["entries"][-1]["what"] != "nothing"
+    assert "nobody left" in keepstep("audit", "a").out
+    assert keepstep("doctor", "--json").json["workers"] == []
+
+
+def test_retry_of_a_run_that_has_not_failed_ends_with_7(keepstep):
+    keepstep("run", "program.py:total", "1", "--id", "t")
+    assert keepstep("retry", "t").code == 7
+
+
+@pytest.mark.crash
+def test_resolve_settles_a_step_in_doubt(keepstep, spawn, status, folder):
+    first = spawn("worker", "program.py")
+    keepstep("start", "program.py:purchase", "--id", "p")
+    wait_for((folder / "paying").exists)
+    early = keepstep("resolve", "p", "pay", "--again")
+    assert early.code == 7
+    assert "in doubt" in early.err
+    first.kill()
+    first.wait()
+    spawn("worker", "program.py")
+    wait_for(lambda: status("p") == "waiting")
+    assert "keepstep resolve p pay#1" in keepstep("show", "p").out
+    assert keepstep("doctor").code == 0
+    assert "pay#1" in keepstep("doctor").out
+    assert keepstep("resolve", "p", "pay").code == 2
+    assert keepstep("resolve", "p", "pay", "--again", "--failed").code == 2
+    assert keepstep("resolve", "p", "buy", "--again").code == 2
+    assert keepstep("resolve", "p", "pay", "--result", "{").code == 2
+    assert keepstep("resolve", "p", "pay", "--result", "42", "--reason", "the bank says so").code == 0
+    assert keepstep("watch", "p").code == 0
+    assert keepstep("show", "p", "--json").json["result"] == 42
+    assert "the bank says so" in keepstep("audit", "p").out
+
+
+def test_a_run_that_is_set_aside_ends_with_5_and_can_be_dropped(keepstep, spawn, status, folder):
+    done = spawn("run", "program.py:approval", "--id", "a")
+    wait_for(lambda: (folder / ".keepstep/runs.db").exists() and "waiting" in keepstep("list").out)
+    done.kill()
+    done.wait()
+    keepstep("approve", "a")
+    changed = (folder / "program.py").read_text(encoding="utf-8")
+    changed = changed.replace('ks.wait_for("approved")', "add(1, 1)")
+    (folder / "program.py").write_text(changed, encoding="utf-8")
+    aside = keepstep("run", "program.py:approval", "--id", "a")
+    if status("a") == "completed":
+        pytest.skip("nothing was recorded before the change")
+    assert aside.code == 5
+    assert keepstep("watch", "a").code == 5
+    assert keepstep("pause", "a").code == 7
+    assert keepstep("doctor").code == 0
+    assert keepstep("doctor", "--strict").code == 1
+    assert "set aside" in keepstep("doctor").out
+    assert keepstep("cancel", "a").code == 0
+    assert status("a") == "cancelled"

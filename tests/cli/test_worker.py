@@ -1,0 +1,130 @@
+"""`worker` and `doctor` with real processes: recovery, a graceful stop, and what the doctor sees of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from tests.cli.test_runs import wait_for
+
+
+def test_a_worker_drives_what_was_started_and_leaves_when_idle(keepstep):
+    for number in range(3):
+        keepstep("start", "program.py:total", str(number), "--id", f"t{number}")
+    done = keepstep("worker", "program.py", "--until-idle", "-v")
+    assert done.code == 0
+    assert "t2  completed" in done.err
+    assert "add" in done.err
+    assert [run["status"] for run in keepstep("list", "--json").json["runs"]] == ["completed"] * 3
+
+
+def test_a_quiet_worker_says_nothing(keepstep):
+    keepstep("start", "program.py:total", "1", "--id", "t")
+    done = keepstep("worker", "program.py", "--until-idle", "-q")
+    assert (done.code, done.out, done.err) == (0, "", "")
+
+
+def test_a_worker_takes_only_the_workflows_that_it_was_given(keepstep):
+    keepstep("start", "program.py:total", "1", "--id", "t")
+    keepstep("start", "program.py:greet", "ann", "--id", "g")
+    keepstep("worker", "program.py:greet", "--until-idle", "-q")
+    assert keepstep("show", "g", "--json").json["status"] == "completed"
+    assert keepstep("show", "t", "--json").json["status"] == "queued"
+
+
+@pytest.mark.parametrize("target, said", [("empty.py", "defines no workflow"), ("nothing.py", "no file")])
+def test_a_worker_without_workflows_is_refused(keepstep, folder, target, said):
+    (folder / "empty.py").write_text("", encoding="utf-8")
+    done = keepstep("worker", target)
+    assert done.code == 2
+    assert said in done.err
+
+
+@pytest.mark.crash
+def test_a_worker_recovers_at_once_what_a_killed_one_left(keepstep, spawn, folder):
+    first = spawn("worker", "program.py")
+    keepstep("start", "program.py:stuck", "--id", "s")
+    wait_for((folder / "hanging").exists)
+    first.kill()
+    first.wait()
+    dead = keepstep("doctor", "--json").json
+    assert [finding["code"] for finding in dead["findings"]] == ["dead-worker"]
+    (folder / "hanging").unlink()
+    began = time.monotonic()
+    spawn("worker", "program.py")
+    wait_for((folder / "hanging").exists)
+    assert time.monotonic() - began < 12  # a lease lasts 15 s: nobody waited for it
+    assert keepstep("show", "s", "--json").json["recoveries"] == 1
+    assert "recovered" in keepstep("audit", "s").out
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_worker_stops_gracefully_though_a_step_hangs(keepstep, spawn, folder, number):
+    worker = spawn("worker", "program.py", "--stop-seconds", "0.5")
+    keepstep("start", "program.py:stuck", "--id", "s")
+    wait_for((folder / "hanging").exists)
+    began = time.monotonic()
+    worker.send_signal(number)
+    _, err = worker.communicate(timeout=30)
+    assert worker.returncode == 0
+    assert time.monotonic() - began < 20
+    assert "handed back" in err
+    shown = keepstep("show", "s", "--json").json
+    assert (shown["status"], shown["worker"], shown["recoveries"]) == ("queued", None, 0)
+    assert keepstep("doctor", "--json").json["workers"] == []
+
+
+def test_a_thread_that_never_returns_does_not_keep_a_worker_alive(keepstep, spawn, folder):
+    (folder / "threads.py").write_text(
+        "import threading\nfrom pathlib import Path\nimport keepstep as ks\n\n\n@ks.step\ndef forever():\n"
+        "    Path('hanging').touch()\n    threading.Event().wait()\n\n\n@ks.workflow\nasync def blocked():\n"
+        "    await forever()\n",
+        encoding="utf-8",
+    )
+    worker = spawn("worker", "threads.py", "--stop-seconds", "0.2")
+    keepstep("start", "threads.py:blocked", "--id", "b")
+    wait_for((folder / "hanging").exists)
+    worker.send_signal(signal.SIGTERM)
+    worker.communicate(timeout=30)
+    assert worker.returncode == 0
+    assert keepstep("show", "b", "--json").json["status"] == "queued"
+
+
+@pytest.mark.crash
+def test_the_doctor_sees_a_stopped_worker(keepstep, spawn, folder):
+    worker = spawn("worker", "program.py")
+    keepstep("start", "program.py:stuck", "--id", "s")
+    wait_for((folder / "hanging").exists)
+    time.sleep(0.2)  # between two writes, or the stopped process would hold the store's turnstile
+    os.kill(worker.pid, signal.SIGSTOP)
+    try:
+        told = wait_for(lambda: [one for one in keepstep("doctor", "--json").json["findings"]])
+        assert told[0]["code"] in ("worker-stopped", "store")
+        assert str(worker.pid) in told[0]["message"]
+    finally:
+        os.kill(worker.pid, signal.SIGCONT)
+
+
+def test_a_healthy_store_is_told_and_ends_with_0(keepstep):
+    keepstep("run", "program.py:total", "1")
+    done = keepstep("doctor", "--deep")
+    assert done.code == 0
+    assert "all is well" in done.out
+
+
+def test_a_damaged_store_ends_with_1(keepstep, folder):
+    import apsw
+
+    keepstep("run", "program.py:greet", "abcdef", "--id", "g")
+    with apsw.Connection(str(folder / ".keepstep" / "runs.db")) as database:
+        database.execute("UPDATE keepstep_checkpoint SET record = replace(record, 'hello', 'hallo')")
+    done = keepstep("doctor", "--deep")
+    assert done.code == 1
+    assert (
+        "chain broken" in done.out
+        or "head names" in done.out
+        or "corrupt" in keepstep("doctor", "--deep", "--json").out
+    )

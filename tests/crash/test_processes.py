@@ -1,0 +1,574 @@
+"""Real processes on one SQLite file: killed, stopped, racing each other, and in the company of poison."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import statistics
+import threading
+import time
+from contextlib import ExitStack
+
+import apsw
+import pytest
+
+import keepstep as ks
+from keepstep.engine.engine import Engine
+from keepstep.errors import StoreUnavailable
+from keepstep.model import Claims, Kind, Run, RunQuery, Status
+from keepstep.ports import Create, SystemClock, WouldBlock, instant
+from keepstep.stores.sqlite import SQLiteStore
+from keepstep.testing.recorder import Recorder, repeated_in_store
+
+from . import programs
+from .programs import Died, Process, Refused
+
+pytestmark = pytest.mark.crash
+
+#: So that a lease runs out within a test; a heartbeat comes three times as often.
+LEASE = 1.0
+#: Kills of the whole process are not the fault of a run, however many there are.
+PATIENT = {"recovery_limit": 10_000}
+
+
+@pytest.fixture
+def world(tmp_path):
+    with World(tmp_path) as made:
+        yield made
+
+
+class World:
+    """A database, an effects file, and the processes that share them."""
+
+    def __init__(self, folder):
+        self.path, self.folder = folder / "runs.db", folder
+        self.effects = Recorder(folder / "effects")
+        programs.record_to(folder / "effects")
+        self.stack = ExitStack()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stack.close()
+        self.effects.close()
+
+    def process(self, **options):
+        return self.stack.enter_context(Process(self.path, self.effects.path, **options))
+
+    def processes(self, count, **options):
+        made = [self.process(**options) for _ in range(count)]
+        return [one.ready() for one in made]
+
+    def touch(self, name):
+        (self.folder / name).touch()
+
+    def wait_for_body(self, run, step, count=1, seconds=15.0):
+        """Wait until so many bodies of a step have begun; when the last of them was seen."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            found = self.effects.bodies(run, step)
+            if len(found) >= count:
+                return time.monotonic()
+            time.sleep(0.002)
+        raise AssertionError(f"only {len(found)} of {count} bodies of {step} began in run {run}")
+
+    def look(self, work):
+        """Ask the store something, as a process that drives nothing."""
+
+        async def main():
+            async with Engine(self.path, worker=False) as engine:
+                return await work(engine)
+
+        return asyncio.run(main())
+
+    def run(self, run_id):
+        async def ask(engine):
+            return await (await engine.get(run_id)).run()
+
+        return self.look(ask)
+
+    def judge(self, *, finished=True):
+        """Every run has ended, its chain is whole, and no step ran again after its checkpoint."""
+
+        async def ask(engine):
+            runs = (await engine.list(RunQuery(limit=1000))).runs
+            return runs, {run.id: await (await engine.get(run.id)).checkpoints() for run in runs}
+
+        runs, histories = self.look(ask)
+        for run in runs:
+            if finished:
+                assert run.status.finished, f"{run.id} is {run.status}"
+            assert [one.seq for one in histories[run.id]] == list(range(1, run.seq + 1))
+            done = [one.step for one in histories[run.id] if one.kind is Kind.STEP_COMPLETED]
+            assert len(done) == len(set(done)), f"a step of {run.id} succeeded twice"
+        assert not repeated_in_store(self.effects.effects(), histories)
+        return runs
+
+
+def send_unless_finished(process, run, name, payload):
+    """Send what only counts once; it may be too late."""
+    try:
+        process.ask("signal", run_id=run, name=name, payload=payload, id=name)
+    except Refused as refusal:
+        if "AlreadyFinished" not in str(refusal):
+            raise
+
+
+# -- killed ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_kills_at_random_moments_change_no_result(world):
+    """A program that is killed again and again, and started again each time, comes to the same end."""
+    draw = random.Random(7)
+    runs = {f"mixed-{n}": 3 + 6 + 5 + 3 for n in range(4)} | {f"working-{n}": 55 for n in range(2)}
+    kills = 0
+    while True:
+        process = world.process(**PATIENT)
+        try:
+            process.ready()
+            for run in runs:
+                name = run.partition("-")[0]
+                process.ask("start", workflow=name, args=[3, 0.02] if name == "mixed" else [10, 0.03], run_id=run)
+                if name == "mixed":
+                    send_unless_finished(process, run, "bonus", 5)
+            if kills < 25:
+                time.sleep(draw.uniform(0.0, 0.12))
+                process.send(signal.SIGKILL)
+                kills += 1
+            for run, expected in runs.items():
+                assert process.ask("result", run_id=run) == expected
+        except (Died, BrokenPipeError):
+            process.kill()
+            continue
+        break
+    assert kills == 25
+    assert len(world.judge()) == len(runs) + 4
+
+
+def test_a_killed_process_is_taken_over_at_once(world):
+    """The idle neighbour sees that the owner is dead; it does not wait until the lease of 15 s has run out."""
+    seconds = []
+    idle = world.process().ready()
+    for number in range(3):
+        owner = world.process(workflows=None).ready()
+        owner.ask("start", workflow="holding", args=[str(world.folder / "go")], run_id=f"r{number}")
+        world.wait_for_body(f"r{number}", "hold")
+        killed_at = time.monotonic()
+        owner.send(signal.SIGKILL)
+        seconds.append(world.wait_for_body(f"r{number}", "hold", 2) - killed_at)
+        owner.kill()
+    world.touch("go")
+    for number in range(3):
+        assert idle.ask("result", run_id=f"r{number}")[0] == 1
+    print(f"taken over after {statistics.median(seconds):.3f} s in the median, {max(seconds):.3f} s at worst")
+    assert max(seconds) < 1.0
+    world.judge()
+
+
+# -- stopped -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_zombie_starts_nothing_and_writes_nothing(world):
+    """A process that was stopped past its lease wakes up: its run belongs to another now, and is finished."""
+    zombie, heir = world.processes(2, lease_seconds=LEASE)
+    zombie.ask("start", workflow="holding", args=[str(world.folder / "go")], run_id="r")
+    world.wait_for_body("r", "hold")
+    name = zombie.ask("worker")
+    zombie.send(signal.SIGSTOP)
+    world.wait_for_body("r", "hold", 2)
+    world.touch("go")
+    assert heir.ask("result", run_id="r")[2:] == [2, 3]
+    finished = world.run("r")
+    zombie.send(signal.SIGCONT)
+    assert zombie.ask("result", run_id="r")[2:] == [2, 3]
+    # It is of use again, under a new name.
+    zombie.ask("start", workflow="working", args=[3, 0.0], run_id="later")
+    assert zombie.ask("result", run_id="later") == 6
+    begun = [(effect.step, effect.worker == name) for effect in world.effects.bodies("r")]
+    assert begun == [("add#1", True), ("hold#1", True), ("hold#1", False), ("add#2", False), ("add#3", False)]
+    assert world.run("r") == finished, "the zombie wrote to a run that was no longer its own"
+    world.judge()
+
+
+def test_a_short_stop_loses_no_lease(world):
+    sleeper, other = world.processes(2, lease_seconds=4.0)
+    sleeper.ask("start", workflow="holding", args=[str(world.folder / "go")], run_id="r")
+    world.wait_for_body("r", "hold")
+    sleeper.send(signal.SIGSTOP)
+    other.ask("start", workflow="working", args=[10, 0.03], run_id="neighbour")
+    assert other.ask("result", run_id="neighbour") == 55
+    sleeper.send(signal.SIGCONT)
+    world.touch("go")
+    assert other.ask("result", run_id="r")[2:] == [2, 3]
+    assert world.run("r").epoch == 1
+    assert len(world.effects.bodies("r", "hold")) == 1
+
+
+def test_a_stop_inside_a_transaction_blocks_others_with_a_clear_error_until_it_ends(world):
+    stopped, other = world.processes(2, busy_seconds=0.3)
+    stopped.tell("start", workflow="stopping", args=[], run_id="stopped")
+    world.wait_for_body("stopped", "stop_inside")
+    with pytest.raises(Refused, match=rf"StoreUnavailable.*process {stopped.pid}, which is stopped"):
+        other.ask("start", workflow="working", args=[3, 0.0], run_id="r")
+    stopped.send(signal.SIGCONT)
+    assert stopped.answer() is None
+    other.ask("start", workflow="working", args=[3, 0.0], run_id="r")
+    assert other.ask("result", run_id="r") == 6
+    assert world.run("stopped").status is not Status.SET_ASIDE
+    assert len(world.effects.bodies("stopped", "stop_inside")) == 1
+
+
+# -- in company --------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_process_never_takes_a_live_run(world):
+    owner = world.process(lease_seconds=LEASE).ready()
+    owner.ask("start", workflow="holding", args=[str(world.folder / "go")], run_id="r")
+    world.wait_for_body("r", "hold")
+    others = world.processes(2, lease_seconds=LEASE)
+    for number, other in enumerate(others):  # both claim, and claim again, for longer than a lease lasts
+        other.ask("start", workflow="working", args=[int(1.5 * LEASE / 0.05), 0.05], run_id=f"busy-{number}")
+    for number, other in enumerate(others):
+        other.ask("result", run_id=f"busy-{number}")
+    world.touch("go")
+    assert owner.ask("result", run_id="r")[2:] == [2, 3]
+    run = world.run("r")
+    assert (run.epoch, run.recoveries) == (1, 0)
+    assert len(world.effects.bodies("r")) == 4
+    world.judge()
+
+
+def test_five_processes_that_start_the_same_runs_execute_each_once(world):
+    processes = world.processes(5)
+    at = time.time() + 0.3
+    ids = [f"r{number}" for number in range(20)]
+    for process in processes:
+        process.tell("start_many", workflow="working", args=[3, 0.001], ids=ids, at=at)
+    for process in processes:
+        assert process.answer() == [6] * 20
+    assert set(world.effects.counts().values()) == {1}
+    assert len(world.judge()) == 20
+
+
+def test_five_workers_that_race_for_queued_runs_execute_each_once(world):
+    async def queue(engine):
+        for number in range(40):
+            await engine.start(programs.working, 3, 0.001, run_id=f"r{number}")
+
+    processes = world.processes(5)
+    world.look(queue)
+    for process in processes:
+        for number in range(40):
+            assert process.ask("result", run_id=f"r{number}") == 6
+    assert set(world.effects.counts().values()) == {1}
+    assert len({effect.worker for effect in world.effects.bodies()}) > 1, "the work was not shared"
+    world.judge()
+
+
+def test_five_processes_that_resume_and_signal_one_run_move_it_once(world):
+    processes = world.processes(5)
+    processes[0].ask("start", workflow="pausing", args=[], run_id="r")
+    processes[0].ask("steer", run_id="r", act="pause")
+    world.look(lambda engine: _until(engine, "r", Status.PAUSED))
+    at = time.time() + 0.3
+    for process in processes:
+        process.tell("steer", run_id="r", act="resume", at=at)
+    for process in processes:
+        process.answer()
+    for process in processes:
+        send_unless_finished(process, "r", "go", "gone")
+    assert processes[3].ask("result", run_id="r") == [2, "gone", 4]
+    assert set(world.effects.counts().values()) == {1}
+    world.judge()
+
+
+async def _until(engine, run_id, status):
+    assert await programs.until(await engine.get(run_id), status) is status
+
+
+def test_five_processes_that_talk_to_one_run_at_once_are_all_heard(world):
+    processes = world.processes(5)
+    processes[0].ask("start", workflow="chat", args=[15], run_id="r")
+    at = time.time() + 0.3
+    for number, process in enumerate(processes):
+        process.tell("ask_many", run_id="r", numbers=[10 * number + one for one in range(3)], at=at)
+    answers = [answer for process in processes for answer in process.answer()]
+    heard = processes[1].ask("result", run_id="r")
+    assert sorted(heard) == sorted(10 * number + one for number in range(5) for one in range(3))
+    assert sorted(answers) == [[place, message] for place, message in enumerate(heard)]
+    assert set(world.effects.counts().values()) == {1}
+
+
+def test_a_signal_from_another_process_wakes_a_run_soon(world):
+    owner, other = world.processes(2)
+    owner.ask("start", workflow="listening", args=[20], run_id="r")
+    for number in range(20):
+        other.ask("ping", run_id="r")
+        world.wait_for_body("r", "hear", number + 1)
+    seconds = owner.ask("result", run_id="r")
+    print(f"a signal was heard after {statistics.median(seconds) * 1000:.1f} ms in the median")
+    assert statistics.median(seconds) < 0.5
+
+
+# -- in bad company ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_only_the_run_that_kills_its_workers_is_set_aside(world):
+    """Twenty innocent runs are in the same process each time that the culprit kills it."""
+    innocents = [f"innocent-{number}" for number in range(20)]
+    deaths = 0
+    while True:
+        process = world.process()
+        try:
+            process.ready()
+            for run in innocents:
+                process.ask("start", workflow="working", args=[2, 0.12], run_id=run)
+            process.ask("start", workflow="culprit", args=[0.06], run_id="culprit")
+            with pytest.raises(Refused, match="RunSetAside.*died 3 times"):
+                process.ask("result", run_id="culprit", timeout=60)
+            for run in innocents:
+                assert process.ask("result", run_id=run) == 3
+            process.ask("start", workflow="working", args=[2, 0.0], run_id="next")
+            assert process.ask("result", run_id="next") == 3
+        except (Died, BrokenPipeError):
+            process.kill()
+            deaths += 1
+            assert deaths < 10
+            continue
+        break
+    assert deaths == 3
+    assert len(world.effects.bodies("culprit")) == 3
+    world.judge(finished=False)
+
+
+class Poison(BaseException):
+    """What no one should raise."""
+
+
+@pytest.mark.parametrize("error", [Poison, SystemExit, GeneratorExit])
+@pytest.mark.parametrize("where", ["a step", "a thread", "the workflow"])
+def test_code_that_raises_the_unheard_of_stops_no_worker(error, where, tmp_path):
+    @ks.step
+    async def bad_step():
+        raise error("poison")
+
+    @ks.step
+    def bad_thread():
+        raise error("poison")
+
+    @ks.workflow
+    async def poisoned():
+        if where == "the workflow":
+            raise error("poison")
+        await (bad_step() if where == "a step" else bad_thread())
+
+    async def main():
+        programs.record_to(tmp_path / "effects")
+        async with ks.open(tmp_path / "runs.db") as engine:
+            bad = await engine.start(poisoned, run_id="bad")
+            with pytest.raises(ks.RunFailed, match=error.__name__):
+                await bad.result(timeout=10)
+            good = await engine.start(programs.sequence, 3)
+            assert await good.result(timeout=10) == 6
+
+    asyncio.run(main())
+
+
+def _damage(path, *statements):
+    db = apsw.Connection(str(path))
+    for statement in statements:
+        db.execute(statement)
+    db.close()
+
+
+DAMAGES = {
+    "an edited record": "UPDATE keepstep_checkpoint SET record = replace(record, '\"value\":1', '\"value\":2')"
+    " WHERE run = 'bad' AND seq = 2",
+    "an unreadable record": "UPDATE keepstep_checkpoint SET record = '{' WHERE run = 'bad' AND seq = 2",
+    "a missing record": "DELETE FROM keepstep_checkpoint WHERE run = 'bad' AND seq = 2",
+    "a missing end": "DELETE FROM keepstep_checkpoint WHERE run = 'bad' AND seq = 3",
+    "a nonsense head": "UPDATE keepstep_head SET checksum = 'x', seq = 7, due_at = 0 WHERE run = 'bad'",
+    "unreadable tags": "UPDATE keepstep_run SET tags = '{' WHERE id = 'bad'",
+    "a nonsense status": "UPDATE keepstep_head SET status = 'nonsense' WHERE run = 'bad'",
+    "a nonsense time": "UPDATE keepstep_run SET created_at = 'yesterday' WHERE id = 'bad'",
+    "an unreadable input": "UPDATE keepstep_run SET input = '{' WHERE id = 'bad'",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_run_is_set_aside_and_stops_no_worker(damage, tmp_path):
+    path = tmp_path / "runs.db"
+
+    async def main():
+        programs.record_to(tmp_path / "effects")
+        async with ks.open(path, linger_seconds=0.01) as engine:
+            bad = await engine.start(programs.waits_in_between, run_id="bad")
+            await programs.until(bad, Status.WAITING)
+        _damage(path, DAMAGES[damage])
+        async with ks.open(path) as engine:
+            good = await engine.start(programs.sequence, 3)
+            await engine.signal("bad", "go")
+            with pytest.raises(ks.RunSetAside):
+                await (await engine.get("bad")).result(timeout=10)
+            assert await good.result(timeout=10) == 6
+            assert [effect.step for effect in programs.EFFECTS.bodies("bad")] == ["add#1", "add#2"]
+
+    asyncio.run(main())
+
+
+class Faulty:
+    """A store that can be told to fail one call after it has done what was asked."""
+
+    def __init__(self, inner):
+        self.inner = inner
+        self.fail = ""
+        self.slow = threading.Event()
+        self.slow.set()
+
+    def __getattr__(self, name):
+        found = getattr(self.inner, name)
+        if not callable(found):
+            return found
+
+        def call(*args, **kwargs):
+            if name == "commit" and kwargs.get("wait") is False and not self.slow.is_set():
+                raise WouldBlock
+            answer = found(*args, **kwargs)
+            self.slow.wait()
+            if self.fail == name and answer != Claims():
+                self.fail = ""
+                raise StoreUnavailable("the answer is lost", unknown=True)
+            return answer
+
+        return call
+
+
+def test_a_start_that_is_cancelled_while_it_is_written_leaves_no_run_that_no_one_drives(tmp_path):
+    async def main():
+        programs.record_to(tmp_path / "effects")
+        store = Faulty(SQLiteStore(tmp_path / "runs.db", lease_seconds=LEASE))
+        async with Engine(store) as engine:
+            store.slow.clear()
+            starting = asyncio.ensure_future(engine.start(programs.sequence, 3, run_id="r"))
+            await asyncio.sleep(0.05)
+            starting.cancel()
+            store.slow.set()
+            await asyncio.wait([starting])
+            handle = await engine.start(programs.sequence, 3, run_id="r")
+            assert await handle.result(timeout=10) == 6
+        store.close()
+
+    asyncio.run(main())
+
+
+def test_a_claim_whose_answer_is_lost_leaves_no_run_that_no_one_drives(tmp_path):
+    async def main():
+        programs.record_to(tmp_path / "effects")
+        store = Faulty(SQLiteStore(tmp_path / "runs.db", lease_seconds=LEASE))
+        async with Engine(store, worker=False) as engine:
+            await engine.start(programs.sequence, 3, run_id="r")
+        store.fail = "claim_runs"
+        async with Engine(store) as engine:
+            handle = await engine.get("r")
+            assert await handle.result(timeout=10) == 6
+            assert store.fail == ""
+        store.close()
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_closes_while_it_claims_hands_everything_back(tmp_path):
+    async def main():
+        programs.record_to(tmp_path / "effects")
+        store = Faulty(SQLiteStore(tmp_path / "runs.db"))
+        engine = Engine(store)
+        await engine.open()
+        async with Engine(store, worker=False) as client:
+            store.slow.clear()
+            starting = asyncio.ensure_future(client.start(programs.sequence, 3, run_id="r"))
+            await asyncio.sleep(0.05)
+            closing = asyncio.ensure_future(engine.close(stop_seconds=0.5))
+            await asyncio.sleep(0.05)
+            store.slow.set()
+            await starting
+            await closing
+            run = await (await client.get("r")).run()
+            assert run.worker is None
+            async with Engine(store):
+                handle = await client.get("r")
+                assert await handle.result(timeout=10) == 6
+                assert not any(one.kind is Kind.RECOVERED for one in await handle.checkpoints())
+        store.close()
+
+    asyncio.run(main())
+
+
+def test_a_run_of_an_unknown_workflow_waits_and_stops_no_worker(tmp_path):
+    path = tmp_path / "runs.db"
+
+    async def main():
+        programs.record_to(tmp_path / "effects")
+        store = SQLiteStore(path)
+        now = instant(SystemClock().now())
+        store.commit([Create(Run("foreign", "no such workflow", Status.QUEUED, now, due_at=now, priority=9))])
+        store.close()
+        async with ks.open(path) as engine:
+            assert await (await engine.start(programs.sequence, 3)).result(timeout=10) == 6
+            assert await (await engine.get("foreign")).status() is Status.QUEUED
+
+    asyncio.run(main())
+
+
+# -- when the disk fails -----------------------------------------------------------------------------------------------
+
+
+def _fill(engine):
+    connection = engine.store._writer.connection
+    connection.pragma("max_page_count", connection.pragma("page_count"))
+
+
+def _empty(engine):
+    engine.store._writer.connection.pragma("max_page_count", 1_000_000)
+
+
+def _protect(engine):
+    engine.store._writer.connection.pragma("query_only", True)
+
+
+def _unprotect(engine):
+    engine.store._writer.connection.pragma("query_only", False)
+
+
+@pytest.mark.parametrize("fail, mend", [(_fill, _empty), (_protect, _unprotect)], ids=["full", "read-only"])
+def test_a_disk_that_fails_for_a_while_loses_nothing(fail, mend, tmp_path):
+    """The run is put down where it stands, and goes on by itself when the store works again."""
+    halted = asyncio.Event()
+
+    async def main():
+        programs.record_to(tmp_path / "effects")
+        observers = [lambda event: halted.set() if event.name == "run.halted" else None]
+        async with ks.open(tmp_path / "runs.db", lease_seconds=LEASE, observers=observers) as engine:
+            handle = await engine.start(programs.heavy, str(tmp_path / "go"), run_id="r")
+            while not programs.EFFECTS.bodies("r", "hold"):
+                await asyncio.sleep(0.005)
+            fail(engine)
+            (tmp_path / "go").touch()
+            async with asyncio.timeout(15):
+                await halted.wait()
+            run = await handle.run()
+            assert not run.status.finished
+            before = [one.step for one in await handle.checkpoints() if one.kind is Kind.STEP_COMPLETED]
+            assert before in (["add#1"], ["add#1", "hold#1"]), "what was acknowledged is still there"
+            with pytest.raises(ks.StoreUnavailable):
+                await engine.start(programs.heavy, "x" * 100_000, run_id="refused")
+            mend(engine)
+            assert await handle.result(timeout=20) == [1, 200_000, 2]
+            assert [effect.step for effect in programs.EFFECTS.bodies("r")].count("add#1") == 1
+            assert (await handle.run()).recoveries == 0
+            assert await (await engine.start(programs.sequence, 3, run_id="next")).result(timeout=10) == 6
+
+    asyncio.run(main())

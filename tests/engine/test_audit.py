@@ -1,0 +1,361 @@
+"""The audit: who did what to a run, with the status before and after, the outcome and the reason (K35)."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import itertools
+
+import pytest
+
+import keepstep as ks
+from keepstep.engine.audit import audit, transitions
+from keepstep.engine.control import cancel_now
+from keepstep.model import Outcome, Status
+from tests.engine.world import until, until_recorded, until_status
+
+pytestmark = pytest.mark.live_only
+
+
+def moves(entries):
+    return [(entry.before and entry.before.value, entry.after.value) for entry in transitions(entries)]
+
+
+def chain_holds(entries):
+    """Each move begins where the one before it ended."""
+    steps = list(transitions(entries))
+    return all(a.after is b.before for a, b in itertools.pairwise(steps)) and steps[0].before is None
+
+
+def only(entries, what):
+    [found] = [entry for entry in entries if entry.what == what]
+    return found
+
+
+async def test_a_whole_life_is_told_in_order(world):
+    tries = []
+
+    @ks.step(retry=ks.Retry(attempts=2, base_seconds=0.01))
+    async def shaky():
+        tries.append(1)
+        if len(tries) == 1:
+            raise ConnectionError("once")
+        return 1
+
+    @ks.workflow
+    async def life():
+        return await shaky()
+
+    async with world.engine() as engine:
+        run = await engine.start(life)
+        await run.result()
+        entries = await audit(engine, run.id)
+        worker = engine.worker.id
+    assert moves(entries) == [(None, "queued"), ("queued", "running"), ("running", "completed")]
+    assert [entry.what for entry in entries] == [
+        "created",
+        "run started",
+        "step failed",
+        "step completed",
+        "run finished",
+    ]
+    failed = only(entries, "step failed")
+    assert (failed.outcome, failed.step, failed.attempt, failed.actor) == (Outcome.FAILURE, "shaky#1", 1, worker)
+    assert failed.reason == "ConnectionError: once"
+    assert [entry.seq for entry in entries] == [0, 1, 2, 3, 4]
+    assert [entry.at for entry in entries] == sorted(entry.at for entry in entries)
+
+
+async def test_a_recovery_names_the_dead_owner_and_the_new_one(world):
+    gate = asyncio.Event()
+
+    @ks.step
+    async def first():
+        return 1
+
+    @ks.step
+    async def second():
+        await gate.wait()
+
+    @ks.workflow
+    async def interrupted():
+        await first()
+        await second()
+
+    dead = await world.started()
+    run = await dead.start(interrupted, run_id="r")
+    await until_recorded(run, "first#1")
+    owner = dead.worker.id
+    gate.set()
+    fresh = await world.crash_and_recover(dead)
+    await (await fresh.get("r")).result()
+    entries = await audit(fresh, "r")
+    recovered = only(entries, "recovered")
+    assert (recovered.before, recovered.after) == (Status.RUNNING, Status.RECOVERING)
+    assert recovered.actor == fresh.worker.id
+    assert owner in recovered.reason
+    assert ("recovering", "running") in moves(entries)
+    assert chain_holds(entries)
+    await fresh.close()
+
+
+async def test_a_persons_commands_carry_who_and_why(world):
+    @ks.workflow
+    async def patient():
+        return await ks.wait_for("go")
+
+    async with world.engine() as engine:
+        run = await engine.start(patient)
+        await until_status(run, "waiting")
+        await run.pause("the auditors are here")
+        await until_status(run, "paused")
+        await run.resume("they have left")
+        await until_status(run, "waiting")
+        await run.cancel("no longer needed")
+        with pytest.raises(ks.RunCancelled):
+            await run.result()
+        entries = await audit(engine, run.id)
+    me = getpass.getuser()
+    for what, reason in (("paused", "the auditors are here"), ("resumed", "they have left")):
+        entry = only(entries, what)
+        assert entry.actor.startswith(me)
+        assert entry.reason == reason
+    assert only(entries, "paused").after is Status.PAUSED
+    end = only(entries, "run finished")
+    assert (end.after, end.outcome, end.reason) == (Status.CANCELLED, Outcome.CANCELLED, "no longer needed")
+    assert end.actor.startswith(me)
+    assert chain_holds(entries)
+
+
+async def test_a_retry_moves_a_failed_run_back_and_says_who_did_it(world):
+    broken = [True]
+
+    @ks.step
+    async def fragile():
+        if broken:
+            raise ValueError("broken")
+        return 7
+
+    @ks.workflow
+    async def mended():
+        return await fragile()
+
+    async with world.engine() as engine:
+        run = await engine.start(mended)
+        with pytest.raises(ks.RunFailed):
+            await run.result()
+        broken.clear()
+        await run.retry("mended the machine")
+        assert await run.result() == 7
+        entries = await audit(engine, run.id)
+    [retry] = [entry for entry in entries if entry.what.startswith("retry")]
+    assert (retry.before, retry.after) == (Status.FAILED, Status.QUEUED)
+    assert retry.actor.startswith(getpass.getuser())
+    assert retry.reason == "mended the machine"
+    assert moves(entries)[-1] == ("running", "completed")
+    assert chain_holds(entries)
+
+
+async def test_a_run_that_is_set_aside_says_why_and_may_be_dropped(world):
+    @ks.step
+    async def one():
+        return 1
+
+    @ks.workflow(version="1", name="changing")
+    async def old():
+        await one()
+        await ks.wait_for("go")
+
+    async with world.engine(workflows=[old]) as engine:
+        run = await engine.start(old, run_id="r")
+        await until_status(run, "waiting")
+
+    @ks.workflow(version="2", name="changing")
+    async def new():
+        return None
+
+    async with world.engine(workflows=[new]) as engine:
+        run = await engine.get("r")
+        await run.signal("go")
+        await until_status(run, "set aside")
+        aside = only(await audit(engine, "r"), "set aside")
+        assert (aside.after, aside.outcome) == (Status.SET_ASIDE, Outcome.FAILURE)
+        assert "version" in aside.reason or "changing:1" in aside.reason
+    async with world.engine(worker=False) as engine:
+        await cancel_now(engine, "r", "not worth it", "ann")
+        entries = await audit(engine, "r")
+        assert await engine.call(engine.store.list_workers) == []  # the command took itself off the roll
+    end = only(entries, "run finished")
+    assert (end.before, end.after) == (Status.SET_ASIDE, Status.CANCELLED)
+    assert (end.actor, end.reason, end.outcome) == ("ann", "not worth it", Outcome.CANCELLED)
+
+
+async def test_what_nobody_has_read_yet_is_told_too(world):
+    @ks.workflow
+    async def later():
+        return await ks.wait_for("go")
+
+    async with world.engine(worker=False) as engine:
+        run = await engine.start(later)
+        await run.signal("go")
+        await run.pause("password=hunter2secret")
+        entries = await audit(engine, run.id)
+    unread = [entry for entry in entries if entry.what.endswith("not read yet")]
+    assert [entry.what for entry in unread] == ["signal go sent, not read yet", "pause sent, not read yet"]
+    assert all(entry.before is entry.after is Status.QUEUED for entry in unread)
+    assert "hunter2" not in unread[1].reason
+    assert "password=" in unread[1].reason
+
+
+async def test_a_signal_that_was_read_is_told_once(world):
+    @ks.workflow
+    async def heard():
+        return await ks.wait_for("go")
+
+    async with world.engine() as engine:
+        run = await engine.start(heard)
+        await run.signal("go", 5)
+        assert await run.result() == 5
+        entries = await audit(engine, run.id)
+    received = only(entries, "signal received")
+    assert received.actor.startswith(getpass.getuser())
+    assert not [entry for entry in entries if "not read" in entry.what]
+
+
+async def test_a_child_is_told_with_its_parent(world):
+    @ks.workflow
+    async def child():
+        return 1
+
+    @ks.workflow
+    async def parent():
+        return await (await ks.start(child)).result()
+
+    async with world.engine() as engine:
+        run = await engine.start(parent)
+        assert await run.result() == 1
+        page = await engine.list(parent=run.id)
+        [born] = page.runs
+        entries = await audit(engine, born.id)
+        theirs = await audit(engine, run.id)
+    assert entries[0].what == "created as a child"
+    assert entries[0].actor == f"run {run.id}"
+    assert any(entry.what == f"child {born.id} started" for entry in theirs)
+
+
+async def test_the_newest_move_is_told_even_if_it_left_no_record(world):
+    @ks.workflow
+    async def parked():
+        await ks.sleep(hours=1)
+
+    async with world.engine() as engine:
+        run = await engine.start(parked)
+        await until_status(run, "waiting")
+        entries = await audit(engine, run.id)
+        assert (entries[-1].what, entries[-1].after) == ("parked", Status.WAITING)
+
+
+async def test_an_unknown_run_is_an_error(world):
+    async with world.engine(worker=False) as engine:
+        with pytest.raises(ks.RunNotFound):
+            await audit(engine, "nobody")
+
+
+# -- ending a run that nobody drives -----------------------------------------------------------------------------------
+
+
+async def test_cancel_now_ends_a_run_that_no_worker_knows_and_tells_its_family(world):
+    @ks.workflow
+    async def child():
+        await ks.wait_for("never")
+
+    @ks.workflow
+    async def parent():
+        return await (await ks.start(child)).result()
+
+    async with world.engine() as engine:
+        run = await engine.start(parent, run_id="p")
+        await until_status(run, "waiting")
+
+        async def parked():
+            page = await engine.list(parent="p", status=frozenset({Status.WAITING}))
+            return page.runs
+
+        [born] = await until(parked)
+    async with world.engine(worker=False) as engine:
+        await cancel_now(engine, born.id, "", "ann")
+        assert await (await engine.get(born.id)).status() is Status.CANCELLED
+    async with world.engine() as engine:  # the parent hears of it, and fails because of it
+        with pytest.raises(ks.RunError):
+            await (await engine.get("p")).result(timeout=5)
+
+
+async def test_cancel_now_reaches_the_children(world):
+    @ks.workflow
+    async def child():
+        await ks.wait_for("never")
+
+    @ks.workflow
+    async def parent():
+        return await (await ks.start(child)).result()
+
+    async with world.engine() as engine:
+        run = await engine.start(parent, run_id="p")
+        await until_status(run, "waiting")
+
+        async def parked():
+            return (await engine.list(parent="p", status=frozenset({Status.WAITING}))).runs
+
+        [born] = await until(parked)
+    async with world.engine(worker=False) as engine:
+        await cancel_now(engine, "p", "", "ann")
+        with pytest.raises(ks.AlreadyFinished):
+            await cancel_now(engine, "p", "", "ann")
+    async with world.engine() as engine:
+        with pytest.raises(ks.RunCancelled):
+            await (await engine.get(born.id)).result(timeout=5)
+
+
+async def test_cancel_now_never_takes_a_run_from_a_living_worker(world):
+    began = asyncio.Event()
+
+    @ks.step
+    async def busy():
+        began.set()
+        await asyncio.Event().wait()
+
+    @ks.workflow
+    async def driven():
+        await busy()
+
+    async with world.engine() as engine:
+        await engine.start(driven, run_id="r")
+        await began.wait()
+        other = await world.started(worker=False)
+        with pytest.raises(ks.RunConflict, match="driven by"):
+            await cancel_now(other, "r", "", "ann")
+        assert await (await other.get("r")).status() is Status.RUNNING
+        await other.close()
+
+
+async def test_a_retry_that_cannot_read_the_history_leaves_the_run_as_it_is(world):
+    @ks.workflow
+    async def failing():
+        raise ValueError("no")
+
+    async with world.engine() as engine:
+        run = await engine.start(failing)
+        with pytest.raises(ks.RunFailed):
+            await run.result()
+        read = engine.store.list_checkpoints
+
+        def damaged(*args, **kwargs):
+            return [row._replace(record=row.record[:-2]) for row in read(*args, **kwargs)]
+
+        engine.store.list_checkpoints = damaged
+        try:
+            with pytest.raises(ks.StoreError):
+                await run.retry()
+        finally:
+            engine.store.list_checkpoints = read
+        assert await run.status() is Status.FAILED

@@ -1,0 +1,354 @@
+"""A run that was put away can do nothing more, whatever its code catches (K7), and is put away only when it may be (K24)."""
+
+import asyncio
+
+import pytest
+
+import keepstep as ks
+from tests.engine.world import steps_of, told, until, until_at_last_wait, until_status
+
+
+def worker_for(effects):
+    @ks.step
+    async def work(name):
+        effects.append(name)
+        return name
+
+    return work
+
+
+async def parked_then_woken(world, workflow, *, status="waiting"):
+    """Park a run, let its left-over code do what it likes, then wake it: its result and its history."""
+    async with world.engine() as engine:
+        run = await engine.start(workflow, run_id="r")
+        await until_status(run, status)
+        before = await told(run)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert await told(run) == before
+        await run.signal("go")
+        return await run.result(5)
+
+
+async def test_a_park_is_swallowed_by_gather_with_return_exceptions(world, effects):
+    work = worker_for(effects)
+
+    @ks.workflow
+    async def swallowing():
+        got = await asyncio.gather(ks.wait_for("go"), return_exceptions=True)
+        await work("after")
+        return [str(one) for one in got]
+
+    assert await parked_then_woken(world, swallowing) == ["True"]
+    assert effects == ["after"]
+
+
+async def test_a_park_is_swallowed_by_except_baseexception(world, effects):
+    work = worker_for(effects)
+
+    @ks.workflow
+    async def swallowing():
+        got = None
+        for _ in range(3):
+            try:
+                got = await ks.wait_for("go")
+                break
+            except BaseException:  # noqa: BLE001 - the very thing that must not help
+                await work("swallowed")
+        await work("after")
+        return got
+
+    assert await parked_then_woken(world, swallowing) is True
+    assert effects == ["after"]
+
+
+async def test_a_step_in_finally_runs_on_every_park(world, effects):
+    work = worker_for(effects)
+
+    @ks.workflow
+    async def cleaning():
+        try:
+            await work("a")
+            await ks.wait_for("go")
+        finally:
+            await work("cleanup")
+            await ks.sleep(0)
+            ks.publish("cleaned", value=True)
+            ks.emit("cleaned")
+        return "done"
+
+    assert await parked_then_woken(world, cleaning) == "done"
+    assert effects == ["a", "cleanup"]
+
+
+async def test_code_that_never_gives_up_keeps_a_put_away_run_spinning(world, effects):
+    work = worker_for(effects)
+    spins = []
+
+    @ks.workflow
+    async def stubborn():
+        while True:
+            try:
+                return await ks.wait_for("go")
+            except BaseException:  # noqa: BLE001
+                spins.append(1)
+
+    assert await parked_then_woken(world, stubborn) is True
+    count = len(spins)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(spins) == count < 1000
+    assert await work("outside") == "outside"
+
+
+async def test_a_child_task_of_a_put_away_run_goes_on_working(world, effects):
+    work = worker_for(effects)
+
+    @ks.workflow
+    async def branching():
+        async def branch():
+            try:
+                await ks.wait_for("never")
+            except asyncio.CancelledError:
+                await work("branch after its end")
+                raise
+
+        task = asyncio.create_task(branch())
+        got = await ks.wait_for("go")
+        task.cancel()
+        await asyncio.wait([task])
+        return got
+
+    assert await parked_then_woken(world, branching) is True
+    assert effects == ["branch after its end"]
+
+
+async def test_a_def_workflow_swallows_its_park(world, effects):
+    work = worker_for(effects)
+
+    @ks.workflow
+    def swallowing():
+        try:
+            got = ks.wait_for("go").result()
+        except BaseException:  # noqa: BLE001
+            work("swallowed").result()
+            raise
+        work("after").result()
+        return got
+
+    assert await parked_then_woken(world, swallowing) is True
+    assert effects == ["after"]
+
+
+@pytest.mark.live_only
+async def test_a_lost_lease_lets_the_code_go_on(world, effects):
+    """Another worker has the run; what this one still does must not be written, nor a further step begun."""
+    started, released = asyncio.Event(), asyncio.Event()
+
+    @ks.step
+    async def work(name):
+        effects.append(name)
+        if name == "slow":
+            started.set()
+            await released.wait()
+        return name
+
+    @ks.workflow
+    async def fenced():
+        await work("slow")
+        await work("next")
+        return "done"
+
+    engine = await world.started()
+    run = await engine.start(fenced, run_id="r")
+    await started.wait()
+    context = engine.live["r"]
+    context.epoch -= 1  # as if the store had given the run to someone else
+    released.set()
+    await until(lambda: context.detached)
+    assert context.detached == "its lease was lost"
+    assert effects == ["slow"]
+    assert await steps_of(run) == []
+    await world.crash(engine)
+
+
+# -- parking -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_sleeping_run_stays_in_memory(world, effects):
+    work = worker_for(effects)
+
+    @ks.workflow
+    async def sleeping():
+        await work("a")
+        await ks.sleep(hours=1)
+
+    async with world.engine() as engine:
+        run = await engine.start(sleeping, run_id="r")
+        await until_status(run, "waiting")
+        assert not engine.live
+        row = await run.run()
+        assert row.worker is None
+        assert 3590 < (row.due_at - row.created_at).total_seconds() < 3610
+
+
+async def test_a_run_whose_first_act_is_to_wait_never_parks(world):
+    """It was claimed, not born here: its first record must not keep it in memory."""
+
+    @ks.workflow
+    async def sleeping():
+        await ks.sleep(hours=1)
+
+    async with world.engine(worker=False) as client:
+        run = await client.start(sleeping, run_id="r")
+        async with world.engine() as engine:
+            await until_status(run, "waiting")
+            assert not engine.live
+
+
+async def test_a_recovered_run_never_parks_again(world, effects):
+    work = worker_for(effects)
+
+    @ks.workflow
+    async def waiting():
+        await work("a")
+        return await ks.wait_for("go")
+
+    engine = await world.started(linger_seconds=60)
+    await engine.start(waiting, run_id="r")
+    await until_at_last_wait(engine, "r")
+    await world.crash(engine)
+    async with world.engine() as engine:
+        run = await engine.get("r")
+        await until_status(run, "waiting")
+        assert not engine.live
+        await run.signal("go", 7)
+        assert await run.result(5) == 7
+    assert effects == ["a"]
+
+
+@pytest.mark.live_only
+async def test_a_run_that_waits_for_something_of_its_own_is_parked_and_loses_it(world):
+    """A plain future, a socket, a plain sleep: such a wait cannot be put away."""
+    future = None
+
+    @ks.workflow
+    async def waiting():
+        nonlocal future
+        future = asyncio.get_running_loop().create_future()
+        both = await asyncio.gather(ks.sleep(hours=1), future, return_exceptions=True)
+        return both[1]
+
+    async with world.engine() as engine:
+        run = await engine.start(waiting, run_id="r")
+        await until_at_last_wait(engine, "r")
+        await asyncio.sleep(0.15)  # longer than it would linger
+        assert await run.status() is ks.Status.RUNNING
+        await run.cancel()
+        with pytest.raises(ks.RunCancelled):
+            await run.result(5)
+
+
+async def test_a_signal_that_comes_while_the_run_is_being_parked_is_lost(world):
+    @ks.workflow
+    async def waiting(count):
+        return [await ks.wait_for("word") for _ in range(count)]
+
+    async with world.engine(linger_seconds=0.0) as engine:
+        run = await engine.start(waiting, 20, run_id="r")
+        for number in range(20):
+            await run.signal("word", number)
+            await asyncio.sleep(0.001 * (number % 3))
+        assert await run.result(5) == list(range(20))
+
+
+async def test_another_signal_wakes_a_parked_run(world):
+    @ks.workflow
+    async def waiting():
+        return await ks.wait_for("go")
+
+    async with world.engine() as engine:
+        run = await engine.start(waiting, run_id="r")
+        await until_status(run, "waiting")
+        epoch = (await run.run()).epoch
+        await run.signal("other")
+        for _ in range(5):
+            await asyncio.sleep(0.01)
+        assert (await run.run()).epoch == epoch
+        await run.signal("go")
+        assert await run.result(5) is True
+
+
+async def test_open_branches_keep_a_finished_run_open_or_vanish_without_a_word(world, effects, logged):
+    work = worker_for(effects)
+
+    @ks.workflow
+    async def careless():
+        async def branch():
+            try:
+                await ks.wait_for("never")
+            finally:
+                effects.append("branch ended")
+
+        task = asyncio.create_task(branch())
+        effects.append(task)
+        await work("a")
+        return "done"
+
+    async with world.engine() as engine:
+        run = await engine.start(careless, run_id="r")
+        assert await run.result(5) == "done"
+        assert "wait_for:never#1" in " ".join(await steps_of(run, "step cancelled"))
+    assert "branch ended" in effects
+    assert any("open branch" in line for line in logged())
+
+
+async def test_unfinished_runs_are_lost_when_the_engine_closes(world, effects):
+    """Leaving `async with` hands unfinished runs back (K36): the next engine goes on at once."""
+    started, first_life = asyncio.Event(), asyncio.Event()
+
+    @ks.step
+    async def slow(name):
+        effects.append(name)
+        started.set()
+        if not first_life.is_set():
+            await asyncio.sleep(60)
+        return name
+
+    @ks.workflow
+    async def working():
+        return [await slow("a"), await slow("b")]
+
+    async with world.engine(stop_seconds=0.01) as engine:
+        await engine.start(working, run_id="r")
+        await started.wait()
+    first_life.set()
+    async with world.engine() as engine:
+        run = await engine.get("r")
+        assert await run.result(5) == ["a", "b"]
+        assert (await run.run()).recoveries == 0
+    assert effects == ["a", "a", "b"]
+
+
+async def test_a_step_under_way_when_the_engine_closes_is_thrown_away(world, effects):
+    started, released = asyncio.Event(), asyncio.Event()
+
+    @ks.step
+    async def slow(name):
+        started.set()
+        await released.wait()
+        effects.append(name)
+        return name
+
+    @ks.workflow
+    async def working():
+        return [await slow("a"), await slow("b")]
+
+    async with world.engine(stop_seconds=10) as engine:
+        await engine.start(working, run_id="r")
+        await started.wait()
+        asyncio.get_running_loop().call_later(0.02, released.set)
+    assert effects == ["a"]
+    async with world.engine() as engine:
+        assert await (await engine.get("r")).result(5) == ["a", "b"]
+    assert effects == ["a", "b"]

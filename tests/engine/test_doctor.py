@@ -1,0 +1,321 @@
+"""The doctor: every unfinished run is driven, due, paused, set aside or holds a wake-up; what breaks that is found."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import replace
+
+import apsw
+import pytest
+
+import keepstep as ks
+from keepstep.engine.doctor import Severity, examine
+from keepstep.model import Run, Status
+from keepstep.model.signal import CANCEL, CHILD, PAUSE, RESUME
+from keepstep.ports import Create, instant
+from keepstep.stores.sqlite_liveness import Turnstile
+from tests.engine.world import until, until_status
+
+pytestmark = pytest.mark.live_only
+
+
+def codes(report):
+    return sorted((finding.severity.value, finding.code) for finding in report.findings)
+
+
+def finding(report, code):
+    [found] = [one for one in report.findings if one.code == code]
+    return found
+
+
+def plant(engine, status, **head):
+    """Put a run into the store in a state that the engine itself would never leave it in."""
+    run = Run("planted", "somewhere", Status(status), instant(engine.clock.now()), **head)
+    engine.store.commit([Create(run)])
+    return run
+
+
+# -- all is well -------------------------------------------------------------------------------------------------------
+
+
+async def test_an_empty_store_and_finished_runs_are_healthy(world):
+    @ks.workflow
+    async def quick():
+        return 1
+
+    async with world.engine() as engine:
+        assert (await examine(engine)).findings == []
+        await (await engine.start(quick)).result()
+        report = await examine(engine, deep=True)
+        assert report.healthy
+        assert (report.findings, report.runs) == ([], {})
+        assert [worker.id for worker in report.workers] == [engine.worker.id]
+
+
+async def test_runs_that_wait_for_something_are_healthy(world):
+    @ks.workflow
+    async def child():
+        await ks.wait_for("never")
+
+    @ks.workflow
+    async def waiting(what):
+        if what == "signal":
+            await ks.wait_for("go")
+        elif what == "time":
+            await ks.sleep(hours=1)
+        else:
+            await (await ks.start(child)).result()
+
+    async with world.engine() as engine:
+        runs = [await engine.start(waiting, what) for what in ("signal", "time", "child")]
+        for run in runs:
+            await until_status(run, "waiting")
+        await runs[0].pause()
+        await until_status(runs[0], "paused")
+        report = await examine(engine, deep=True)
+        assert report.findings == []
+        assert report.runs[Status.PAUSED] == 1
+
+
+# -- promises that are broken ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wakes", [(), (CANCEL, PAUSE)])
+async def test_a_run_that_nothing_will_ever_wake_is_an_error(world, wakes):
+    async with world.engine(worker=False) as engine:
+        plant(engine, "waiting", wakes=wakes)
+        report = await examine(engine)
+        assert not report.healthy
+        stalled = finding(report, "stalled")
+        assert (stalled.severity, stalled.runs) == (Severity.ERROR, ("planted",))
+        assert "planted" in stalled.message
+
+
+async def test_a_paused_run_that_cannot_be_resumed_is_an_error(world):
+    async with world.engine(worker=False) as engine:
+        plant(engine, "paused", wakes=(CANCEL,))
+        assert finding(await examine(engine), "stalled").severity is Severity.ERROR
+
+
+async def test_a_paused_run_that_can_be_resumed_is_none(world):
+    async with world.engine(worker=False) as engine:
+        plant(engine, "paused", wakes=(RESUME, CANCEL))
+        assert (await examine(engine)).findings == []
+
+
+async def test_a_child_that_is_gone_without_a_word_is_an_error(world):
+    async with world.engine(worker=False) as engine:
+        plant(engine, "waiting", wakes=(f"{CHILD}start:child#1", CANCEL))
+        assert "child" in finding(await examine(engine), "stalled").message
+
+
+async def test_a_wake_up_that_was_lost_is_an_error(world):
+    @ks.workflow
+    async def waiting():
+        await ks.wait_for("go")
+
+    async with world.engine() as engine:
+        run = await engine.start(waiting, run_id="r")
+        await until_status(run, "waiting")
+    async with world.engine(worker=False) as engine:
+        await (await engine.get("r")).signal("go")
+        store = engine.store
+        list_runs, get_run = store.list_runs, store.get_run
+
+        def forgetful_list(query):
+            page = list_runs(query)
+            return replace(page, runs=tuple(replace(run, due_at=None) for run in page.runs))
+
+        store.list_runs, store.get_run = forgetful_list, lambda run_id: replace(get_run(run_id), due_at=None)
+        try:
+            report = await examine(engine)
+        finally:
+            store.list_runs, store.get_run = list_runs, get_run
+        assert "not woken" in finding(report, "stalled").message
+
+
+async def test_a_signal_that_was_read_is_no_lost_wake_up(world):
+    @ks.workflow
+    async def waiting():
+        await ks.wait_for("go")
+        await ks.wait_for("go")
+
+    async with world.engine() as engine:
+        run = await engine.start(waiting)
+        await run.signal("go")
+        await until_status(run, "waiting")
+        await until(lambda: not engine.live)
+        assert (await examine(engine)).findings == []
+
+
+async def test_a_damaged_record_is_found_when_asked_for(world):
+    @ks.step
+    async def one():
+        return "abcdef"
+
+    @ks.workflow
+    async def sound():
+        return await one()
+
+    async with world.engine() as engine:
+        run = await engine.start(sound)
+        await run.result()
+        if world.kind == "sqlite":
+            with apsw.Connection(str(world.path)) as database:
+                database.execute("UPDATE keepstep_checkpoint SET record = replace(record, 'abcdef', 'abcdeg')")
+        else:
+            rows = engine.store._runs[run.id].rows
+            rows[:] = [row._replace(record=bytes(row.record).replace(b"abcdef", b"abcdeg")) for row in rows]
+        assert (await examine(engine)).healthy
+        report = await examine(engine, deep=True)
+        assert finding(report, "corrupt").runs == (run.id,)
+        assert not report.healthy
+
+
+async def test_a_store_that_cannot_be_written_is_told_with_the_one_who_blocks_it(world):
+    if world.kind == "memory":
+        pytest.skip("memory has no turnstile")
+    async with world.engine(worker=False, busy_seconds=0.2) as engine:
+        turn = Turnstile(f"{world.path}-turnstile")
+        assert turn.enter(1.0)
+        try:
+            report = await examine(engine)
+        finally:
+            turn.leave()
+            turn.close()
+        assert str(os.getpid()) in finding(report, "store").message
+        assert not report.healthy
+
+
+# -- what needs someone ------------------------------------------------------------------------------------------------
+
+
+async def test_a_run_that_no_living_worker_knows_is_told(world):
+    @ks.workflow
+    async def stranger():
+        return 1
+
+    async with world.engine(worker=False) as engine:
+        for number in range(7):
+            await engine.start(stranger, run_id=f"r{number}")
+        report = await examine(engine)
+        assert codes(report) == [("warning", "no-worker")]
+        told = finding(report, "no-worker")
+        assert "stranger" in told.message
+        assert "and 2 more" in told.message
+        assert len(told.runs) == 7
+        assert report.healthy
+    async with world.engine(workflows=[]) as blind, world.engine(worker=False) as engine:
+        assert blind.worker is not None
+        assert codes(await examine(engine)) == [("warning", "no-worker")]
+    async with world.engine() as engine:
+        await (await engine.get("r0")).result()
+        await until(lambda: not engine.live)
+        assert (await examine(engine)).findings == []
+
+
+async def test_a_dead_worker_and_what_it_left_are_told(world):
+    began = asyncio.Event()
+
+    @ks.step
+    async def busy():
+        began.set()
+        await asyncio.Event().wait()
+
+    @ks.workflow
+    async def left_behind():
+        await busy()
+
+    dead = await world.started()
+    await dead.start(left_behind, run_id="r")
+    await began.wait()
+    worker = dead.worker.id
+    await world.crash(dead)
+    async with world.engine(worker=False) as engine:
+        report = await examine(engine)
+        told = finding(report, "dead-worker")
+        assert (told.worker, told.runs, told.severity) == (worker, ("r",), Severity.WARNING)
+
+
+async def test_a_run_that_records_nothing_for_long_is_stale(world):
+    began = asyncio.Event()
+
+    @ks.step
+    async def hangs():
+        began.set()
+        await asyncio.Event().wait()
+
+    @ks.workflow
+    async def slow():
+        await hangs()
+
+    async with world.engine() as engine:
+        run = await engine.start(slow)
+        await began.wait()
+        assert (await examine(engine)).findings == []
+        report = await examine(engine, stale_seconds=0)
+        assert finding(report, "stale").runs == (run.id,)
+        assert report.healthy
+
+
+async def test_a_run_that_is_set_aside_is_told_with_its_reason(world):
+    @ks.step
+    async def one():
+        return 1
+
+    @ks.workflow(name="changing")
+    async def old():
+        await one()
+        await ks.wait_for("go")
+
+    async with world.engine(workflows=[old]) as engine:
+        run = await engine.start(old, run_id="r")
+        await until_status(run, "waiting")
+
+    @ks.workflow(name="changing", version="2")
+    async def new():
+        return None
+
+    async with world.engine(workflows=[new]) as engine:
+        run = await engine.get("r")
+        await run.signal("go")
+        await until_status(run, "set aside")
+        told = finding(await examine(engine), "set-aside")
+        assert "DefinitionChanged" in told.message
+        assert "keepstep retry r" in told.advice
+
+
+async def test_a_step_in_doubt_is_told(world):
+    began = asyncio.Event()
+
+    @ks.step(at_most_once=True)
+    async def pay():
+        began.set()
+        await asyncio.Event().wait()
+
+    @ks.workflow
+    async def order():
+        await pay()
+
+    dead = await world.started()
+    await dead.start(order, run_id="r")
+    await began.wait()
+    fresh = await world.crash_and_recover(dead)
+    await until_status(await fresh.get("r"), "waiting")
+    told = finding(await examine(fresh), "in-doubt")
+    assert "keepstep resolve r pay#1" in told.advice
+    await fresh.close()
+
+
+async def test_a_run_that_is_due_and_not_taken_is_late(world):
+    async with world.engine(workflows=[]) as engine:
+        engine._given["somewhere"] = None  # it says that it knows the workflow, but never claims
+        engine.worker.stop_claiming()
+        await engine.call(engine.worker._renew)
+        now = instant(engine.clock.now())
+        plant(engine, "queued", due_at=instant(now.timestamp() - 3600))
+        try:
+            assert codes(await examine(engine)) == [("warning", "late")]
+        finally:
+            engine._given.clear()

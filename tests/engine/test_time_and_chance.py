@@ -1,0 +1,198 @@
+"""Time, randomness and ids are the same on every replay (K6)."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+import keepstep as ks
+from tests.engine.lives import Pace, live_then_many_lives
+
+
+def marker(effects, pace=None):
+    @ks.step
+    async def mark(what, *values):
+        """The values are part of the digest: one that differs on replay is a mismatch."""
+        if pace is not None:
+            await pace.take(what)
+        effects.append((what, *values))
+        return what
+
+    return mark
+
+
+async def test_now_random_and_uuid_differ_after_a_crash(world, effects):
+    mark = marker(effects)
+
+    @ks.workflow
+    async def chance():
+        first = [ks.now(), ks.random(), ks.uuid()]
+        await mark("a", *first)
+        second = [ks.now(), ks.random(), ks.uuid()]
+        await mark("b", *second)
+
+        async def branch():
+            drawn = [ks.random(), ks.uuid()]
+            await mark("c", *drawn)
+            return drawn
+
+        branches = await ks.gather(branch(), branch())
+        await mark("d", ks.now(), ks.random())
+        await ks.wait_for("go")
+        return [*first, *second, *branches[0], *branches[1]]
+
+    values = await live_then_many_lives(world, chance, Pace(), effects, lives=3)
+    numbers = [value for value in values if isinstance(value, float)]
+    assert len(set(values)) == len(values), "two draws gave the same"
+    assert all(0 <= number < 1 for number in numbers)
+
+
+async def test_two_runs_draw_the_same_numbers(world):
+    @ks.workflow
+    async def draw():
+        return [ks.random(), str(ks.uuid())]
+
+    async with world.engine() as engine:
+        one, two = await engine.start(draw), await engine.start(draw)
+        assert await one.result(5) != await two.result(5)
+
+
+async def test_now_stands_still_while_steps_go_by(world, effects):
+    pace = Pace(a=0.01)
+    mark = marker(effects, pace)
+
+    @ks.workflow
+    async def clock():
+        times = [ks.now()]
+        for _ in range(3):
+            await mark("a")
+            times += [ks.now(), ks.now()]
+        return times
+
+    before = datetime.now(UTC)
+    async with world.engine() as engine:
+        times = await (await engine.start(clock)).result(5)
+    assert times[1] == times[2]
+    assert before <= times[0] < times[1] < times[3] < times[5] <= datetime.now(UTC)
+
+
+async def test_now_differs_on_replay_after_a_gather(world, effects):
+    pace = Pace(a=0.01, bb=0.0, ccc=0.005)
+    mark = marker(effects, pace)
+
+    @ks.workflow
+    async def clock():
+        async def branch(name):
+            await mark(name)
+            await mark(name, ks.now())
+            return ks.now()
+
+        times = await ks.gather(*(branch(name) for name in pace.seconds))
+        await mark("after", ks.now(), *times)
+        await asyncio.gather(*(branch(name) for name in pace.seconds))
+        await mark("after", ks.now())
+        await ks.map(branch, list(pace.seconds), concurrency=2)
+        await mark("after", ks.now())
+        await ks.wait_for("go")
+
+    await live_then_many_lives(world, clock, pace, effects, lives=3)
+
+
+async def test_now_differs_on_replay_after_a_step_was_cancelled(world, effects):
+    pace = Pace(slow=0.3, bb=0.0)
+    mark = marker(effects, pace)
+
+    @ks.workflow
+    async def clock():
+        loser = asyncio.create_task(mark("slow"))
+        await mark("bb")
+        loser.cancel()
+        await asyncio.wait([loser])
+        await asyncio.sleep(0.005)  # long enough for the cancel to be durable
+        await mark("after the cancel", ks.now())
+        await ks.race(mark("slow"), mark("bb"))
+        await mark("after the race", ks.now())
+        try:
+            async with asyncio.timeout(0.01):
+                await mark("slow")
+        except TimeoutError:
+            await mark("after the timeout", ks.now())
+        await ks.wait_for("go")
+
+    await live_then_many_lives(world, clock, pace, effects, lives=3)
+
+
+async def test_now_differs_on_replay_after_a_hand_over_between_branches(world, effects):
+    pace = Pace(a=0.01, bb=0.0)
+    mark = marker(effects, pace)
+
+    @ks.workflow
+    async def clock():
+        ready = asyncio.Event()
+
+        async def first():
+            await mark("a")
+            ready.set()
+            await mark("bb", ks.now())
+
+        async def second():
+            await mark("bb")
+            await ready.wait()
+            await mark("handed over", ks.now())
+
+        await asyncio.gather(first(), second())
+        await ks.wait_for("go")
+
+    await live_then_many_lives(world, clock, pace, effects, lives=3)
+
+
+async def test_now_differs_on_replay_after_published_values_and_decisions(world, effects):
+    mark = marker(effects, pace := Pace(a=0.002, bb=0.001))
+
+    @ks.workflow
+    async def clock():
+        await mark("a", ks.now())
+        ks.publish("state", "busy")
+        ks.emit("token")
+        await mark("bb", ks.now())
+        async for name in ks.as_completed([mark("a"), mark("bb")]):
+            await mark("saw", name, ks.now())
+        await ks.wait_for("go")
+
+    await live_then_many_lives(world, clock, pace, effects, lives=3)
+
+
+class Backwards:
+    """A wall clock that someone sets back by an hour at every look."""
+
+    def __init__(self):
+        self.at = datetime(2026, 1, 1, tzinfo=UTC)
+        self.ticks = 0.0
+
+    def now(self):
+        self.at -= timedelta(seconds=5)
+        return self.at.timestamp()
+
+    def boot(self):
+        self.ticks += 0.0001
+        return "boot", self.ticks
+
+
+@pytest.mark.one_store
+async def test_time_runs_backwards_within_a_run(world, effects):
+    mark = marker(effects)
+
+    @ks.workflow
+    async def clock():
+        times = [ks.now()]
+        for _ in range(3):
+            await mark("a")
+            times.append(ks.now())
+        return times
+
+    async with world.engine(clock=Backwards()) as engine:
+        run = await engine.start(clock)
+        times = await run.result(5)
+        assert times == sorted(times)
+        recorded = [one.finished_at for one in await run.checkpoints()]
+        assert recorded == sorted(recorded)

@@ -1,0 +1,101 @@
+"""The benchmarks do what they say, at a size at which nothing about speed can be seen."""
+
+import asyncio
+import json
+import statistics
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from bench import floor, gauges, measure, ours, peers, report
+
+SMALL = {
+    "j1": {"n": 3},
+    "j2": {"runs": 3, "steps": 2},
+    "j3": {"runs": 3, "at_once": 2},
+    "j4": {"n": 3},
+}
+
+
+@pytest.mark.parametrize("job", SMALL)
+@pytest.mark.parametrize("side", [ours, floor], ids=["ours", "floor"])
+def test_a_rate_is_of_what_was_asked_for(side, job, tmp_path):
+    answer = asyncio.run(side.JOBS[job](tmp_path, **SMALL[job]))
+    assert answer["count"] == SMALL[job].get("n", SMALL[job].get("runs", 0) * SMALL[job].get("steps", 1))
+    assert answer["per_second"] == pytest.approx(answer["count"] / answer["seconds"])
+
+
+def test_the_floor_keeps_a_row_for_every_step(tmp_path):
+    asyncio.run(floor.j2(tmp_path, runs=3, steps=2))
+    rows = floor.Journal(tmp_path, "apsw")._execute("SELECT count(*) FROM step WHERE number >= 0").fetchall()
+    assert rows == [(20 + 3 * 2,)]  # the first run is the warm-up
+
+
+@pytest.mark.crash
+def test_a_killed_run_is_taken_up_and_its_bodies_are_counted(tmp_path):
+    (tmp_path / "ours").mkdir()
+    killed = measure.begin("ours", "j6_kill", tmp_path / "ours", {"n": 40, "at": 10})
+    killed.communicate(timeout=60)
+    assert killed.returncode == -9
+    taken = measure._take_up(tmp_path, observed=True)
+    assert taken["repeated"] == 1, "the body in which it was killed, and no other"
+    assert list(taken["where"])[-3:] == ["claim and load", "replay", "begin the step"]
+    assert sum(taken["where"].values()) == pytest.approx(taken["first"], abs=1e-6)
+
+
+def test_memory_is_measured_over_runs_that_are_really_put_away(tmp_path):
+    answer = asyncio.run(ours.j7_hoard(tmp_path, n=3))
+    assert answer["count"] == 3
+    ours.LEDGER.bodies = 0
+    again = asyncio.run(ours.j7_replay(tmp_path, n=3))  # raises if a body ran again
+    assert again["count"] == 3
+    assert len(gauges.text(100_000, 1)) == len(gauges.text(100_000, 4711)) == 100_000
+    assert gauges.text(100_000, 1) != gauges.text(100_000, 2)
+
+
+def findings():
+    return [
+        measure.Finding("j1", "one <run>", 700.0, "steps/s", floor=1000.0, ratio=0.7, least_ratio=0.6),
+        measure.Finding("j6", "killed", 0.9, "s", most=0.5, detail={"where": {"import": 0.1}, "repeated": 1}),
+        measure.Finding("signal", "in between", 3.0, "ms"),
+    ]
+
+
+def test_a_target_speaks_of_the_ratio_or_of_the_figure():
+    assert [finding.reached for finding in findings()] == [True, False, None]
+
+
+def test_the_report_shows_and_keeps_everything(tmp_path):
+    text = report.table(findings())
+    assert ["yes" in line for line in text.splitlines()[2:]] == [True, False, False]
+    assert ["NO" in line for line in text.splitlines()[2:]] == [False, True, False]
+    assert "import 0.100 s" in report.spent(findings())
+    report.write(findings(), [], tmp_path)
+    kept = json.loads((tmp_path / "latest.json").read_text(encoding="utf-8"))
+    assert [one["reached"] for one in kept["findings"]] == [True, False, None]
+    bars = ET.parse(tmp_path / "latest.svg").getroot().findall("{*}rect")
+    assert len(bars) == 2
+
+
+def test_a_body_that_was_repeated_too_often_is_no_success():
+    finding = measure.Finding("j6", "killed", 0.1, "s", most=0.5, detail={"repeated": 2})
+    assert finding.reached is False
+    assert "2 bodies repeated" in report.table([finding])
+
+
+def test_peers_are_optional(tmp_path, monkeypatch):
+    monkeypatch.setattr(peers, "ROOT", tmp_path / "repository")
+    monkeypatch.setenv("PEERS", "1")  # as `make bench PEERS=1` leaves it
+    assert peers.scripts() is None
+    assert peers.compare(["j1"], measure.Effort(quick=True)) == []
+    script = tmp_path / "peer"
+    script.write_text('#!/bin/sh\necho "RESULT {\\"per_s\\": 12.5}"\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("PEERS", str(tmp_path))
+    assert peers.scripts() == tmp_path
+    assert peers._peer(tmp_path, "dbos", "j1", []) == 12.5
+
+
+def test_a_spread_is_ordered():
+    spread = gauges.spread([3.0, 1.0, 2.0])
+    assert (spread["median"], spread["p99"], spread["worst"]) == (statistics.median([1, 2, 3]), 3.0, 3.0)

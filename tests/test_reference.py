@@ -1,0 +1,277 @@
+"""What the reference says is what the code has: names, signatures, options, limits, tables, fields and moves."""
+
+import ast
+import importlib
+import inspect
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import keepstep
+from keepstep import errors
+from keepstep.engine.engine import Engine
+from keepstep.engine.handle import RunHandle
+from keepstep.model import MOVES, Kind
+from keepstep.policies.classify import ErrorClass
+from keepstep.policies.retry import CLASS_RETRIES, Retry
+from keepstep.stores.open import open_store
+from keepstep.stores.records import Record, StoredError
+from keepstep.stores.sqlite import SQLiteStore
+from keepstep.workflows.definition import START_OPTIONS, Step, Workflow
+from tests import page
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+
+
+def read(name):
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def section(text, heading):
+    """What stands under a heading, up to the next of its level or above."""
+    level = len(heading) - len(heading.lstrip("#"))
+    _, found, rest = text.partition(f"\n{heading}\n")
+    assert found, f"there is no heading {heading!r}"
+    return re.split(rf"^#{{1,{level}}} ", rest, maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def table(text):
+    """The cells of the first table in a text, row by row, without its head; a name alone loses its backticks."""
+    lines = text.splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("|---")) + 1
+    rows = []
+    for line in lines[start:]:
+        if not line.startswith("|"):
+            break
+        rows.append([re.sub(r"^`([^`]*)`$", r"\1", cell.strip()) for cell in line.strip("|").split("|")])
+    return rows
+
+
+def first_column(text):
+    return [row[0] for row in table(text)]
+
+
+# -- the API -----------------------------------------------------------------------------------------------------------
+
+HEADINGS = re.findall(r"^### `ks\.(\w+)(\(.*\))?`$", read("reference/api.md"), flags=re.MULTILINE)
+SIGNED = [(name, signature) for name, signature in HEADINGS if signature]
+
+#: Decorators take what the definition takes.
+DEFINITIONS = {"step": Step, "workflow": Workflow}
+
+
+def parameters(function):
+    found = inspect.signature(function).parameters.values()
+    return [(p.name, p.kind) for p in found if p.name not in {"self", "fn"}]
+
+
+def written(signature):
+    """The parameters of a heading, read as Python."""
+    made = ast.parse(f"def f{signature}: ...").body[0].args
+    kinds = inspect.Parameter
+    found = [(a.arg, kinds.POSITIONAL_ONLY) for a in made.posonlyargs]
+    found += [(a.arg, kinds.POSITIONAL_OR_KEYWORD) for a in made.args]
+    found += [(made.vararg.arg, kinds.VAR_POSITIONAL)] if made.vararg else []
+    found += [(a.arg, kinds.KEYWORD_ONLY) for a in made.kwonlyargs]
+    return found + ([(made.kwarg.arg, kinds.VAR_KEYWORD)] if made.kwarg else [])
+
+
+def test_every_public_name_is_described_once():
+    assert sorted(name for name, _ in HEADINGS) == sorted(keepstep.__all__)
+
+
+@pytest.mark.parametrize("name, signature", SIGNED, ids=[name for name, _ in SIGNED])
+def test_a_signature_is_the_real_one(name, signature):
+    assert written(signature) == parameters(DEFINITIONS.get(name) or getattr(keepstep, name))
+
+
+@pytest.mark.parametrize("name, signature", SIGNED, ids=[name for name, _ in SIGNED])
+def test_a_default_is_the_real_one(name, signature):
+    real = inspect.signature(DEFINITIONS.get(name) or getattr(keepstep, name)).parameters
+    made = ast.parse(f"def f{signature}: ...").body[0].args
+    given = dict(zip([a.arg for a in made.args][-len(made.defaults) :], made.defaults, strict=False))
+    given |= dict(zip([a.arg for a in made.kwonlyargs], made.kw_defaults, strict=True))
+    for parameter, default in given.items():
+        if isinstance(default, ast.Constant):
+            assert default.value == real[parameter].default, parameter
+
+
+@pytest.mark.parametrize("heading, cls", [("### `ks.Engine`", Engine), ("### `ks.RunHandle`", RunHandle)])
+def test_a_method_is_the_real_one(heading, cls):
+    cells = first_column(section(read("reference/api.md"), heading))
+    described = dict(re.findall(r"(\w+)(\([^`\n]*\))(?=`|\n|$)", "\n".join(cells)))
+    assert len(described) >= len(cells)
+    for name, signature in described.items():
+        assert [p for p, _ in written(signature)] == [p for p, _ in parameters(getattr(cls, name))], name
+    if cls is RunHandle:
+        public = {name for name, value in vars(cls).items() if inspect.isfunction(value) and not name.startswith("_")}
+        assert set(described) == public
+
+
+def test_every_option_of_a_step_is_described():
+    text = read("reference/api.md")
+    heading = next(line for line in text.splitlines() if line.startswith("### `ks.step("))
+    assert first_column(section(text, heading)) == [name for name, _ in parameters(Step)]
+
+
+def test_the_names_that_belong_to_start_are_listed():
+    text = read("reference/api.md")
+    heading = next(line for line in text.splitlines() if line.startswith("### `ks.workflow("))
+    sentence = section(text, heading).partition("The parameter names")[2]
+    assert set(re.findall(r"`(\w+)`", sentence.partition("belong to")[0])) == START_OPTIONS
+
+
+# -- errors, policies, configuration -----------------------------------------------------------------------------------
+
+
+def test_every_error_is_explained():
+    ours = {
+        name for name, value in vars(errors).items() if isinstance(value, type) and value.__module__ == errors.__name__
+    }
+    text = read("reference/errors.md")
+    assert {"KeepstepError", *first_column(text)} == ours
+    [tree, *_] = [block for block in page.blocks(text) if block.language == "text"]
+    assert tree.text.strip() == errors.__doc__.partition("\n\n")[2].strip()
+
+
+def test_the_fields_of_a_retry_are_the_real_ones():
+    rows = table(section(read("reference/policies.md"), "## Retry"))
+    real = {name: p.default for name, p in inspect.signature(Retry).parameters.items()}
+    assert {name: ast.literal_eval(default) for name, default, _ in rows} == real
+
+
+def test_the_classes_of_errors_are_the_real_ones():
+    rows = table(section(read("reference/policies.md"), "## Classes of errors"))
+    real = {str(line.error_class): (line.attempts, line.base_seconds, line.factor) for line in CLASS_RETRIES}
+    for name, attempts, base, factor in rows:
+        if attempts == "never":
+            assert name not in real
+        else:
+            assert real[name] == (int(attempts), float(base), float(factor)), name
+    assert {row[0] for row in rows} == {str(one) for one in ErrorClass}
+
+
+@pytest.mark.parametrize(
+    "heading, function", [("## Options of `ks.open`", Engine), ("## Options of the SQLite store", SQLiteStore)]
+)
+def test_options_and_their_defaults_are_the_real_ones(heading, function):
+    real = {name: p.default for name, p in inspect.signature(function).parameters.items() if p.kind != p.VAR_KEYWORD}
+    if function is SQLiteStore:
+        real = {name: default for name, default in real.items() if name not in {"path", "clock"}}
+    rows = table(section(read("reference/configuration.md"), heading))
+    assert {name: default for name, default, _ in rows} == {name: str(default) for name, default in real.items()}
+
+
+def test_limits_are_the_real_ones():
+    rows = table(section(read("reference/configuration.md"), "## Limits"))
+    assert len(rows) > 20
+    for constant, value, why in rows:
+        module, _, name = constant.rpartition(".")
+        assert getattr(importlib.import_module(f"keepstep.{module}"), name) == ast.literal_eval(value), constant
+        assert why, constant
+
+
+# -- the data ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_table_and_column_is_described(tmp_path):
+    open_store(tmp_path / "runs.db").close()
+    database = sqlite3.connect(tmp_path / "runs.db")
+    names = [name for (name,) in database.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+    tables = {name: [row[1] for row in database.execute(f"PRAGMA table_info({name})")] for name in names}
+    database.close()
+    tables.pop("sqlite_sequence", None)
+    text = read("data.md")
+    described = re.findall(r"^### (keepstep_\w+)$", text, flags=re.MULTILINE)
+    assert {name: first_column(section(text, f"### {name}")) for name in described} == tables
+
+
+def test_the_files_beside_the_database_are_described(tmp_path):
+    store = open_store(tmp_path / "runs.db")
+    made = {found.name + "/" * found.is_dir() for found in tmp_path.iterdir()}
+    store.close()
+    described = set(re.findall(r"`(runs\.db[^`]*)`", section(read("data.md"), "## Files")))
+    assert made <= described
+
+
+def test_every_field_of_a_record_is_described():
+    rows = table(section(read("data.md"), "## A record"))
+    assert [row[0] for row in rows] == list(Record.__struct_fields__)
+    error = next(says for name, says in rows if name == "error")
+    assert re.findall(r"`(\w+)`", error) == list(StoredError.__struct_fields__)
+
+
+def test_every_kind_is_described():
+    assert first_column(section(read("data.md"), "### Kinds")) == [kind.value for kind in Kind]
+
+
+def test_the_status_moves_are_the_real_ones():
+    rows = table(section(read("data.md"), "## Status"))
+    assert {(old, new): who for old, new, who in rows} == {(str(a), str(b)): who for (a, b), who in MOVES.items()}
+    assert len(rows) == len(MOVES)
+
+
+# -- what pages show and point to ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", DOCS / "tutorial.md", DOCS / "data.md"], ids=lambda p: p.name)
+def test_commands_print_what_the_page_shows(path, tmp_path):
+    """Each command prints the lines that stand under it; what it says on standard error is not shown."""
+    text = path.read_text(encoding="utf-8")
+    shown = []
+    for block in page.blocks(text):
+        if block.runs and block.language == "console":
+            shown += [line for line in block.text.splitlines() if not line.startswith("$ ")]
+    done = subprocess.run(
+        [sys.executable, page.__file__, str(path)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert [without_times(line) for line in done.stdout.splitlines()] == [without_times(line) for line in shown]
+
+
+def without_times(line):
+    """A line in which how long things took, and the room made for it, does not count."""
+    return re.sub(r"\s+", " ", re.sub(r"\d+(\.\d+)? m?s\b", "<time>", line)).strip()
+
+
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_and_paths_lead_somewhere(path):
+    text = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        file, _, anchor = target.partition("#")
+        found = (path.parent / file).resolve() if file else path
+        assert found.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", found.read_text(encoding="utf-8"), flags=re.MULTILINE)
+            slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            assert anchor in slugs, target
+    for named in re.findall(r"`((?:tests|src|examples)/[\w./]*)`", text):
+        assert (ROOT / named).exists(), named
+
+
+def test_the_readme_is_short_and_holds_the_idea():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 120
+    assert "Starting and recovering are the\n> same act: take the lease, load the checkpoints, call the code." in text
+
+
+def test_examples_are_short():
+    for path in (ROOT / "examples").glob("*.py"):
+        assert len(path.read_text(encoding="utf-8").splitlines()) < 80, path.name
