@@ -119,6 +119,26 @@ class Ledger:
 LEDGER = Ledger()
 
 
+class Parked:
+    """An observer that counts the runs which are put away."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._more = asyncio.Event()
+
+    def observe(self, event: ks.Event) -> None:
+        if event.name == "run.waiting":
+            self._count += 1
+            self._more.set()
+
+    async def reached(self, count: int) -> None:
+        """Wait for so many, and begin to count anew."""
+        while self._count < count:
+            self._more.clear()
+            await self._more.wait()
+        self._count -= count
+
+
 # -- rates -------------------------------------------------------------------------------------------------------------
 
 
@@ -197,17 +217,22 @@ async def j6_resume(where: Path, upto: int = 20, observed: bool = False) -> dict
 # -- room --------------------------------------------------------------------------------------------------------------
 
 
-async def j7_sleeping(where: Path, runs: int = 1000) -> dict[str, Any]:
-    """Memory before and after so many runs have gone to sleep."""
-    async with ks.open(where / "runs.db") as engine:
+async def j7_sleeping(where: Path, runs: int = 1000, held: bool = False) -> dict[str, Any]:
+    """Memory before and after so many runs have gone to sleep; with `held` the program keeps a handle on each."""
+    parked = Parked()
+    handles: list[ks.RunHandle[Any]] = []
+    async with ks.open(where / "runs.db", observers=parked) as engine:
         await (await engine.start(sequence, 20)).result()
-        await _until_parked([await engine.start(sleeper, 600) for _ in range(20)])
-        before = gauges.resident()
-        with gauges.Stopwatch() as watch:
-            handles = [await engine.start(sleeper, 600) for _ in range(runs)]
-            await _until_parked(handles)
-        del handles
-        return {"growth": gauges.resident() - before, "before": before, **watch.rate(runs)}
+        for count in (50, runs):
+            before = gauges.resident()
+            with gauges.Stopwatch() as watch:
+                for _ in range(count):
+                    handle = await engine.start(sleeper, 600)
+                    if held:
+                        handles.append(handle)
+                await parked.reached(count)
+        growth = gauges.resident() - before
+    return {"growth": growth, "before": before, **watch.rate(runs)}
 
 
 async def j7_hoard(where: Path, n: int = 10_000) -> dict[str, Any]:
@@ -239,22 +264,13 @@ async def j7_replay(where: Path, n: int = 10_000) -> dict[str, Any]:
 
 async def j7_park(where: Path, runs: int = 100_000, at_once: int = 500) -> dict[str, Any]:
     """Put so many runs to sleep in one store."""
-    parked, reached = 0, asyncio.Event()
-
-    def notice(event: ks.Event) -> None:
-        nonlocal parked
-        if event.name == "run.waiting":
-            parked += 1
-            if parked == runs or parked % at_once == 0:
-                reached.set()
-
-    async with ks.open(where / "runs.db", power_loss="may_lose_last", observers=notice) as engine:
+    parked = Parked()
+    async with ks.open(where / "runs.db", power_loss="may_lose_last", observers=parked) as engine:
         with gauges.Stopwatch() as watch:
             for first in range(0, runs, at_once):
-                reached.clear()
                 some = min(at_once, runs - first)
                 await asyncio.gather(*[engine.start(sleeper, 86_400) for _ in range(some)])
-                await reached.wait()
+                await parked.reached(some)
     return watch.rate(runs)
 
 

@@ -1,12 +1,13 @@
 """A loop that never ends: every few rounds it continues as a new run, so its history stays short."""
 
 import asyncio
+import itertools
 
 import keepstep as ks
 
 ROUNDS = 3  # a real one would take hundreds
 
-queue = iter(range(1, 100))  # stands for a mailbox
+queue = itertools.count(1)  # stands for a mailbox
 
 
 @ks.step

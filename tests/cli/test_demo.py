@@ -15,7 +15,7 @@ def test_the_demo_proves_that_nothing_finished_ran_twice(keepstep):
     done = keepstep("demo")
     assert done.code == 0
     assert "SIGKILL in the middle of pack" in done.out
-    assert "4 checkpoints" in done.out
+    assert "4 checkpoints in the store" in done.out
     assert "proved: 4 of 4 finished steps ran once, 8 of 8 completed" in done.out
     assert "\x1b[" not in done.out
     assert max(map(len, done.out.splitlines())) <= 100

@@ -10,7 +10,6 @@ import sys
 import pytest
 
 import keepstep as ks
-
 from tests.cli.conftest import ROOT
 
 
@@ -106,9 +105,8 @@ def test_watch_tells_everything_and_ends_as_the_run_did(keepstep, run, code):
     events = [json.loads(line) for line in done.out.splitlines()]
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
     assert events[-1]["name"] == "run.finished"
-    assert [json.loads(line)["seq"] for line in keepstep("watch", run, "--json", "--after", "2").out.splitlines()][
-        0
-    ] == 3
+    first = keepstep("watch", run, "--json", "--after", "2").out.splitlines()[0]
+    assert json.loads(first)["seq"] == 3
     assert "run.finished" in keepstep("watch", run).out
 
 

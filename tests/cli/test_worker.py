@@ -58,7 +58,7 @@ def test_a_worker_recovers_at_once_what_a_killed_one_left(keepstep, spawn, folde
     wait_for((folder / "hanging").exists)
     assert time.monotonic() - began < 12  # a lease lasts 15 s: nobody waited for it
     assert keepstep("show", "s", "--json").json["recoveries"] == 1
-    assert "recovered" in keepstep("audit", "s").out
+    assert "taken over" in keepstep("audit", "s").out
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -101,7 +101,7 @@ def test_the_doctor_sees_a_stopped_worker(keepstep, spawn, folder):
     time.sleep(0.2)  # between two writes, or the stopped process would hold the store's turnstile
     os.kill(worker.pid, signal.SIGSTOP)
     try:
-        told = wait_for(lambda: [one for one in keepstep("doctor", "--json").json["findings"]])
+        told = wait_for(lambda: keepstep("doctor", "--json").json["findings"])
         assert told[0]["code"] in ("worker-stopped", "store")
         assert str(worker.pid) in told[0]["message"]
     finally:

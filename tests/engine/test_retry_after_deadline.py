@@ -17,10 +17,6 @@ async def slow() -> str:
     return "ok"
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="retry leaves the cancels that the deadline caused, and the deadline itself is still in the past",
-)
 def test_a_run_that_missed_its_deadline_can_be_retried():
     with ks.open("memory:") as engine:
         run = engine.start(slow, deadline=0.2)

@@ -136,7 +136,7 @@ async def test_the_input_is_shared_between_caller_and_run(world):
         run = await engine.start(taking, mine, run_id="r")
         assert await run.result(5) == ["mine", "run"]
         assert mine == ["mine"]
-        assert await run.input() == (["mine"],) or (await run.input())[0] == [["mine"]] or True
+        assert (await run.input())[0] == [["mine"]]
         assert await run.result(5) == ["mine", "run"]
 
 
@@ -218,7 +218,6 @@ async def test_an_argument_that_cannot_be_stored_is_passed_on_anyway(world, effe
 
 
 async def test_an_ignored_parameter_counts_for_the_digest(world, effects):
-    clients = iter([object(), object(), object(), object(), object(), object()])
 
     @ks.step(ignore=("client",))
     async def take(client, number):
@@ -227,8 +226,8 @@ async def test_an_ignored_parameter_counts_for_the_digest(world, effects):
 
     @ks.workflow
     async def passing():
-        await take(next(clients), 1)
-        await take(number=2, client=next(clients))
+        await take(object(), 1)
+        await take(number=2, client=object())
         return await ks.wait_for("go")
 
     engine = await world.started(linger_seconds=60)

@@ -76,7 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     settings.json, settings.debug = "--json" in arguments, "--debug" in arguments  # for errors in the usage itself
     try:
-        done: Any = group.main(args=arguments, prog_name="keepstep", standalone_mode=False, obj=settings)
+        with group.make_context("keepstep", arguments, obj=settings) as context:
+            done: Any = group.invoke(context)
+        sys.stdout.flush()  # here, where it can still be told that nobody reads any more
     except BaseException as error:  # noqa: BLE001 - the one place where everything that went wrong is told
         return exits.told(error, settings)
     return done if isinstance(done, int) else exits.OK

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from ..engine.engine import Engine
 
 
-@command("audit")
+@command("audit", short_help="Show who did what to a run, and why.")
 @RUN
 @click.option("--moves", is_flag=True, help="Only what moved the run from one status to another.")
 def audit(settings: Settings, *, run_id: str, moves: bool) -> None:
@@ -28,33 +29,34 @@ def audit(settings: Settings, *, run_id: str, moves: bool) -> None:
 
     entries = settings.talk(look)
     shown = list(transitions(entries)) if moves else entries
-    rows = [
-        (
-            words.local(entry.at),
-            _moved(entry),
-            words.one_line(entry.what + (f": {words.step_name(entry.step)}" if _names_step(entry) else "")),
-            words.one_line(entry.actor),
-            words.one_line(entry.reason),
-        )
-        for entry in shown
-    ]
     settings.answer(
         {"run": run_id, "entries": [_as_json(entry) for entry in shown]},
-        lambda: words.table(("WHEN", "STATUS", "WHAT", "WHO", "WHY"), rows),
+        lambda: words.table(("WHEN", "WHAT", "WHY", "WHO"), list(_rows(shown))),
     )
 
 
-def _names_step(entry: AuditEntry) -> bool:
-    return bool(entry.step) and not entry.step.startswith("ks:")
-
-
-def _moved(entry: AuditEntry) -> str:
+def _rows(entries: list[AuditEntry]) -> Iterator[tuple[str, ...]]:
+    """A line for each entry, and one for each day."""
     from . import words
 
+    day = ""
+    for entry in entries:
+        date, _, clock = words.local(entry.at).partition(" ")
+        if date != day:
+            day = date
+            yield date, "", "", ""
+        why = words.one_line(entry.reason.removeprefix("keepstep.errors."))
+        yield clock, words.one_line(_what(entry)), why, words.one_line(entry.actor)
+
+
+def _what(entry: AuditEntry) -> str:
+    from . import words
+
+    step = f": {words.step_name(entry.step)}" if entry.step and not entry.step.startswith("ks:") else ""
     if entry.before is entry.after:
-        return ""
+        return entry.what + step
     before = f"{entry.before.value} → " if entry.before is not None else ""
-    return before + words.coloured(entry.after)
+    return f"{entry.what}{step} ({before}{entry.after.value})"
 
 
 def _as_json(entry: AuditEntry) -> dict[str, Any]:

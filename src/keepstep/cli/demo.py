@@ -36,7 +36,7 @@ class Effect(NamedTuple):
     step: str
 
 
-@command("demo")
+@command("demo", short_help="See a run be killed half-way and go on.")
 @click.option("--keep", is_flag=True, help="Keep the demo's folder, to look at it with other commands.")
 def demo(settings: Settings, *, keep: bool) -> int:
     """Watch a run of eight steps be killed half-way, go on in a new process, and repeat nothing that was finished."""
@@ -90,6 +90,8 @@ class _Stage:
     # -- the play -----------------------------------------------------------------------------------------------------
 
     def play(self) -> None:
+        from . import words
+
         self._introduce()
         process = self._spawn("a process starts the run")
         try:
@@ -101,7 +103,7 @@ class _Stage:
         self._look()
         self.say(f"  {click.style(self._marks['failed'], fg='red', bold=True)} SIGKILL in the middle of {KILLED_IN}")
         self.checkpointed = [_step(one) for one in self._history() if one.kind == "step completed"]
-        self.say(f"    its file holds {len(self.checkpointed)} checkpoints: {', '.join(self.checkpointed)}\n")
+        self.say(f"    {words.count(len(self.checkpointed), 'checkpoint')} in the store, and nobody drives the run\n")
         process = self._spawn("the same program is started again")
         try:
             self._follow(process)
@@ -120,21 +122,21 @@ class _Stage:
             _show_code("\n\n".join(part.replace("\n\n\n", "\n\n") for part in parts))
             click.echo()
 
-    def _spawn(self, why: str) -> subprocess.Popen[str]:
+    def _spawn(self, why: str) -> subprocess.Popen[bytes]:
         self.started.append(time.time())
-        process = subprocess.Popen(  # noqa: S603 - this interpreter, with our own module
-            [sys.executable, "-m", "keepstep.cli.demo_order", str(self.folder)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        with (self.folder / "errors.txt").open("w", encoding="utf-8") as errors:
+            process = subprocess.Popen(  # noqa: S603 - this interpreter, with our own module
+                [sys.executable, "-m", "keepstep.cli.demo_order", str(self.folder)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+            )
         self.pids.append(process.pid)
         self._told_first = False
         self.say(f"{click.style(why, bold=True)} (pid {process.pid})")
         return process
 
-    def _follow(self, process: subprocess.Popen[str], until: str | None = None) -> None:
+    def _follow(self, process: subprocess.Popen[bytes], until: str | None = None) -> None:
         """Tell of what the process does, until it begins a certain step, or ends."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
@@ -145,7 +147,7 @@ class _Stage:
                     return
             if ended:
                 if process.returncode:
-                    error = process.stderr.read() if process.stderr is not None else ""
+                    error = (self.folder / "errors.txt").read_text(encoding="utf-8", errors="replace")
                     raise exits.Refused(f"the demo's own program failed:\n{error}", code=exits.INTERNAL)
                 return
             time.sleep(0.005)
@@ -216,11 +218,11 @@ class _Stage:
         rows = []
         for step in self.steps:
             first, second = begun[step]
-            fate = "finished, with a checkpoint" if step in self.checkpointed else "killed" if first else ""
-            note = "ran again: it had not finished" if first and second else ""
-            rows.append((step, fate, "ran" if second else "not run again", note))
+            fate = "finished" if step in self.checkpointed else "killed in it" if first else ""
+            again = "ran again: it had not finished" if first else "ran"
+            rows.append((step, fate, again if second else "not run again"))
         self.say()
-        self.say(words.table(("STEP", "FIRST PROCESS", "SECOND PROCESS", ""), rows))
+        self.say(words.table(("STEP", "FIRST PROCESS", "SECOND PROCESS"), rows))
         self.say()
         value: dict[str, Any] = {
             "proved": self.proved,

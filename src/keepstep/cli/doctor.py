@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 
 
-@command("doctor")
+@command("doctor", short_help="Examine the store, its workers and its runs.")
 @click.option(
     "--stale",
     type=click.FloatRange(0, min_open=True),
@@ -92,5 +92,5 @@ def _told(report: Report, url: str, *, bad: bool) -> str:
         end = "all is well: every unfinished run is driven, due, paused, or holds a wake-up"
         lines += ["", click.style(end, fg="green")]
     elif not bad:
-        lines += ["", "no promise is broken; see the above"]
+        lines += ["", "no promise is broken, but see above"]
     return "\n".join(lines)

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -78,7 +79,8 @@ def told(error: BaseException, settings: Settings) -> int:
         code = error.code if isinstance(error, SystemExit) else error.exit_code
         return code if isinstance(code, int) else OK if code is None else FAILED
     if isinstance(error, BrokenPipeError):  # whoever read has gone, as `head` does: nobody is left to be told
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     code = code_of(error)
     if settings.debug and not isinstance(error, (click.ClickException, click.Abort, KeyboardInterrupt)):
@@ -116,7 +118,7 @@ def _words(error: BaseException, code: int) -> tuple[str, str]:
     if isinstance(error, (RunFailed, RunSetAside)):
         hint = f"keepstep history {error.run_id} shows what happened\nkeepstep retry {error.run_id} lets it go on"
     if isinstance(error, RunConflict) and error.existing is not None:
-        hint = f"keepstep show {error.run_id} shows it\nkeepstep run FILE.py:WORKFLOW --id {error.run_id} goes on with it"
+        hint = f"keepstep show {error.run_id} shows it\nkeepstep run WORKFLOW --id {error.run_id} goes on with it"
     return str(error).replace("keepstep.errors.", ""), hint
 
 

@@ -163,6 +163,12 @@ async def _near(engine: Engine, run_id: str) -> list[str]:
     return difflib.get_close_matches(run_id, [run.id for run in newest.runs], n=3, cutoff=0.7)
 
 
+async def unattended(engine: Engine, workflow: str) -> bool:
+    """Whether no living worker knows a workflow, so that what was asked of a run of it has to wait."""
+    workers = await engine.call(engine.store.list_workers)
+    return not any(one.alive and workflow in one.workflows for one in workers)
+
+
 def shown_url(engine: Engine) -> str:
     """The store, as briefly as it can be named from here."""
     url = engine.store.url.removeprefix("sqlite:///")

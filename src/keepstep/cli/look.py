@@ -40,7 +40,7 @@ def tag_of(value: str) -> tuple[str, str]:
     return name, text
 
 
-@command("list")
+@command("list", short_help="List runs, newest first.")
 @click.option("--status", type=_status, multiple=True, help="Only these; 'unfinished' is all that has not ended.")
 @click.option("--workflow", metavar="NAME", help="Only runs of this workflow.")
 @click.option("--parent", metavar="RUN", help="Only children of this run.")
@@ -110,7 +110,7 @@ def _row(run: Run) -> tuple[str, ...]:
 # -- show --------------------------------------------------------------------------------------------------------------
 
 
-@command("show")
+@command("show", short_help="Show one run: where it stands, input, result.")
 @RUN
 @click.option("--traceback", is_flag=True, help="With the whole traceback of its error.")
 def show(settings: Settings, *, run_id: str, traceback: bool) -> None:
@@ -181,13 +181,13 @@ def _hints(run: Run) -> list[str]:
     from ..model import Status
     from . import words
 
-    hints = [f"keepstep approve {run.id} {name}" for name in words.awaited(run)]
+    hints = [f"keepstep approve {run.id} {name}" for name in words.awaited(run) if words.waits_for(run) != "a worker"]
     hints += [f"keepstep resolve {run.id} {step} --result JSON | --failed | --again" for step in words.in_doubt(run)]
     if run.status is Status.PAUSED:
         hints.append(f"keepstep resume {run.id}")
     if run.status in (Status.FAILED, Status.SET_ASIDE):
         hints.append(f"keepstep retry {run.id}")
-    if run.status is Status.QUEUED:
+    if words.waits_for(run) == "a worker":
         hints.append("keepstep worker FILE.py    (a process that drives it, if none is there)")
     return hints
 
@@ -195,7 +195,7 @@ def _hints(run: Run) -> list[str]:
 # -- history -----------------------------------------------------------------------------------------------------------
 
 
-@command("history")
+@command("history", short_help="Show the timeline of a run.")
 @RUN
 @click.option("--failed", is_flag=True, help="Only what failed.")
 @click.option("--values", is_flag=True, help="With the whole of each result, and tracebacks.")
@@ -238,7 +238,7 @@ def _timeline(run: Run, shown: list[Checkpoint], *, values: bool) -> str:
     end += f", {words.count(failures, 'attempt')} failed" if failures else ""
     waits = words.waits_for(run)
     end += f"; waits for {waits}" if waits else ""
-    return words.table(("SEQ", "AFTER", "WHAT", "STEP", "TOOK", ""), rows, last_may_wrap=not values) + "\n\n" + end
+    return words.table(("SEQ", "AFTER", "WHAT", "STEP", "TOOK", ""), rows, cut=not values) + "\n\n" + end
 
 
 def _offset(start: datetime, at: datetime) -> str:

@@ -74,7 +74,7 @@ class Lines:
             self.say("cancelled", f"{step}{took}  cancelled", event.run, "yellow")
         else:
             error = words.one_line(str(event.data.get("error", "")), 300)
-            again = "  tried again" if event.data.get("retry_at") else ""
+            again = "  (is tried again)" if event.data.get("retry_at") else ""
             self.say("failed", f"{step}{took}{tried}  {error}{again}", event.run, "red")
 
     def _other(self, event: Event) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import click
 
 from . import exits
-from .frame import Settings, command, shown_url
+from .frame import Settings, command, shown_url, unattended
 from .look import tag_of
 
 if TYPE_CHECKING:
@@ -39,7 +39,12 @@ def _shared(function: Callable[..., Any]) -> Callable[..., Any]:
             click.option("--input", "text", metavar="JSON", help="The input as JSON, @file, or - for standard input."),
             click.option("--id", "run_id", metavar="ID", help="The run's id; a run that is there already goes on."),
             click.option("--tag", type=tag_of, multiple=True, metavar="NAME=VALUE", help="A tag to find it by."),
-            click.option("--deadline", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="Fail after."),
+            click.option(
+                "--deadline",
+                type=click.FloatRange(0, min_open=True),
+                metavar="SECONDS",
+                help="Fail it if it takes longer.",
+            ),
         ]
     ):
         function = option(function)
@@ -55,7 +60,7 @@ _EPILOG = (
 # -- run ---------------------------------------------------------------------------------------------------------------
 
 
-@command("run", epilog=_EPILOG)
+@command("run", short_help="Run a workflow to its end and print its result.", epilog=_EPILOG)
 @_shared
 def run(
     settings: Settings,
@@ -241,7 +246,7 @@ class Stop:
 # -- start -------------------------------------------------------------------------------------------------------------
 
 
-@command("start", epilog=_EPILOG)
+@command("start", short_help="Create a run for a worker to drive.", epilog=_EPILOG)
 @_shared
 @click.option("--queue", default="default", metavar="NAME")
 @click.option("--priority", default=0, metavar="N", help="Higher comes first.")
@@ -279,8 +284,7 @@ def start(
                 priority=priority,
                 delay=delay,
             )
-            workers = await engine.call(engine.store.list_workers)
-            known = any(one.alive and workflow.name in one.workflows for one in workers)
+            known = not await unattended(engine, workflow.name)
             return handle.id, (await handle.status()).value, known
 
     started, status, known = asyncio.run(begin())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from . import exits
-from .frame import REASON, RUN, Settings, command, find
+from .frame import REASON, RUN, Settings, command, find, unattended
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -20,7 +20,7 @@ LOOK_SECONDS = 2.0
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 
-@command("signal")
+@command("signal", short_help="Send a run a durable message.")
 @RUN
 @click.argument("name")
 @click.argument("payload", required=False, metavar="[JSON]")
@@ -36,14 +36,16 @@ def signal(settings: Settings, *, run_id: str, name: str, payload: str | None, s
 
     value = True if payload is None else read_json(payload, "the payload")
 
-    async def send(engine: Engine) -> None:
-        await (await find(engine, run_id)).signal(name, value, id=signal_id)
+    async def send(engine: Engine) -> str:
+        handle = await find(engine, run_id)
+        await handle.signal(name, value, id=signal_id)
+        return await _alone(engine, run_id)
 
-    settings.talk(send)
-    settings.answer({"run": run_id, "signal": name, "sent": True}, f"sent {name} to {run_id}")
+    alone = settings.talk(send)
+    settings.answer({"run": run_id, "signal": name, "sent": True}, f"sent {name} to {run_id}{alone}")
 
 
-@command("approve")
+@command("approve", short_help="Answer a run that waits for a yes or a no.")
 @RUN
 @click.argument("name", required=False)
 @click.option("--deny", is_flag=True, help="Send false instead of true.")
@@ -53,15 +55,23 @@ def approve(settings: Settings, *, run_id: str, name: str | None, deny: bool) ->
     NAME is the signal that it waits for; it may be left out if there is only one.
     """
 
-    async def send(engine: Engine) -> str:
+    async def send(engine: Engine) -> tuple[str, str]:
         handle = await find(engine, run_id)
         chosen = name or _the_one(await _settled(engine, run_id))
         await handle.signal(chosen, not deny)
-        return chosen
+        return chosen, await _alone(engine, run_id)
 
-    sent = settings.talk(send)
-    word = "denied" if deny else "approved"
-    settings.answer({"run": run_id, "signal": sent, "approved": not deny}, f"{word}: {sent} of {run_id}")
+    sent, alone = settings.talk(send)
+    told = f"sent {sent}={'false' if deny else 'true'} to {run_id}{alone}"
+    settings.answer({"run": run_id, "signal": sent, "approved": not deny}, told)
+
+
+async def _alone(engine: Engine, run_id: str) -> str:
+    """The end of a sentence, when nobody is there to act on it just now."""
+    run = await (await engine.get(run_id)).run()
+    if run.worker is not None or run.status.finished or not await unattended(engine, run.workflow):
+        return ""
+    return "; it goes on when a worker takes it (none is there: keepstep worker FILE.py)"
 
 
 async def _settled(engine: Engine, run_id: str) -> Run:
@@ -97,7 +107,7 @@ def _the_one(run: Run) -> str:
     )
 
 
-@command("ask")
+@command("ask", short_help="Send a run a question and print its reply.")
 @RUN
 @click.argument("name")
 @click.argument("payload", required=False, metavar="[JSON]")
@@ -122,7 +132,7 @@ def ask(settings: Settings, *, run_id: str, name: str, payload: str | None, time
 # -- stopping and going on ---------------------------------------------------------------------------------------------
 
 
-@command("pause")
+@command("pause", short_help="Stop a run at its next step boundary.")
 @RUN
 @REASON
 def pause(settings: Settings, *, run_id: str, reason: str) -> None:
@@ -138,20 +148,20 @@ def pause(settings: Settings, *, run_id: str, reason: str) -> None:
     settings.answer({"run": run_id, "asked": "pause"}, told)
 
 
-@command("resume")
+@command("resume", short_help="Let a paused run go on.")
 @RUN
 @REASON
 def resume(settings: Settings, *, run_id: str, reason: str) -> None:
     """Let a paused run go on."""
 
-    async def act(engine: Engine) -> None:
+    async def act(engine: Engine) -> str:
         handle = await find(engine, run_id)
-        run = await handle.run()
-        _must_be_driven(run, "resumed")
+        _must_be_driven(await handle.run(), "resumed")
         await handle.resume(reason)
+        return await _alone(engine, run_id)
 
-    settings.talk(act)
-    settings.answer({"run": run_id, "asked": "resume"}, f"{run_id} goes on as soon as a worker takes it")
+    alone = settings.talk(act)
+    settings.answer({"run": run_id, "asked": "resume"}, f"{run_id} is resumed{alone}")
 
 
 def _must_be_driven(run: Run, participle: str) -> None:
@@ -165,7 +175,7 @@ def _must_be_driven(run: Run, participle: str) -> None:
         )
 
 
-@command("cancel")
+@command("cancel", short_help="Cancel a run, for good.")
 @RUN
 @REASON
 @click.option(
@@ -187,8 +197,7 @@ def cancel(settings: Settings, *, run_id: str, reason: str, force: bool) -> None
             await cancel_now(engine, run_id, reason, actor())
             return True, True
         await handle.cancel(reason)
-        workers = await engine.call(engine.store.list_workers)
-        return False, any(one.alive and run.workflow in one.workflows for one in workers)
+        return False, not await unattended(engine, run.workflow)
 
     done, driven = settings.talk(act)
     told = f"{run_id} is cancelled" if done else f"{run_id} is asked to stop"
@@ -199,23 +208,24 @@ def cancel(settings: Settings, *, run_id: str, reason: str, force: bool) -> None
         )
 
 
-@command("retry")
+@command("retry", short_help="Let a failed or set-aside run go on.")
 @RUN
 @REASON
 def retry(settings: Settings, *, run_id: str, reason: str) -> None:
     """Let a failed or set-aside run go on from where it failed; what it finished is kept."""
 
-    async def act(engine: Engine) -> None:
+    async def act(engine: Engine) -> str:
         await (await find(engine, run_id)).retry(reason)
+        return await _alone(engine, run_id)
 
-    settings.talk(act)
-    settings.answer({"run": run_id, "status": "queued"}, f"{run_id} goes on as soon as a worker takes it")
+    alone = settings.talk(act)
+    settings.answer({"run": run_id, "status": "queued"}, f"{run_id} is retried{alone}")
 
 
 # -- at most once ------------------------------------------------------------------------------------------------------
 
 
-@command("resolve")
+@command("resolve", short_help="Settle an at-most-once step that is in doubt.")
 @RUN
 @click.argument("step")
 @click.option("--result", metavar="JSON", help="It happened, with this result.")

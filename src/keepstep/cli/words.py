@@ -169,16 +169,23 @@ def waits_for(run: Run) -> str:
     if run.status is Status.PAUSED:
         return "a person: keepstep resume"
     if run.status is Status.QUEUED:
-        late = run.due_at is not None and run.due_at > datetime.now(UTC)
-        return f"its time, {ago(run.due_at)}" if late else "a worker"
+        return _time_of(run) or "a worker"
     if run.status is not Status.WAITING:
         return ""
+    if run.due_at is not None and not _time_of(run):
+        return "a worker"
     waits = [f"signal {name}" for name in awaited(run)]
     waits += [f"child {step_name(name.removeprefix(CHILD))}" for name in run.wakes if name.startswith(CHILD)]
     waits += [f"a decision on {step_name(step)}" for step in in_doubt(run)]
     if run.due_at is not None:
-        waits.append(f"its time, {ago(run.due_at)}" if run.due_at > datetime.now(UTC) else "a worker")
+        waits.append(_time_of(run))
     return " or ".join(waits)
+
+
+def _time_of(run: Run) -> str:
+    """The time that a run waits for, if it lies ahead."""
+    ahead = (run.due_at - datetime.now(UTC)).total_seconds() if run.due_at is not None else 0.0
+    return f"{duration(ahead)} to pass" if ahead > 0 else ""
 
 
 def run_as_json(run: Run, *, whole: bool = False) -> dict[str, Any]:
@@ -264,23 +271,33 @@ def worker_name(worker: WorkerInfo) -> str:
     return f"{worker.id} ({where})"
 
 
+#: No column of a table is cut to less than this.
+_NARROWEST = 12
+
+
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, last_may_wrap: bool = True) -> str:
-    """Columns side by side; on a terminal the last one is cut to the width, in a pipe nothing is cut."""
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, cut: bool = True) -> str:
+    """Columns side by side; on a terminal all but the first are cut to its width, in a pipe nothing is."""
     body = [[*row] for row in rows]
-    widths = [max([len(click.unstyle(cell)) for cell in column]) for column in zip(heads, *body, strict=True)]
-    room = 0
-    if last_may_wrap and sys.stdout.isatty():
-        room = max(shutil.get_terminal_size().columns - sum(widths[:-1]) - 2 * (len(widths) - 1), 10)
-    lines = [click.style(_joined(heads, widths), bold=True) if any(heads) else ""]
-    for row in body:
-        cell = click.unstyle(row[-1])
-        if room and len(cell) > room:
-            row[-1] = cell[: room - 1] + "…"
-        lines.append(_joined(row, widths))
-    return "\n".join(line for line in lines if line)
+    widths = [max(len(click.unstyle(cell)) for cell in column) for column in zip(heads, *body, strict=True)]
+    if cut and sys.stdout.isatty():
+        _narrow(widths, shutil.get_terminal_size().columns - 2 * (len(widths) - 1))
+        body = [[_cut(cell, width) for cell, width in zip(row, widths, strict=True)] for row in body]
+    return "\n".join([click.style(_joined(heads, widths), bold=True), *(_joined(row, widths) for row in body)])
+
+
+def _narrow(widths: list[int], room: int) -> None:
+    """Make columns narrower until all fit, the last ones first. The first, which names the thing, keeps its width."""
+    for column in range(len(widths) - 1, 0, -1):
+        excess = max(sum(widths) - room, 0)
+        widths[column] = max(widths[column] - excess, min(widths[column], _NARROWEST))
+
+
+def _cut(cell: str, width: int) -> str:
+    text = click.unstyle(cell)
+    return cell if len(text) <= width else text[: width - 1] + "…"
 
 
 def _joined(cells: Sequence[str], widths: Sequence[int]) -> str:

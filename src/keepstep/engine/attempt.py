@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import random
 import traceback
+from collections.abc import Callable
 from contextvars import copy_context
 from datetime import datetime
 from functools import partial
@@ -169,7 +170,7 @@ async def _limited(call: StepCall[Any], elapsed: float) -> Any:
             if limit.expired():
                 raise _timed_out(call, seconds) from None
             raise
-    future = call.run.engine.step_threads.submit(copy_context(), partial(step.fn, *call.args, **call.kwargs))
+    future = call.run.engine.step_threads.submit(copy_context(), partial(in_thread, step.fn, *call.args, **call.kwargs))
     body = asyncio.wrap_future(future)
     done, _ = await asyncio.wait([body], timeout=seconds)
     if done:
@@ -177,6 +178,14 @@ async def _limited(call: StepCall[Any], elapsed: float) -> Any:
     late = _timed_out(call, seconds)
     late.body = body  # type: ignore[attr-defined]
     raise late
+
+
+def in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a plain function whose outcome goes into a future, which cannot hold a StopIteration."""
+    try:
+        return function(*args, **kwargs)
+    except StopIteration as error:
+        raise RuntimeError(f"it raised StopIteration: {error}") from error
 
 
 async def _outlive(body: asyncio.Future[Any]) -> None:

@@ -50,12 +50,15 @@ async def audit(engine: Engine, run_id: str) -> list[AuditEntry]:
         for record, checksum in unseal(rows, run_id, after, previous):
             after, previous = record.seq, checksum
             story.add(record)
+    recorded = len(story.entries)
+    story.now(run)
     seen = 0
     while signals := await engine.read(engine.store.list_signals, run_id, seen):
         seen = signals[-1].seq
         for signal in signals:
             story.unread(signal)
-    story.now(run)
+    tail = sorted(story.entries[recorded:], key=lambda entry: entry.at)
+    story.entries[recorded:] = tail  # what left no record has no place but its time
     return [_redacted(engine, entry) for entry in story.entries]
 
 
@@ -148,7 +151,12 @@ class _Story:
         if run.status is self.status or run.updated_at is None:
             return
         actor = run.worker or "its worker"
-        words = {Status.WAITING: "parked", Status.QUEUED: "handed back", Status.RUNNING: "claimed"}
+        words = {
+            Status.WAITING: "parked",
+            Status.QUEUED: "handed back",
+            Status.RUNNING: "claimed",
+            Status.RECOVERING: "taken over from a dead worker",
+        }
         what = words.get(run.status, run.status.value)
         self.entries.append(AuditEntry(run.updated_at, run.id, what, actor, self.status, run.status))
 

@@ -161,7 +161,7 @@ class DurableCall(Call[T]):
         run = self.run
         if run.detached and self.state in (NEW, ASKED) and run.told_end >= PATIENCE:
             yield from run.loop.create_future()  # the code will not hear: leave it here
-        if self.state == NEW:
+        if self.state == NEW and not (self.entry is not None and run.answer_now(self)):
             self.begin()
         if self.state == ASKED:
             waiter = self.waiter

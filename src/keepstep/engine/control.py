@@ -13,6 +13,7 @@ from ..model.ids import new_id
 from ..model.signal import CANCEL, CHILD
 from ..ports import Advance, ClaimRequest, Send, Verdict, instant
 from ..stores.records import Record, seal, unseal
+from .context import DEADLINE
 
 if TYPE_CHECKING:
     from ..model import Claim, Run
@@ -101,12 +102,12 @@ async def _failures(engine: Engine, run_id: str) -> list[int]:
     causes: set[int] = set(ends[-1].error.caused_by) if ends and ends[-1].error is not None else set()
     keys = {record.step for record in records if record.seq in causes}
     gone = {record.seq for record in records if record.kind == Kind.STEP_FAILED and record.step in keys}
-    if causes:
-        first = min(causes)
+    missed = {record.seq for record in records if record.kind == Kind.TIMER and record.step == DEADLINE}
+    if causes or missed:
+        first = min(causes | missed)
         gone |= {record.seq for record in records if record.kind == Kind.STEP_CANCELLED and record.seq > first}
     if ends:
-        deadline = {record.seq for record in records if record.kind == Kind.TIMER and record.step == "ks:deadline"}
-        gone |= deadline | {ends[-1].seq}
+        gone |= missed | {ends[-1].seq}
     return sorted(gone)
 
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 #: Passes without a move after which a run counts as at rest on a loop that hides its queue.
 QUIET_PASSES = 8
+#: A queue of ready callbacks that is quickly searched.
+SHORT_QUEUE = 8
 
 
 class RestWatch:
@@ -40,6 +42,11 @@ class RestWatch:
     def forget(self, run: RunContext) -> None:
         """The run is no longer here."""
         self._waiting.pop(run, None)
+
+    def has_ready(self, run: RunContext) -> bool:
+        """Whether a callback of the run may be waiting for its turn; a long queue is not searched."""
+        ready = self._ready
+        return ready is None or len(ready) > SHORT_QUEUE or run in self._busy()
 
     def _tick(self) -> None:
         self._scheduled = False

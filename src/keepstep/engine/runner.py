@@ -22,7 +22,7 @@ from ..model.signal import CHILD
 from ..policies import SetAside, classify
 from ..ports import CURRENT, Advance, Answer, Create, Send, Verdict, instant
 from ..stores.records import Record, StoredError, check_size, seal
-from .attempt import stored_error
+from .attempt import in_thread, stored_error
 from .branch import CANCELLED, DurableCall
 from .context import DEADLINE, RunContext
 from .history import History
@@ -135,7 +135,7 @@ class Runner:
             engine.observe("run.recovering", context, taken_from=context.claim.taken_from)
         else:
             engine.observe("run.started", context)
-        if run.deadline_at is not None:
+        if context.deadline_at is not None:
             self._arm_deadline(context)
         try:
             args, kwargs = context.workflow.values.decode(run.input, f"workflow {run.workflow!r}: input")
@@ -151,7 +151,7 @@ class Runner:
             thread_context = copy_context()
             thread_context.run(CURRENT.set, context.root)
             context.thread_busy = True
-            future = engine.run_threads.submit(thread_context, partial(context.workflow.fn, *args, **kwargs))
+            future = engine.run_threads.submit(thread_context, partial(in_thread, context.workflow.fn, *args, **kwargs))
             context.main = asyncio.wrap_future(future, loop=engine.loop)
         context.main.add_done_callback(partial(self._code_ended, context), context=engine.context)
         context.watch()
@@ -163,7 +163,7 @@ class Runner:
         return Record(run, Kind.RUN_STARTED.value, worker=worker, finished_at=at, data=data)
 
     def _arm_deadline(self, context: RunContext) -> None:
-        deadline = context.run.deadline_at
+        deadline = context.deadline_at
         if deadline is None:
             return
         delay = max(0.0, deadline.timestamp() - self.engine.clock.now())
@@ -172,9 +172,9 @@ class Runner:
         )
 
     def _deadline(self, context: RunContext) -> None:
-        if context.detached or context.timed_out or context.finishing or context.run.deadline_at is None:
+        if context.detached or context.timed_out or context.finishing or context.deadline_at is None:
             return
-        if self.engine.clock.now() < context.run.deadline_at.timestamp():
+        if self.engine.clock.now() < context.deadline_at.timestamp():
             self._arm_deadline(context)
             return
         record = Record(context.id, Kind.TIMER.value, step=DEADLINE, worker=context.worker)
