@@ -1,4 +1,4 @@
-"""Keepstep: durable orchestration for Python. Every finished step leaves a checkpoint and never runs again."""
+"""Keepstep: durable orchestration for Python, in which a finished step leaves a checkpoint and never runs again."""
 
 from __future__ import annotations
 
