@@ -100,7 +100,7 @@ async def purchase() -> int:
 @ks.workflow
 async def oracle() -> str:
     question = await ks.wait_for("question")
-    await question.reply({"answer": question.payload})
+    question.reply({"answer": question.payload})
     return "asked"
 
 

@@ -75,7 +75,7 @@ def test_show_tells_where_a_run_stands(keepstep):
     failed = keepstep("show", "bad-1")
     assert "ConnectionError" in failed.out
     assert "keepstep retry bad-1" in failed.out
-    assert "\x1b[31mdown" not in failed.out
+    assert r"\x1b[31mdown" in failed.out
     assert "Traceback" not in failed.out
     assert "Traceback" in keepstep("show", "bad-1", "--traceback").out
 
@@ -300,3 +300,16 @@ def test_it_starts_without_what_is_slow(words):
         "multiprocessing",
     }
     assert slow & set(done.stderr.split()) == set()
+
+
+def test_values_of_types_that_only_the_users_file_knows_are_shown_plainly(keepstep, folder):
+    (folder / "typed.py").write_text(
+        "from dataclasses import dataclass\nimport keepstep as ks\n\n\n@dataclass\nclass Point:\n    x: int\n\n\n"
+        "ks.register(Point)\n\n\n@ks.workflow\nasync def place() -> Point:\n    ks.publish('where', Point(1))\n"
+        "    return Point(2)\n",
+        encoding="utf-8",
+    )
+    assert keepstep("run", "typed.py:place", "--id", "p").code == 0
+    shown = keepstep("show", "p", "--json").json
+    assert (shown["result"], shown["published"]) == ({"x": 2}, {"where": {"x": 1}})
+    assert '{"x": 1}' in keepstep("show", "p").out

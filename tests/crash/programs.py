@@ -263,6 +263,12 @@ async def parent() -> list:
     return results
 
 
+@ks.workflow
+async def parent_of_two() -> list:
+    one, two = await ks.start(child, 1), await ks.start(child, 2)
+    return [await one, await two]
+
+
 async def play_parent(engine):
     return await (await engine.start(parent, run_id="main")).result()
 
@@ -409,7 +415,7 @@ async def work(seconds: float, number: int) -> int:
 async def hold(path: str) -> str:
     """Stay in the body until a file is there."""
     EFFECTS.body()
-    while not Path(path).exists():
+    while not os.path.exists(path):  # noqa: ASYNC110, ASYNC240, PTH110 - the sign comes from another process
         await asyncio.sleep(0.005)
     return path
 
@@ -417,6 +423,7 @@ async def hold(path: str) -> str:
 @ks.step
 async def kill_the_process(seconds: float) -> None:
     EFFECTS.body()
+    ks.emit("still alive")  # is written, but is no progress
     await asyncio.sleep(seconds)
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -506,6 +513,29 @@ async def chat(count: int) -> list:
         seen.append(await add(request.payload, 0))
         request.reply([number, request.payload])
     return seen
+
+
+def paid(folder: str) -> object:
+    return ks.Done("paid") if Path(folder, str(ks.run_id())).exists() else ks.NotDone()
+
+
+@ks.step(at_most_once=True, verify=paid)
+def pay(folder: str) -> str:
+    EFFECTS.body()
+    os.close(os.open(Path(folder, str(ks.run_id())), os.O_CREAT | os.O_EXCL))  # a second payment fails
+    return "paid"
+
+
+@ks.workflow
+async def paying(folder: str) -> list:
+    return [await add(1, 1), await pay(folder), await flaky(3)]
+
+
+@ks.workflow
+async def napping(seconds: float) -> int:
+    one = await add(0, 1)
+    await ks.sleep(seconds)
+    return await add(one, 1)
 
 
 class Served:

@@ -11,7 +11,7 @@ import pytest
 
 from keepstep.engine.engine import Engine
 from keepstep.model import Kind, RunQuery
-from keepstep.testing.crash import CrashPoint, Lives, MemoryDisk, SQLiteDisk, crash_everywhere, live
+from keepstep.testing.crash import CrashPoint, MemoryDisk, SQLiteDisk, crash_at, crash_everywhere, live
 from keepstep.testing.recorder import repeated
 
 from . import programs
@@ -89,9 +89,7 @@ def test_a_crash_at_any_write_changes_nothing(example, store, tmp_path):
     bench = Bench(example, store, tmp_path)
 
     async def main():
-        return await crash_everywhere(
-            bench.disk, example.play, bench.judge, recorder=bench.recorder, clock=bench.clock
-        )
+        return await crash_everywhere(bench.disk, example.play, bench.judge, recorder=bench.recorder, clock=bench.clock)
 
     assert asyncio.run(main()) >= 8
 
@@ -103,21 +101,12 @@ def test_a_crash_inside_the_recovery_changes_nothing(example, store, tmp_path):
     draw = random.Random(f"{example}{store}")
 
     async def main():
-        bench.disk()
-        disk = bench.disk()
-        _, _, writes = await live(disk, example.play, None, bench.recorder(), clock=bench.clock)
+        _, _, writes = await live(bench.disk(), example.play, None, bench.recorder(), clock=bench.clock)
         for _ in range(4):
+            numbers = [draw.randint(2, len(writes)), draw.randint(2, 5), draw.randint(2, 5)]
+            points = [CrashPoint(number, draw.choice(["before", "after"])) for number in numbers]
             disk, recorder = bench.disk(), bench.recorder()
-            points = [
-                CrashPoint(draw.randint(2, len(writes)), draw.choice(["before", "after"])),
-                *(CrashPoint(draw.randint(2, 5), draw.choice(["before", "after"])) for _ in range(2)),
-            ]
-            crashes = 0
-            for point in (*points, None):
-                ended, result, _ = await live(disk, example.play, point, recorder, clock=bench.clock, recovery_limit=9)
-                if ended:
-                    break
-                crashes += 1
-            await bench.judge(disk, Lives(points[0], result, crashes))
+            options = {"clock": bench.clock, "recovery_limit": 9}
+            await crash_at(disk, example.play, bench.judge, points, recorder=recorder, **options)
 
     asyncio.run(main())

@@ -258,3 +258,21 @@ async def test_a_branch_of_a_def_workflow_gets_other_keys_each_time(world):
         run = await engine.start(plain)
         await run.result(5)
         assert set(await steps_of(run)) == {"double#1", "double#2", "1.0/double#1", "1.1/double#1", "double#3"}
+
+
+async def test_a_def_workflow_writes_its_notes_from_its_own_thread(world):
+    """The loop may only be touched from its own thread; in debug mode asyncio finds whoever does otherwise."""
+
+    @ks.workflow
+    def showing():
+        for number in range(20):
+            ks.publish("count", number)
+            ks.emit(number)
+        assert ks.patched("change")
+        return double(1).result()
+
+    asyncio.get_running_loop().set_debug(True)
+    async with world.engine() as engine:
+        run = await engine.start(showing)
+        assert await run.result(5) == 2
+        assert await run.published() == {"count": 19}

@@ -224,8 +224,10 @@ def test_a_commit_that_may_not_wait_does_not_wait_for_another_thread(store):
     thread = threading.Thread(target=lambda: store._writer.run(hold))
     thread.start()
     inside.wait(20)
+    begin = time.monotonic()
     with pytest.raises(WouldBlock):
         store.commit([Create(queued("r"))], wait=False)
+    assert time.monotonic() - begin < 2, "it waited"
     assert store.get_run("r") is None
     assert store.news("w1", 0).cursor == 0, "news waits for nobody either"
     done.set()
@@ -234,11 +236,14 @@ def test_a_commit_that_may_not_wait_does_not_wait_for_another_thread(store):
 
 
 def test_a_database_locked_by_a_stranger_is_reported_and_then_used(path):
-    store = SQLiteStore(path, busy_seconds=0.1)
+    store, patient = SQLiteStore(path, busy_seconds=0.1), SQLiteStore(path, busy_seconds=10)
     stranger = apsw.Connection(str(path))
     stranger.execute("BEGIN IMMEDIATE")
+    begin = time.monotonic()
     with pytest.raises(WouldBlock):
-        store.commit([Create(queued("r"))], wait=False)
+        patient.commit([Create(queued("r"))], wait=False)
+    assert time.monotonic() - begin < 5, "it waited"
+    patient.close()
     with pytest.raises(StoreUnavailable, match="locked by") as caught:
         store.commit([Create(queued("r"))])
     assert caught.value.unknown is False
@@ -386,6 +391,16 @@ def test_news_that_is_none_is_cheap(store):
         for _ in range(10):
             assert store.news("w1", cursor).changed is False
     assert watch.statements == {"PRAGMA data_version"}
+
+
+def test_a_record_can_be_read_with_any_tool(store):
+    started(store, "r", input=b'{"n":1}')
+    commit(store, Send(Signal("r", "x", b'{"n":2}')))
+    sql = (
+        "SELECT json_extract(input, '$.n'), json_extract(payload, '$.n'), json_extract(record, '$.run'), typeof(record)"
+        " FROM keepstep_run r JOIN keepstep_signal s ON s.run = r.id JOIN keepstep_checkpoint c ON c.run = r.id"
+    )
+    assert rows_of(store, sql) == [(1, 2, "r", "text")]
 
 
 def test_a_step_writes_no_more_because_its_run_has_a_large_input(store, path):
@@ -578,7 +593,7 @@ def test_a_forked_child_is_refused_in_process(store):
             except StoreError:
                 os.write(tell, b"refused")
             finally:
-                os._exit(0)
+                os._exit(0)  # without closing anything
     assert os.read(told, 10) == b"refused"
     os.waitpid(child, 0)
     os.close(told)

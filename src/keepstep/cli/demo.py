@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +15,8 @@ from . import exits
 from .frame import Settings, command
 
 if TYPE_CHECKING:
+    import subprocess
+
     from ..engine.engine import Engine
     from ..model import Checkpoint
 
@@ -54,6 +53,8 @@ def demo(settings: Settings, *, keep: bool) -> int:
 
 @contextmanager
 def _folder(*, keep: bool) -> Iterator[Path]:
+    import tempfile
+
     if keep:
         yield Path(tempfile.mkdtemp(prefix="keepstep-demo-"))
     else:
@@ -98,7 +99,7 @@ class _Stage:
             self._follow(process, until=KILLED_IN)
             time.sleep(0.1)
         finally:
-            process.send_signal(signal.SIGKILL)
+            process.kill()  # SIGKILL: it cannot be caught, nothing is cleaned up
             process.wait()
         self._look()
         self.say(f"  {click.style(self._marks['failed'], fg='red', bold=True)} SIGKILL in the middle of {KILLED_IN}")
@@ -123,6 +124,8 @@ class _Stage:
             click.echo()
 
     def _spawn(self, why: str) -> subprocess.Popen[bytes]:
+        import subprocess
+
         self.started.append(time.time())
         with (self.folder / "errors.txt").open("w", encoding="utf-8") as errors:
             process = subprocess.Popen(  # noqa: S603 - this interpreter, with our own module

@@ -36,7 +36,7 @@ def doctor(settings: Settings, *, stale: float, deep: bool, strict: bool) -> int
     from . import words
 
     async def look(engine: Engine) -> tuple[Report, str]:
-        return await examine(engine, stale_seconds=stale * 60, deep=deep), shown_url(engine)
+        return await examine(engine, stale_seconds=stale * 60, deep=deep), shown_url(engine.store)
 
     report, url = settings.talk(look)
     bad = not report.healthy or (strict and any(one.severity is Severity.WARNING for one in report.findings))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,6 +18,7 @@ from . import exits
 if TYPE_CHECKING:
     from ..engine.engine import Engine
     from ..engine.handle import RunHandle
+    from ..ports import Store
 
 T = TypeVar("T")
 
@@ -36,17 +38,33 @@ class Settings:
         """An engine on the chosen store. One that only looks or steers never makes a store that is not there."""
         from ..engine.engine import Engine
 
-        path = _path_of(self.store)
-        if path is not None and not path.exists():
-            if not create:
-                raise exits.Refused(
-                    f"there is no store at {self.store}",
-                    "name another with --store or KEEPSTEP_STORE, or make this one with `keepstep run` or `start`",
-                    exits.STORE,
-                )
-            if self.store == DEFAULT_STORE:
-                _make_folder(path.parent)
+        self._check(create=create)
         return Engine(self.store, worker=worker, **options)
+
+    @contextmanager
+    def reading(self) -> Iterator[Store]:
+        """The chosen store itself, for a command that only reads and has to be quick."""
+        from ..stores.open import open_store
+
+        self._check(create=False)
+        store = open_store(self.store)
+        try:
+            yield store
+        finally:
+            store.close()
+
+    def _check(self, *, create: bool) -> None:
+        path = _path_of(self.store)
+        if path is None or path.exists():
+            return
+        if not create:
+            raise exits.Refused(
+                f"there is no store at {self.store}",
+                "name another with --store or KEEPSTEP_STORE, or make this one with `keepstep run` or `start`",
+                exits.STORE,
+            )
+        if self.store == DEFAULT_STORE:
+            _make_folder(path.parent)
 
     def talk(self, act: Callable[[Engine], Awaitable[T]]) -> T:
         """Do something with an engine that only talks to the store."""
@@ -148,7 +166,7 @@ async def find(engine: Engine, run_id: str) -> RunHandle[Any]:
     except RunNotFound:
         near = await _near(engine, run_id)
         hint = f"did you mean {' or '.join(near)}?" if near else "keepstep list shows the runs that there are"
-        raise exits.Refused(f"no run {run_id!r} in {shown_url(engine)}", hint, exits.NOT_FOUND) from None
+        raise exits.Refused(f"no run {run_id!r} in {shown_url(engine.store)}", hint, exits.NOT_FOUND) from None
 
 
 async def _near(engine: Engine, run_id: str) -> list[str]:
@@ -169,9 +187,9 @@ async def unattended(engine: Engine, workflow: str) -> bool:
     return not any(one.alive and workflow in one.workflows for one in workers)
 
 
-def shown_url(engine: Engine) -> str:
+def shown_url(store: Store) -> str:
     """The store, as briefly as it can be named from here."""
-    url = engine.store.url.removeprefix("sqlite:///")
+    url = store.url.removeprefix("sqlite:///")
     try:
         return os.path.relpath(url) if url.startswith(os.getcwd()) else url  # noqa: PTH109 - compared as text
     except OSError:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from ..engine.engine import Engine
-    from ..model import Checkpoint, Run, RunPage
+    from ..model import Checkpoint, Run
 
 STATUSES = ("queued", "running", "waiting", "paused", "recovering", "completed", "failed", "cancelled", "set aside")
 
@@ -78,10 +78,8 @@ def list_(
         after=after,
     )
 
-    async def look(engine: Engine) -> tuple[RunPage, str]:
-        return await engine.list(query), shown_url(engine)
-
-    page, url = settings.talk(look)
+    with settings.reading() as store:
+        page, url = store.list_runs(query), shown_url(store)
     value = {"runs": [words.run_as_json(run) for run in page.runs], "next": page.next}
 
     def text() -> str:
@@ -125,19 +123,11 @@ def show(settings: Settings, *, run_id: str, traceback: bool) -> None:
         name = run.worker or ""
         if owner is not None:
             name = words.worker_name(owner) + ("" if owner.alive else ", which is dead")
-        return run, await handle.published(), name
+        return run, {key: words.plain(value) for key, value in (await handle.published_raw()).items()}, name
 
     run, published, worker = settings.talk(look)
-    value = words.run_as_json(run, whole=True) | {"published": _as_json(published)}
+    value = words.run_as_json(run, whole=True) | {"published": published}
     settings.answer(value, lambda: _shown(run, published, worker, traceback=traceback))
-
-
-def _as_json(value: Any) -> Any:
-    """What was published, as plain JSON."""
-    from ..values import VALUES
-    from . import words
-
-    return words.plain(VALUES.encode(value, "published"))
 
 
 def _shown(run: Run, published: dict[str, Any], worker: str, *, traceback: bool) -> str:
@@ -167,7 +157,7 @@ def _shown(run: Run, published: dict[str, Any], worker: str, *, traceback: bool)
         ("tags", words.one_line(", ".join(f"{name}={value}" for name, value in run.tags.items()))),
         ("input", ", ".join(arguments)),
         ("progress", words.brief(words.plain(run.progress)) if run.progress is not None else ""),
-        *((f"shows {name}", words.brief(_as_json(shown))) for name, shown in published.items()),
+        *((f"shows {name}", words.brief(shown)) for name, shown in published.items()),
         ("result", result),
         ("error", words.printable(error)),
         ("", words.printable(run.error.traceback) if traceback and run.error is not None else ""),

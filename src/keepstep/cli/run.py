@@ -8,7 +8,8 @@ import logging
 import os
 import shlex
 import signal
-from contextlib import suppress
+import sys
+from contextlib import redirect_stdout, suppress
 from typing import TYPE_CHECKING, Any, Self
 
 import click
@@ -81,7 +82,10 @@ def run(
     workflow = load_workflow(target, debug=settings.debug)
     logging.getLogger("keepstep").addFilter(_not_twice)
     options = {"run_id": run_id, "tags": dict(tag), "deadline": deadline}
-    return asyncio.run(_Driven(settings, workflow, target, options, words=words, text=text).drive())
+    driven = _Driven(settings, workflow, target, options, words=words, text=text)
+    with redirect_stdout(sys.stderr):  # what the workflow prints is no part of its result
+        code = asyncio.run(driven.drive())
+    return driven.conclude() if driven.ended is not None else code
 
 
 def _not_twice(record: logging.LogRecord) -> bool:
@@ -112,6 +116,7 @@ class _Driven:
         self.handle: RunHandle[Any] | None = None
         self.lines: Lines | None = None
         self.notes: set[asyncio.Task[None]] = set()
+        self.ended: asyncio.Future[Any] | None = None
 
     async def drive(self) -> int:
         from ..model.ids import new_id
@@ -132,7 +137,8 @@ class _Driven:
                 with suppress(BaseException):  # what went wrong is told once everything is closed
                     ended.result()
             self.lines.stop()
-            return await self._finish(ended)
+            self.ended = ended
+            return exits.OK
 
     async def _begin(self, engine: Engine) -> RunHandle[Any]:
         from ..errors import RunConflict, RunNotFound
@@ -154,7 +160,7 @@ class _Driven:
     def _introduce(self, engine: Engine) -> None:
         if self.lines is not None and self.handle is not None:
             name = click.style(self.handle.id, bold=True)
-            self.lines.plain(f"{name}  {self.workflow.name} in {shown_url(engine)}")
+            self.lines.plain(f"{name}  {self.workflow.name} in {shown_url(engine.store)}")
 
     def _observe(self, event: Event) -> None:
         if self.lines is None:
@@ -181,21 +187,24 @@ class _Driven:
         store = "" if self.settings.store == ".keepstep/runs.db" else f" --store {shlex.quote(self.settings.store)}"
         again = f"keepstep run {shlex.quote(self.target)} --id {handle.id}{store}"
         if self.settings.json:
-            click.echo(json.dumps({"run": handle.id, "status": "interrupted", "again": again}))
+            click.echo(json.dumps({"run": handle.id, "status": "interrupted", "again": again}), file=sys.__stdout__)
         lines.plain(f"run {handle.id} is not finished; nothing that it finished is lost. It goes on with\n  {again}")
 
-    async def _finish(self, ended: asyncio.Future[Any]) -> int:
-        assert self.handle is not None  # noqa: S101
+    def conclude(self) -> int:
+        """Print the result, or raise what the run ended with."""
+        from . import words
+
+        run_id, ended = self.options["run_id"], self.ended
+        if ended is None:
+            return exits.INTERRUPTED
         error = ended.exception()
         if error is not None:
             if self.settings.json:
-                return _told_as_json(self.handle.id, error)
+                return _told_as_json(run_id, error)
             raise error
-        from . import words
-
         result = words.plain(self.workflow.values.encode(ended.result(), "result"))
         if self.settings.json:
-            click.echo(json.dumps({"run": self.handle.id, "status": "completed", "result": result}, ensure_ascii=False))
+            click.echo(json.dumps({"run": run_id, "status": "completed", "result": result}, ensure_ascii=False))
         else:
             click.echo(json.dumps(result, ensure_ascii=False, indent=2))
         return exits.OK

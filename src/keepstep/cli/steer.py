@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -116,16 +116,15 @@ def ask(settings: Settings, *, run_id: str, name: str, payload: str | None, time
     """Send a run a question and print the reply that its workflow gives."""
     import json
 
-    from ..values import VALUES
     from . import words
     from .target import read_json
 
     value = None if payload is None else read_json(payload, "the question")
 
-    async def converse(engine: Engine) -> Any:
-        return await (await find(engine, run_id)).ask(name, value, timeout=timeout)
+    async def converse(engine: Engine) -> bytes:
+        return await (await find(engine, run_id)).ask_raw(name, value, timeout=timeout)
 
-    reply = words.plain(VALUES.encode(settings.talk(converse), "reply"))
+    reply = words.plain(settings.talk(converse))
     settings.answer({"run": run_id, "reply": reply}, lambda: json.dumps(reply, ensure_ascii=False, indent=2))
 
 

@@ -9,6 +9,7 @@ import re
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -80,7 +81,8 @@ def load_module(where: str, *, debug: bool = False) -> ModuleType:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
-        return _load_file(path) if is_file else importlib.import_module(where)
+        with redirect_stdout(sys.stderr):  # what it prints is no part of our answer
+            return _load_file(path) if is_file else importlib.import_module(where)
     except ModuleNotFoundError as error:
         if not is_file and error.name is not None and (where == error.name or where.startswith(f"{error.name}.")):
             hint = f"a file is named with its ending: {where}.py" if Path(f"{where}.py").is_file() else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -283,6 +282,8 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, cut: bool = Tr
     body = [[*row] for row in rows]
     widths = [max(len(click.unstyle(cell)) for cell in column) for column in zip(heads, *body, strict=True)]
     if cut and sys.stdout.isatty():
+        import shutil
+
         _narrow(widths, shutil.get_terminal_size().columns - 2 * (len(widths) - 1))
         body = [[_cut(cell, width) for cell, width in zip(row, widths, strict=True)] for row in body]
     return "\n".join([click.style(_joined(heads, widths), bold=True), *(_joined(row, widths) for row in body)])

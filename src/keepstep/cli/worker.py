@@ -87,7 +87,7 @@ async def _serve(
         try:
             if not quiet:
                 names = ", ".join(sorted(engine.workflows))
-                lines.plain(f"worker (pid {os.getpid()}) on {shown_url(engine)} drives {names}; Ctrl-C stops it")
+                lines.plain(f"worker (pid {os.getpid()}) on {shown_url(engine.store)} drives {names}; Ctrl-C stops it")
             idle = [asyncio.ensure_future(_idle(engine))] if until_idle else []
             await stop.or_(*idle)
             for task in idle:

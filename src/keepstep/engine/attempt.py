@@ -315,7 +315,7 @@ async def _resolve(call: StepCall[Any]) -> bool:
             data = step.values.encode(answer.result, f"step {call.key!r}: verified result")
             run.append(call.record(Kind.STEP_COMPLETED, data, attempt=1, trigger="recovery"), call)
             return False
-        if isinstance(answer, NotDone):
+        if isinstance(answer, NotDone) or answer is NotDone:
             return True
         if answer is not None:
             raise DefinitionError(f"verify= of step {step.name!r} must return ks.Done, ks.NotDone or None")

@@ -166,7 +166,8 @@ class RunContext:
             return
         draft = Draft(record, call, then)
         durability = self.workflow.durability
-        if durability.choice != "every_step" and then is None:
+        if durability.choice != "every_step" and then is None and record.error is None:
+            # A failure is flushed at once: the error that the code sees names its record, for a later retry.
             self.unflushed += 1
             if not durability.flushes(self.unflushed):
                 self.pending.append(draft)
@@ -208,12 +209,12 @@ class RunContext:
         self.append(record, then=partial(fulfil, future))
         await future
 
-    def committed(self, drafts: list[Draft], answer: Answer) -> None:
+    def committed(self, drafts: list[Draft], answer: Answer, *, progress: bool = True) -> None:
         """The store has them: tell whoever waits."""
         if self.detached:
             return
         observed = self.engine.observed
-        if self.alone:
+        if self.alone and progress:
             self.alone = False
             self.engine.progressed(self)
         for draft in drafts:
@@ -452,7 +453,8 @@ class RunContext:
         if signal.name == CANCEL:
             if not self.cancelling:
                 self.cancelling = True
-                self.unhold()
+                self.pausing = None
+                self.holding = True  # nothing new starts between the cancel and its delivery
                 self.append(self._signal_record(signal), _Control(self))
         elif signal.name == PAUSE:
             if not self.cancelling and not self.finishing:
@@ -484,6 +486,8 @@ class RunContext:
             self.cancelling = True
             self._cancel_children()
             self._cancel_code()
+            self.holding = self.draining
+            self.watch()
         elif record.step == DEADLINE:
             self.timed_out = True
             self._cancel_code()
@@ -592,7 +596,7 @@ class RunContext:
             )
 
     def _is_writing(self) -> bool:
-        """Whether something is on its way to the store; what rides with the next commit is not, and must not hold it up."""
+        """Whether something is on its way to the store; what only rides with the next commit is not."""
         return self.in_flight > 0 or self.engine.journal.holds(self)
 
     def _lingered(self, moves: int) -> None:

@@ -276,7 +276,12 @@ class Engine:
 
     async def _create(self, workflow: Workflow[..., Any], create: Create, arguments: list[Any]) -> RunHandle[Any]:
         run = create.run
-        answer = await self.journal.write(create)
+        try:
+            answer = await self.journal.write(create)
+        except BaseException:
+            if self.worker is not None:
+                self.worker.doubt()  # it may be there all the same, leased to this worker
+            raise
         if answer.verdict is Verdict.EXISTS:
             if answer.run is not None:
                 self._check_same(workflow, run, answer.run, arguments)

@@ -95,13 +95,17 @@ class RunHandle(Generic[R]):
 
     async def published(self) -> dict[str, Any]:
         """What the run has shown to readers with `ks.publish`: the newest value of each key."""
-        rows = await self._engine.read(
-            self._engine.store.list_checkpoints, self.id, 0, 100_000, (Kind.PUBLISHED.value,)
-        )
-        shown: dict[str, Any] = {}
-        for row in rows:
-            record, _ = next(unseal([row], self.id, row.seq - 1))
-            shown[(record.data or {})["key"]] = VALUES.decode(record.raw(), "published")
+        return {key: VALUES.decode(value, "published") for key, value in (await self.published_raw()).items()}
+
+    async def published_raw(self) -> dict[str, bytes]:
+        """As `published`, with the values as they are stored: for a reader that does not have the workflow's types."""
+        shown: dict[str, bytes] = {}
+        after, kinds = 0, (Kind.PUBLISHED.value,)
+        while rows := await self._engine.read(self._engine.store.list_checkpoints, self.id, after, 1000, kinds):
+            for row in rows:
+                after = row.seq
+                record, _ = next(unseal([row], self.id, row.seq - 1))
+                shown[(record.data or {})["key"]] = record.raw()
         return shown
 
     async def progress(self) -> Any:
@@ -216,6 +220,10 @@ class RunHandle(Generic[R]):
 
     async def ask(self, name: str, payload: Any = None, *, timeout: float | None = 30.0) -> Any:  # noqa: ASYNC109
         """Send a signal and wait for the reply that the workflow gives with `request.reply(...)`."""
+        return VALUES.decode(await self.ask_raw(name, payload, timeout=timeout), "reply")
+
+    async def ask_raw(self, name: str, payload: Any = None, *, timeout: float | None = 30.0) -> bytes:  # noqa: ASYNC109
+        """As `ask`, with the reply as it is stored: for a reader that does not have the workflow's types."""
         question = new_id("ask")
         run = await self.run()
         after = run.seq
@@ -225,14 +233,16 @@ class RunHandle(Generic[R]):
         try:
             async with asyncio.timeout(timeout):
                 while True:
+                    ended = (await self.run()).status in FINISHED  # before the reading: a last reply must not be missed
                     rows = await self._engine.read(
                         self._engine.store.list_checkpoints, self.id, after, 1000, (Kind.REPLY.value,)
                     )
                     for row in rows:
+                        after = row.seq
                         record, _ = next(unseal([row], self.id, row.seq - 1))
                         if (record.data or {}).get("ask") == question:
-                            return VALUES.decode(record.raw(), "reply")
-                    if (await self.run()).status in FINISHED:
+                            return record.raw()
+                    if ended:
                         raise AlreadyFinished(f"run {self.id!r} ended without a reply to {name!r}", self.id)
                     await self._engine.changed(LOOK_SECONDS)
         except TimeoutError:

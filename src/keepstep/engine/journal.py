@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import StoreError, StoreUnavailable
+from ..model import Kind
 from ..model.ids import new_id
 from ..ports import Advance, Answer, Change, Create, Send, Verdict, WouldBlock
 from ..stores.records import Record, seal
@@ -31,6 +32,10 @@ SLOW_COMMIT_SECONDS = 0.010
 #: How often a failing commit is tried again before its runs are halted, and the first pause, which doubles.
 SAVE_TRIES = 5
 SAVE_PAUSE_SECONDS = 0.1
+
+
+#: Records that a step's body may cause again each time before it kills its worker: they prove no progress.
+_NO_PROGRESS = frozenset({Kind.RECOVERED.value, Kind.EMITTED.value, Kind.PUBLISHED.value})
 
 
 class Draft:
@@ -187,6 +192,8 @@ class Journal:
                 rows.append(row)
         change.rows = rows
         change.checksum = checksum
+        if rows and rows[0].kind in _NO_PROGRESS and all(row.kind in _NO_PROGRESS for row in rows):
+            change.progress = False
 
     def _commit_and_time(self, changes: Sequence[Change]) -> tuple[list[Answer], float]:
         started = time.perf_counter()
@@ -221,7 +228,7 @@ class Journal:
                     if change.rows:
                         run.seq = change.rows[-1].seq
                         run.checksum = change.checksum
-                    run.committed(drafts, answer)
+                    run.committed(drafts, answer, progress=change.progress)
                 else:
                     run.refused(drafts, answer)
             elif not owner.done():

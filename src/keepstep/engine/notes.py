@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -34,7 +35,10 @@ def note(branch: Branch, kind: Kind, key: str, value: bytes | None, data: dict[s
     record.finished_at = run.time()
     if value is not None:
         record.value = msgspec.Raw(value)
-    run.append(record)
+    if threading.get_ident() == run.thread_id:
+        run.append(record)
+    else:  # a plain def workflow writes from its own thread; what it asks next comes after this
+        run.loop.call_soon_threadsafe(run.append, record)
 
 
 def decide(branch: Branch, key: str, choice: int) -> None:

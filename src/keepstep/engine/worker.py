@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import StoreError
-from ..model import HEARTBEAT_SECONDS, LEASE_SECONDS, Run, Status, WorkerInfo
+from ..model import HEARTBEAT_SECONDS, LEASE_SECONDS, Run, RunQuery, Status, WorkerInfo
 from ..model.ids import new_id
 from ..policies import RecoverAlone
 from ..ports import Advance, ClaimRequest, Verdict, instant
@@ -31,7 +31,7 @@ log = logging.getLogger("keepstep")
 HEARTBEAT_SHARE = HEARTBEAT_SECONDS / LEASE_SECONDS
 #: How often the store is asked whether others wrote to it.
 POLL_SECONDS = 0.02
-#: How often the worker claims when nothing told it to: the backstop for every notification, and how soon a death is seen.
+#: How often the worker claims when nothing told it to: the backstop for every signal, and how soon a death is seen.
 CLAIM_SECONDS = 0.25
 #: A loop that has not moved for this long is taken for stuck, and its leases are no longer renewed.
 STUCK_SECONDS = 60.0
@@ -40,6 +40,8 @@ CLAIM_LIMIT = 100
 #: A run that must be driven alone is looked at again after this, and from so long on the worker makes room for it.
 PUT_BACK_SECONDS = 0.5
 MAKE_ROOM_SECONDS = 30.0
+#: How long a worker looks, with each heartbeat, for leases that it does not know of, after an answer was lost.
+DOUBT_SECONDS = 60.0
 #: Progress reaches the store with the heartbeat, which comes early for it, but not more often than this.
 PROGRESS_SECONDS = 0.5
 
@@ -67,6 +69,8 @@ class Worker:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._heart, name="keepstep-heartbeat", daemon=True)
         self._to_give_back: dict[str, int] = {}
+        self._doubt_until = 0.0
+        self._lost: dict[str, int] = {}
         self._suspects_since: float | None = None
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -148,7 +152,7 @@ class Worker:
         except Exception:
             log.exception("the heartbeat failed")
             return
-        told = self._given_up if not known else self._give_back_soon if self._to_give_back else None
+        told = self._given_up if not known else self._give_back_soon if self._owes() else None
         if told is not None:
             with contextlib.suppress(RuntimeError):  # the loop may have closed
                 self.engine.loop.call_soon_threadsafe(told)
@@ -229,6 +233,7 @@ class Worker:
                     break
         except StoreError as error:
             log.warning("the store cannot be asked for runs: %s", error)
+            self.doubt()
         finally:
             self._claiming = False
 
@@ -245,6 +250,9 @@ class Worker:
         )
         claims = await self.engine.call(self.engine.store.claim_runs, request)
         self._next_due = claims.next_due_at.timestamp() if claims.next_due_at is not None else None
+        if self._stopping:  # the engine closes: what was still claimed goes back when the worker leaves
+            self._to_give_back |= {claim.run.id: claim.lease.epoch for claim in claims.claims}
+            return False
         for claim in await self._sort_out(claims.claims):
             self.engine.background(self.engine.runner.drive(claim))
         return bool(claims.claims)
@@ -266,7 +274,10 @@ class Worker:
             self._suspects_since = time.monotonic()
         wait = 0.0 if self.alone is not None else PUT_BACK_SECONDS  # others can take them; this worker is taken
         due = instant(self.engine.clock.now() + wait)
-        await asyncio.gather(*(self._release(claim.run, claim.lease.epoch, due) for claim in suspects))
+        put_back = [self._release(claim.run, claim.lease.epoch, due) for claim in suspects]
+        for claim, failure in zip(suspects, await asyncio.gather(*put_back, return_exceptions=True), strict=True):
+            if failure is not None:
+                self._to_give_back[claim.run.id] = claim.lease.epoch
         return chosen
 
     def _is_suspect(self, claim: Claim) -> bool:
@@ -290,11 +301,31 @@ class Worker:
         self._to_give_back[context.id] = context.epoch
         self._beat.set()
 
+    def doubt(self) -> None:
+        """The answer to a claim or a start was lost: something may be leased to this worker without its knowing."""
+        self._doubt_until = time.monotonic() + DOUBT_SECONDS
+
+    def _owes(self) -> bool:
+        return bool(self._to_give_back) or time.monotonic() < self._doubt_until
+
     def _give_back_soon(self) -> None:
-        if self._to_give_back and not self.engine.closed:
+        if not self.engine.closed:
             self.engine.background(self._give_back())
 
+    async def _find_lost(self) -> None:
+        """Give back what is leased to this worker but not driven by it, if that was so at the last heartbeat too."""
+        page = await self.engine.call(self.engine.store.list_runs, RunQuery(worker=self.id, limit=2 * self.max_runs))
+        lost = {run.id: run.epoch for run in page.runs if run.id not in self.engine.live}
+        self._to_give_back |= dict(lost.items() & self._lost.items())
+        self._lost = lost
+
     async def _give_back(self) -> None:
+        if time.monotonic() < self._doubt_until:
+            try:
+                await self._find_lost()
+            except StoreError as error:
+                log.warning("the runs of this worker cannot be listed yet: %s", error)
+                return
         for run_id, epoch in list(self._to_give_back.items()):
             try:
                 run = await self.engine.read(self.engine.store.get_run, run_id)

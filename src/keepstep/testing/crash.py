@@ -330,25 +330,25 @@ async def crash_everywhere(
     crashes = 0
     for number, kind in enumerate(writes, 1):
         for when in ("before", "after"):
-            point = CrashPoint(number, when, kind)  # type: ignore[arg-type]
-            crashes += await _crash_at(make_disk(), scenario, judge, point, recorder(), again(point), options)
+            point = CrashPoint(number, when, kind)
+            points = [point, *again(point)]
+            crashes += await crash_at(make_disk(), scenario, judge, points, recorder=recorder(), **options)
     return crashes
 
 
-async def _crash_at(
+async def crash_at(
     disk: Disk,
     scenario: Scenario,
     judge: Callable[[Disk, Lives], Awaitable[None]],
-    point: CrashPoint,
-    recorder: Recorder | None,
-    again: Iterable[CrashPoint],
-    options: dict[str, Any],
+    points: Sequence[CrashPoint],
+    *,
+    recorder: Recorder | None = None,
+    **options: Any,
 ) -> int:
-    crashes = 0
-    for each in (point, *again, None):
-        ended, result, writes = await live(disk, scenario, each, recorder, **options)
+    """Play a scenario in one life after the other, each crashing at its point, until it ends; the number of crashes."""
+    for crashes, point in enumerate((*points, None)):
+        ended, result, writes = await live(disk, scenario, point, recorder, **options)
         if ended:
-            await judge(disk, Lives(point, result, crashes, writes))
+            await judge(disk, Lives(points[0] if points else None, result, crashes, writes))
             return crashes
-        crashes += 1
-    raise AssertionError(f"the scenario did not come to its end after a crash {point}")
+    raise AssertionError(f"the scenario did not come to its end after a crash {points[0]}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ class Effect:
     attempt: int = 0
     worker: str = ""
     pid: int = 0
+    at: float = 0.0
     data: dict[str, Any] = field(default_factory=dict)
 
 
@@ -45,7 +47,7 @@ class Recorder:
 
     def note(self, what: str, **fields: Any) -> None:
         """Append one line."""
-        line = json.dumps({"what": what, "pid": os.getpid(), **fields}, separators=(",", ":"))
+        line = json.dumps({"what": what, "pid": os.getpid(), "at": time.time(), **fields}, separators=(",", ":"))
         os.write(self._fd, line.encode() + b"\n")
 
     def body(self, **data: Any) -> int:
@@ -115,6 +117,4 @@ def repeated_in_store(effects: Iterable[Effect], histories: Mapping[str, Iterabl
     for place, effect in enumerate(bodies):
         if winners.get((effect.run, effect.step)) == effect.worker:
             last[effect.run, effect.step] = place
-    return [
-        effect for place, effect in enumerate(bodies) if place > last.get((effect.run, effect.step), len(bodies))
-    ]
+    return [effect for place, effect in enumerate(bodies) if place > last.get((effect.run, effect.step), len(bodies))]

@@ -411,10 +411,21 @@ class StoreContract:
             assert answer.verdict is Verdict.ILLEGAL
             assert everything(store) == before
 
-    def test_the_table_has_moves_that_the_owner_may_not_make(self) -> None:
-        # Or the test before this one would never see a refusal.
-        assert (Status.RUNNING, Status.RECOVERING) in MOVES
-        assert not may_move(Status.COMPLETED, Status.QUEUED)
+    @pytest.mark.parametrize("held", [Status.WAITING, Status.PAUSED, Status.QUEUED])
+    def test_a_run_that_is_held_without_running_must_run_before_it_ends(
+        self, store: Store, clock: SteppedClock, held: Status
+    ) -> None:
+        writer = started(store, "r")
+        assert writer.write(status=held).verdict is Verdict.DONE
+        before = everything(store)
+        for new in Status:
+            if (held, new) not in MOVES and new is not held:
+                assert writer.write(status=new, release=True).verdict is Verdict.ILLEGAL
+        assert everything(store) == before
+        self.kill(store, clock, "w1")
+        (claim,) = self.claim(store, "w2").claims
+        # Its owner died, but not while executing it.
+        assert (claim.taken_from, claim.run.status, claim.run.recoveries) == ("w1", Status.RUNNING, 0)
 
     def test_a_run_cannot_be_let_go_while_it_is_said_to_run(self, store: Store) -> None:
         writer = started(store, "r")
@@ -699,6 +710,16 @@ class StoreContract:
         assert [len(store.list_checkpoints(name)) for name in "abc"] == [2, 1, 2]
         assert b.write().verdict is Verdict.DONE
 
+    def test_a_refused_change_leaves_nothing_of_a_child_that_was_leased_at_birth(self, store: Store) -> None:
+        parent = started(store, "parent")
+        first, checksum = seal(record("child", Kind.RUN_STARTED), 1, "")
+        child = queued("child", status=Status.RUNNING, worker="w1", epoch=1, seq=1, checksum=checksum, due_at=None)
+        refused = parent.write(creates=[Create(child, [first])], sends=[Send(Signal("nobody", "x"))])
+        assert refused.verdict is Verdict.NOT_FOUND
+        assert store.list_checkpoints("child") == []
+        assert commit(store, Create(child, [first])).verdict is Verdict.DONE
+        assert store.list_checkpoints("child") == [first]
+
     def test_a_repeated_message_is_fine(self, store: Store) -> None:
         a, _ = started(store, "a"), started(store, "b")
         for _ in range(2):
@@ -796,12 +817,13 @@ class StoreContract:
         assert ids(self.claim(store, limit=3)) == ["late", "low"]
 
     def test_many_priorities_are_all_served(self, store: Store, clock: SteppedClock) -> None:
-        store.commit([Create(queued(f"r{n:02}", priority=n, due_at=at(50 if n % 2 else 0))) for n in range(30)])
+        later = {1: at(45), **{n: at(50) for n in range(3, 30, 2)}}
+        store.commit([Create(queued(f"r{n:02}", priority=n, due_at=later.get(n, START))) for n in range(30)])
         assert ids(self.claim(store, limit=40)) == [f"r{n:02}" for n in range(28, -1, -2)]
-        clock.advance(49)
+        clock.advance(44)
         claims = self.claim(store, limit=40)
-        assert (ids(claims), claims.next_due_at) == ([], at(50))
-        clock.advance(1)
+        assert (ids(claims), claims.next_due_at) == ([], at(45))
+        clock.advance(6)
         assert ids(self.claim(store, limit=40)) == [f"r{n:02}" for n in range(29, -1, -2)]
 
     def test_order_holds_across_workflows(self, store: Store) -> None:

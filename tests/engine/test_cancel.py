@@ -1,0 +1,340 @@
+"""A cancel reaches everything, cleans up once, and is final (E7)."""
+
+import asyncio
+
+import pytest
+
+import keepstep as ks
+from tests.engine.world import steps_of, told, until, until_at_last_wait, until_recorded, until_status
+
+
+async def cancelled(run):
+    with pytest.raises(ks.RunCancelled):
+        await run.result(5)
+    assert await run.status() is ks.Status.CANCELLED
+
+
+@ks.workflow
+async def sleeping_child():
+    await ks.sleep(hours=1)
+
+
+def program(effects, where):
+    began = asyncio.Event()
+
+    @ks.step(retry=ks.Retry(attempts=2, base_seconds=30))
+    async def work():
+        began.set()
+        if where == "backoff":
+            raise ConnectionError
+        try:
+            await asyncio.sleep(60)
+        finally:
+            effects.append("body ended")
+
+    @ks.step
+    async def cleanup():
+        effects.append("cleanup")
+
+    @ks.workflow
+    async def working():
+        try:
+            if where in ("step", "backoff"):
+                await work()
+            elif where == "sleep":
+                began.set()
+                await ks.sleep(hours=1)
+            elif where == "wait":
+                began.set()
+                await ks.wait_for("never")
+            elif where == "gather":
+                await ks.gather(work(), ks.sleep(hours=1), ks.wait_for("never"))
+            elif where == "map":
+                await ks.map(work_item, [1, 2])
+            elif where == "timeout":
+                async with ks.timeout(3600):
+                    began.set()
+                    await ks.sleep(hours=1)
+            elif where == "child":
+                began.set()
+                await (await ks.start(sleeping_child))
+            else:
+                began.set()
+                await asyncio.sleep(60)
+        finally:
+            await cleanup()
+
+    @ks.step
+    async def work_item(item):
+        began.set()
+        await asyncio.sleep(60)
+
+    return working, began
+
+
+PLACES = ["step", "backoff", "sleep", "wait", "gather", "map", "timeout", "child", "code"]
+
+
+@pytest.mark.parametrize("where", PLACES)
+async def test_a_cancel_does_not_reach(world, effects, where):
+    working, began = program(effects, where)
+    async with world.engine() as engine:
+        run = await engine.start(working, run_id="r")
+        await began.wait()
+        await run.cancel("enough")
+        await cancelled(run)
+        assert effects.count("cleanup") == 1
+        assert not engine.live or set(engine.live) <= {child.id for child in (await engine.list(parent="r")).runs}
+    if where in ("step", "gather"):
+        assert "body ended" in effects
+
+
+@pytest.mark.parametrize("where", ["sleep", "wait", "backoff", "child"])
+async def test_a_cancel_does_not_reach_a_parked_run(world, effects, where):
+    working, began = program(effects, where)
+    async with world.engine() as engine:
+        run = await engine.start(working, run_id="r")
+        await began.wait()
+        await until_status(run, "waiting")
+        await run.cancel()
+        await cancelled(run)
+    assert effects.count("cleanup") == 1
+
+
+async def test_cancelling_a_parent_leaves_its_children_running(world):
+    @ks.workflow
+    async def parent():
+        first, second = await ks.start(sleeping_child), await ks.start(sleeping_child)
+        await ks.gather(first.result(), second.result())
+
+    async with world.engine() as engine:
+        run = await engine.start(parent, run_id="r")
+        await until_recorded(run, "sleeping_child#2")
+        await run.cancel()
+        await cancelled(run)
+        children = [await engine.get(child.id) for child in (await engine.list(parent="r")).runs]
+        assert len(children) == 2
+        for child in children:
+            await cancelled(child)
+
+
+async def test_a_cancel_is_forgotten_by_a_crash_in_its_cleanup(world, effects):
+    """The cancel is in the history, so the second life is cancelled at the same place and cleans up the rest."""
+    hold, second_life = asyncio.Event(), asyncio.Event()
+
+    @ks.step
+    async def cleanup(name):
+        effects.append(name)
+        if name == "b" and not second_life.is_set():
+            hold.set()
+            await asyncio.sleep(60)
+
+    @ks.step
+    async def work():
+        return 1
+
+    @ks.workflow
+    async def working():
+        await work()
+        try:
+            await ks.wait_for("never")
+        except asyncio.CancelledError:
+            await cleanup("a")
+            await cleanup("b")
+            raise
+
+    engine = await world.started(linger_seconds=60)
+    run = await engine.start(working, run_id="r")
+    await until_at_last_wait(engine, "r")
+    await run.cancel()
+    await hold.wait()
+    second_life.set()
+    engine = await world.crash_and_recover(engine)
+    await cancelled(await engine.get("r"))
+    assert effects == ["a", "b", "b"]
+    await engine.close()
+
+
+async def test_a_run_that_swallows_its_cancel_completes(world, effects):
+    @ks.workflow
+    async def deaf():
+        try:
+            await ks.wait_for("never")
+        except asyncio.CancelledError:
+            effects.append("swallowed")
+        return "completed"
+
+    async with world.engine(linger_seconds=60) as engine:
+        run = await engine.start(deaf, run_id="r")
+        await until_at_last_wait(engine, "r")
+        await run.cancel()
+        await cancelled(run)
+
+
+async def test_a_cancel_that_races_the_end_is_lost(world):
+    """Whoever was told that the cancel arrived finds the run cancelled, or was told that it had finished."""
+
+    @ks.step
+    async def work():
+        return 1
+
+    @ks.workflow
+    async def quick():
+        await work()
+        return "completed"
+
+    async with world.engine() as engine:
+        seen = set()
+        for number in range(40):
+            run = await engine.start(quick)
+            for _ in range(number % 20):
+                await asyncio.sleep(0)
+            try:
+                await run.cancel()
+            except ks.AlreadyFinished:
+                assert await run.result(5) == "completed"
+                seen.add("completed")
+            else:
+                await cancelled(run)
+                seen.add("cancelled")
+        assert "cancelled" in seen
+
+
+async def test_a_cancelled_run_is_moved_again(world):
+    async with world.engine() as engine:
+        run = await engine.start(sleeping_child, run_id="r")
+        await run.cancel()
+        await cancelled(run)
+        history = await told(run)
+        for act in (run.cancel, run.pause, run.resume, lambda: run.signal("x")):
+            with pytest.raises(ks.AlreadyFinished, match="already cancelled"):
+                await act()
+        with pytest.raises(ks.AlreadyFinished):
+            await run.retry()
+        again = await engine.start(sleeping_child, run_id="r")
+        await cancelled(again)
+        assert await told(run) == history
+
+
+async def test_two_cancels_interrupt_the_cleanup_of_the_first(world, effects):
+    cleaning, go_on = asyncio.Event(), asyncio.Event()
+
+    @ks.step
+    async def cleanup():
+        cleaning.set()
+        await go_on.wait()
+        effects.append("cleaned")
+
+    @ks.workflow
+    async def working():
+        try:
+            await ks.wait_for("never")
+        finally:
+            await cleanup()
+
+    async with world.engine(linger_seconds=60) as engine:
+        run = await engine.start(working, run_id="r")
+        await until_at_last_wait(engine, "r")
+        await run.cancel()
+        await cleaning.wait()
+        await run.cancel()
+        go_on.set()
+        await cancelled(run)
+    assert effects == ["cleaned"]
+
+
+async def test_a_cancel_before_the_first_step_starts_it_anyway(world, effects):
+    @ks.step
+    async def work():
+        effects.append("worked")
+
+    @ks.workflow
+    async def late():
+        await work()
+
+    async with world.engine(worker=False) as client:
+        run = await client.start(late, run_id="r")
+        await run.cancel()
+        async with world.engine():
+            await cancelled(run)
+    assert effects == []
+
+
+async def test_the_reason_of_a_cancel_is_not_kept(world):
+    async with world.engine() as engine:
+        run = await engine.start(sleeping_child, run_id="r")
+        await run.cancel("too expensive")
+        await cancelled(run)
+        signal = next(one for one in await run.checkpoints() if one.step == "ks:cancel")
+        assert b"too expensive" in signal.value
+        assert signal.trigger.value == "manual"
+
+
+async def test_code_that_cancels_a_step_cancels_it_for_good_after_a_crash(world, effects):
+    """A cancellation that the code caused is an outcome like any other; it poisons nothing."""
+
+    @ks.step
+    async def slow():
+        effects.append("slow began")
+        await asyncio.sleep(60)
+
+    @ks.step
+    async def quick():
+        effects.append("quick")
+        return "quick"
+
+    @ks.workflow
+    async def choosing():
+        task = asyncio.create_task(slow())
+        got = await quick()
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        await ks.wait_for("go")
+        return got
+
+    engine = await world.started(linger_seconds=60)
+    await engine.start(choosing, run_id="r")
+    await until_at_last_wait(engine, "r")
+    engine = await world.crash_and_recover(engine, linger_seconds=60)
+    run = await engine.get("r")
+    await until_at_last_wait(engine, "r")
+    await run.signal("go")
+    assert await run.result(5) == "quick"
+    assert await steps_of(run, "step cancelled") == ["slow#1"]
+    assert effects.count("slow began") <= 1
+    await engine.close()
+
+
+async def test_a_cancel_while_the_history_is_replayed_is_lost(world, effects):
+    @ks.step
+    async def work(number):
+        effects.append(number)
+
+    @ks.workflow
+    async def many():
+        for number in range(30):
+            await work(number)
+        await ks.wait_for("never")
+
+    engine = await world.started(linger_seconds=60)
+    await engine.start(many, run_id="r")
+    await until_at_last_wait(engine, "r")
+    await world.crash(engine)
+    async with world.engine(worker=False) as client:
+        await (await client.get("r")).cancel()
+    async with world.engine() as engine:
+        await cancelled(await engine.get("r"))
+    assert effects == list(range(30))
+
+
+async def test_a_plain_task_outside_the_run_is_cancelled_with_it(world):
+    """What the test itself waits for has nothing to do with the run."""
+    async with world.engine() as engine:
+        run = await engine.start(sleeping_child)
+        waiter = asyncio.create_task(run.result(5))
+        await until(lambda: True)
+        waiter.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiter
+        assert await run.status() in (ks.Status.RUNNING, ks.Status.WAITING, ks.Status.QUEUED)

@@ -1,0 +1,294 @@
+"""Child runs and successors: exactly one of each, whatever crashes (K26, K10)."""
+
+import asyncio
+
+import pytest
+
+import keepstep as ks
+from tests.engine.world import steps_of, until, until_at_last_wait, until_recorded, until_status
+
+
+@ks.workflow
+async def double(number):
+    await ks.sleep(0)
+    return 2 * number
+
+
+@ks.workflow
+async def failing():
+    raise ValueError("child failed")
+
+
+@ks.workflow
+async def waiting_child():
+    return await ks.wait_for("go")
+
+
+async def test_a_child_is_started_twice(world):
+    @ks.workflow
+    async def parent():
+        child = await ks.start(double, 21)
+        ids = [child.id]
+        await ks.wait_for("go")
+        results = [await child, await child.result()]
+        return [*results, *ids]
+
+    engine = await world.started(linger_seconds=60)
+    await engine.start(parent, run_id="r")
+    await until_recorded(await engine.get("r"), "double#1")
+    for _ in range(2):
+        await until_at_last_wait(engine, "r")
+        engine = await world.crash_and_recover(engine, linger_seconds=60)
+    run = await engine.get("r")
+    await run.signal("go")
+    first, second, child_id = await run.result(5)
+    assert first == second == 42
+    children = (await engine.list(parent="r")).runs
+    assert [child.id for child in children] == [child_id]
+    await engine.close()
+
+
+async def test_two_children_of_one_workflow_are_one(world):
+    @ks.workflow
+    async def parent():
+        children = await ks.gather(*(ks.start(double, number) for number in range(5)))
+        return await ks.gather(*(child.result() for child in children))
+
+    async with world.engine() as engine:
+        run = await engine.start(parent, run_id="r")
+        assert await run.result(10) == [0, 2, 4, 6, 8]
+        assert len((await engine.list(parent="r")).runs) == 5
+
+
+async def test_a_parent_waits_for_its_children_in_memory(world):
+    @ks.workflow
+    async def parent():
+        return await (await ks.start(waiting_child))
+
+    async with world.engine() as engine:
+        run = await engine.start(parent, run_id="r")
+        await until_status(run, "waiting")
+        child = await engine.get((await engine.list(parent="r")).runs[0].id)
+        await until_status(child, "waiting")
+        assert not engine.live
+        await child.signal("go", "word")
+        assert await run.result(5) == "word"
+
+
+@pytest.mark.parametrize("how", ["fails", "is cancelled"])
+async def test_the_end_of_a_child_is_not_told_when_it(world, how):
+    @ks.workflow
+    async def parent():
+        child = await ks.start(failing if how == "fails" else waiting_child)
+        if how == "is cancelled":
+            await child.cancel()
+        try:
+            await child
+        except ks.StepFailed as error:
+            await ks.sleep(0)
+            return str(error)
+
+    async with world.engine() as engine:
+        message = await (await engine.start(parent)).result(5)
+    assert ("failed: ValueError: child failed" if how == "fails" else "cancelled") in message
+
+
+async def test_a_childs_result_is_gone_when_the_child_is_deleted(world):
+    @ks.workflow
+    async def parent():
+        child = await ks.start(double, 4)
+        await ks.wait_for("go")
+        return await child
+
+    async with world.engine() as engine:
+        run = await engine.start(parent, run_id="r")
+        await until_recorded(run, "double#1")
+        child = (await engine.list(parent="r")).runs[0].id
+        assert await (await engine.get(child)).result(5) == 8
+        engine.store.delete_runs([child])
+        await run.signal("go")
+        assert await run.result(5) == 8
+
+
+async def test_an_id_that_is_taken_gives_the_wrong_child(world):
+    @ks.workflow
+    async def parent(number):
+        try:
+            child = await ks.start(double, number, run_id="taken")
+        except ks.StepFailed as error:
+            return str(error)
+        return await child
+
+    async with world.engine() as engine:
+        other = await engine.start(double, 1, run_id="taken")
+        await other.result(5)
+        run = await engine.start(parent, 2)
+        assert "taken" in await run.result(5)
+
+
+async def test_a_child_signalled_by_its_parent_is_not_found(world):
+    @ks.workflow
+    async def parent():
+        child = await ks.start(waiting_child)
+        await child.signal("go", "from the parent")
+        return await child
+
+    async with world.engine() as engine:
+        assert await (await engine.start(parent)).result(5) == "from the parent"
+
+
+async def test_a_parent_that_has_ended_stops_its_child(world):
+    """Nobody waits for the word; the child ends all the same."""
+
+    @ks.workflow
+    async def parent():
+        return (await ks.start(waiting_child)).id
+
+    async with world.engine() as engine:
+        child = await engine.get(await (await engine.start(parent)).result(5))
+        await child.signal("go", 1)
+        assert await child.result(5) == 1
+
+
+async def test_a_race_between_starting_and_ending_stalls_the_parent(world):
+    @ks.workflow
+    async def parent(count):
+        total = 0
+        for number in range(count):
+            total += await (await ks.start(double, number))
+        return total
+
+    async with world.engine() as engine:
+        runs = [await engine.start(parent, 5) for _ in range(4)]
+        assert [await run.result(10) for run in runs] == [20] * 4
+
+
+async def test_a_wrong_argument_starts_a_child(world):
+    @ks.workflow
+    async def parent():
+        await ks.start(double)
+
+    async with world.engine() as engine:
+        run = await engine.start(parent, run_id="r")
+        with pytest.raises(ks.RunFailed, match="cannot be started so"):
+            await run.result(5)
+        assert (await engine.list(parent="r")).runs == ()
+
+
+# -- successors --------------------------------------------------------------------------------------------------------
+
+
+@ks.workflow
+async def counting(number, heard=()):
+    word = await ks.wait_for("word", timeout=0, default=None) if number % 2 else await ks.wait_for("word")
+    heard = [*heard, word]
+    if number < 4:
+        ks.continue_as(number + 1, heard=heard)
+    return [number, heard]
+
+
+async def test_unread_signals_are_lost_when_a_run_continues(world):
+    async with world.engine(worker=False) as client:
+        run = await client.start(counting, 1, run_id="r")
+        for word in ("a", "b", "c", "d"):
+            await run.signal("word", word)
+        async with world.engine():
+            assert await run.result(10) == [4, ["a", "b", "c", "d"]]
+            first = await run.run()
+            assert first.status is ks.Status.COMPLETED
+            assert first.continued_as == "r~2"
+            assert (await (await client.get("r~4")).run()).continued_as is None
+
+
+async def test_a_signal_to_the_first_of_a_chain_is_refused(world):
+    @ks.workflow
+    async def chained(number):
+        if number < 3:
+            ks.continue_as(number + 1)
+        return await ks.wait_for("word")
+
+    async with world.engine() as engine:
+        run = await engine.start(chained, 1, run_id="r")
+
+        async def continued():
+            return (await run.run()).continued_as
+
+        await until(continued)
+        await run.signal("word", "found you")
+        assert await run.result(5) == "found you"
+
+
+async def test_two_successors_are_made_after_a_crash(world, effects):
+    @ks.step
+    async def work(number):
+        effects.append(number)
+
+    @ks.workflow
+    async def chained(number):
+        await work(number)
+        await ks.wait_for("go")
+        if number == 1:
+            ks.continue_as(2)
+
+    engine = await world.started(linger_seconds=60)
+    run = await engine.start(chained, 1, run_id="r")
+    await until_at_last_wait(engine, "r")
+    await run.signal("go")
+    await until(lambda: effects == [1, 2])
+    await until_at_last_wait(engine, "r~2")
+    engine = await world.crash_and_recover(engine)
+    await (await engine.get("r~2")).signal("go")
+    await (await engine.get("r")).result(5)
+    assert effects == [1, 2]
+    assert {run.id for run in (await engine.list()).runs} == {"r", "r~2"}
+    await engine.close()
+
+
+async def test_continuing_is_swallowed_by_except_exception(world):
+    @ks.workflow
+    async def chained(number):
+        if number == 1:
+            try:
+                ks.continue_as(2)
+            except Exception:  # noqa: BLE001
+                return "swallowed"
+        return "second"
+
+    async with world.engine() as engine:
+        assert await (await engine.start(chained, 1)).result(5) == "second"
+
+
+async def test_a_child_that_continues_leaves_its_parent_waiting(world):
+    @ks.workflow
+    async def chained(number):
+        if number < 3:
+            ks.continue_as(number + 1)
+        return number
+
+    @ks.workflow
+    async def parent():
+        return await (await ks.start(chained, 1))
+
+    async with world.engine() as engine:
+        assert await (await engine.start(parent)).result(5) == 3
+
+
+async def test_steps_of_the_successor_take_the_results_of_the_first(world, effects):
+    @ks.step
+    async def work(number):
+        effects.append(number)
+        return number
+
+    @ks.workflow
+    async def chained(number):
+        got = await work(number)
+        await asyncio.sleep(0)
+        if number == 1:
+            ks.continue_as(2)
+        return got
+
+    async with world.engine() as engine:
+        run = await engine.start(chained, 1, run_id="r")
+        assert await run.result(5) == 2
+        assert await steps_of(await engine.get("r~2")) == ["work#1"]
+    assert effects == [1, 2]

@@ -1,0 +1,402 @@
+"""What a person does to a run: retry it, pause it, resume it (K29, C19)."""
+
+import asyncio
+
+import pytest
+
+import keepstep as ks
+from tests.engine.world import steps_of, told, until, until_at_last_wait, until_status
+
+
+class Broken:
+    """A program whose middle step fails until it is mended."""
+
+    def __init__(self, effects, **options):
+        self.mended = False
+        self.keys = []
+
+        @ks.step
+        async def before():
+            effects.append("before")
+            return 1
+
+        @ks.step(**options)
+        async def middle():
+            effects.append("middle")
+            self.keys.append(ks.idempotency_key())
+            if not self.mended:
+                raise ValueError("broken")
+            return 2
+
+        @ks.step
+        async def after():
+            effects.append("after")
+            return 3
+
+        self.before, self.middle, self.after = before, middle, after
+
+        @ks.workflow
+        async def program():
+            return [await before(), await middle(), await after()]
+
+        self.workflow = program
+
+
+async def test_a_retry_repeats_steps_that_succeeded(world, effects):
+    broken = Broken(effects)
+    async with world.engine() as engine:
+        run = await engine.start(broken.workflow, run_id="r")
+        with pytest.raises(ks.RunFailed):
+            await run.result(5)
+        old = await told(run)
+        broken.mended = True
+        await run.retry("mended")
+        assert await run.result(5) == [1, 2, 3]
+        assert (await told(run))[: len(old)] == old, "a retry must keep the old history"
+    assert effects == ["before", "middle", "middle", "after"]
+    assert broken.keys[0] != broken.keys[1], "after a retry by a person the key is another"
+
+
+async def test_a_retry_does_not_get_all_its_attempts_again(world, effects):
+    broken = Broken(effects, retry=ks.Retry(attempts=2, base_seconds=0))
+    async with world.engine() as engine:
+        run = await engine.start(broken.workflow, run_id="r")
+        for times in (2, 4):
+            with pytest.raises(ks.RunFailed, match="after 2 attempts"):
+                await run.result(5)
+            assert effects.count("middle") == times
+            broken.mended = times == 4
+            await run.retry()
+            await until(lambda times=times: effects.count("middle") > times)
+        assert await run.result(5) == [1, 2, 3]
+    assert effects.count("middle") == 5
+
+
+async def test_a_retry_repeats_failures_that_the_code_caught(world, effects):
+    broken = Broken(effects)
+    caught = []
+
+    @ks.step
+    async def optional():
+        effects.append("optional")
+        raise ValueError("never mind")
+
+    @ks.workflow
+    async def program():
+        try:
+            await optional()
+        except ks.StepFailed as error:
+            caught.append(str(error))
+        return await broken.middle()
+
+    async with world.engine() as engine:
+        run = await engine.start(program, run_id="r")
+        with pytest.raises(ks.RunFailed):
+            await run.result(5)
+        broken.mended = True
+        await run.retry()
+        assert await run.result(5) == 2
+    assert effects.count("optional") == 1
+
+
+async def test_a_retry_repeats_the_siblings_of_a_failed_branch(world, effects):
+    """What had finished stays; what the failure cancelled runs again; what failed runs again."""
+    broken = Broken(effects)
+    slow_goes = asyncio.Event()
+
+    @ks.step
+    async def quick(number):
+        effects.append(f"quick {number}")
+        return number
+
+    @ks.step
+    async def slow():
+        effects.append("slow")
+        await slow_goes.wait()
+        return "slow"
+
+    async def branch():
+        await quick(2)
+        await asyncio.sleep(0.02)
+        return await broken.middle()
+
+    @ks.workflow
+    async def program():
+        return await ks.gather(quick(1), slow(), branch())
+
+    async with world.engine() as engine:
+        run = await engine.start(program, run_id="r")
+        with pytest.raises(ks.RunFailed):
+            await run.result(5)
+        assert await steps_of(run, "step cancelled") == ["slow#1"]
+        broken.mended = True
+        slow_goes.set()
+        await run.retry()
+        assert await run.result(5) == [1, "slow", 2]
+    assert sorted(effects) == ["middle", "middle", "quick 1", "quick 2", "slow", "slow"]
+
+
+async def test_a_retry_of_a_run_whose_own_code_failed_does_nothing(world, effects):
+    broken = Broken(effects)
+    wrong = [True]
+
+    @ks.workflow
+    async def program():
+        await broken.before()
+        if wrong[0]:
+            raise KeyError("in the workflow itself")
+        return "done"
+
+    async with world.engine() as engine:
+        run = await engine.start(program, run_id="r")
+        with pytest.raises(ks.RunFailed, match="in the workflow itself"):
+            await run.result(5)
+        wrong.clear()
+        wrong.append(False)
+        await run.retry()
+        assert await run.result(5) == "done"
+    assert effects == ["before"]
+
+
+async def test_a_retry_of_a_failed_child_is_a_new_child(world, effects):
+    mended = []
+
+    @ks.workflow
+    async def child():
+        if not mended:
+            raise ValueError("broken child")
+        return "child"
+
+    @ks.workflow
+    async def parent():
+        return await (await ks.start(child))
+
+    async with world.engine() as engine:
+        run = await engine.start(parent, run_id="r")
+        with pytest.raises(ks.RunFailed, match="broken child"):
+            await run.result(5)
+        mended.append(1)
+        first = await engine.get((await engine.list(parent="r")).runs[0].id)
+        await first.retry()
+        assert await first.result(5) == "child"
+
+
+async def test_a_retry_of_a_run_that_has_not_failed_starts_it_over(world):
+    @ks.workflow
+    async def fine():
+        return 1
+
+    async with world.engine() as engine:
+        run = await engine.start(fine, run_id="r")
+        await run.result(5)
+        with pytest.raises(ks.AlreadyFinished, match="completed"):
+            await run.retry()
+        with pytest.raises(ks.RunNotFound):
+            await engine.retry("nobody")
+        assert await run.result(5) == 1
+
+
+async def test_a_run_that_was_set_aside_cannot_be_retried(world, effects):
+    broken = Broken(effects)
+
+    async def old():
+        await broken.before()
+        await ks.wait_for("go")
+
+    async def wrong():
+        await broken.after()
+
+    async def right():
+        await broken.before()
+        return await ks.wait_for("go")
+
+    ks.workflow(name="program")(old)
+    engine = await world.started(linger_seconds=60)
+    await engine.start("program", run_id="r")
+    await until_at_last_wait(engine, "r")
+    await world.crash(engine)
+    ks.workflow(name="program")(wrong)
+    async with world.engine() as engine:
+        with pytest.raises(ks.RunSetAside):
+            await (await engine.get("r")).result(5)
+    ks.workflow(name="program")(right)
+    async with world.engine() as engine:
+        run = await engine.get("r")
+        await run.retry("the right code is back")
+        await run.signal("go")
+        assert await run.result(5) is True
+    assert effects == ["before"]
+
+
+# -- pause and resume --------------------------------------------------------------------------------------------------
+
+
+async def test_a_pause_comes_in_the_middle_of_a_step(world, effects):
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    @ks.step
+    async def work(name):
+        effects.append(name)
+        began.set()
+        await go_on.wait()
+        return name
+
+    @ks.workflow
+    async def program():
+        return [await work("a"), await work("b")]
+
+    async with world.engine() as engine:
+        run = await engine.start(program, run_id="r")
+        await began.wait()
+        await run.pause("lunch")
+        await asyncio.sleep(0.03)
+        assert await run.status() is ks.Status.RUNNING
+        go_on.set()
+        await until_status(run, "paused")
+        assert await steps_of(run) == ["work#1"]
+        assert effects == ["a"]
+        assert not engine.live
+        await asyncio.sleep(0.03)
+        assert await run.status() is ks.Status.PAUSED
+        await run.resume()
+        assert await run.result(5) == ["a", "b"]
+    assert effects == ["a", "b"]
+
+
+async def test_a_paused_run_is_taken_up_by_the_next_worker(world, effects):
+    @ks.step
+    async def work(name):
+        effects.append(name)
+        return name
+
+    @ks.workflow
+    async def program():
+        await work("a")
+        await ks.sleep(0.05)
+        return await work("b")
+
+    async with world.engine() as engine:
+        run = await engine.start(program, run_id="r")
+        await until(lambda: effects == ["a"])
+        await run.pause()
+        await until_status(run, "paused")
+    async with world.engine() as engine:
+        run = await engine.get("r")
+        await asyncio.sleep(0.1)
+        assert await run.status() is ks.Status.PAUSED
+        assert effects == ["a"]
+        await run.resume()
+        assert await run.result(5) == "b"
+        assert (await run.run()).recoveries == 0
+
+
+async def test_a_sleeping_run_cannot_be_paused(world):
+    @ks.workflow
+    async def sleeping():
+        await ks.sleep(hours=1)
+
+    async with world.engine() as engine:
+        run = await engine.start(sleeping, run_id="r")
+        await until_status(run, "waiting")
+        await run.pause()
+        await until_status(run, "paused")
+        await run.resume()
+        await until_status(run, "waiting")
+        await run.cancel()
+        with pytest.raises(ks.RunCancelled):
+            await run.result(5)
+
+
+async def test_a_paused_run_cannot_be_cancelled(world):
+    @ks.workflow
+    async def waiting():
+        await ks.wait_for("go")
+
+    async with world.engine() as engine:
+        run = await engine.start(waiting, run_id="r")
+        await run.pause()
+        await until_status(run, "paused")
+        await run.cancel()
+        with pytest.raises(ks.RunCancelled):
+            await run.result(5)
+
+
+async def test_a_signal_wakes_a_paused_run_or_is_lost(world):
+    @ks.workflow
+    async def waiting():
+        return await ks.wait_for("go")
+
+    async with world.engine() as engine:
+        run = await engine.start(waiting, run_id="r")
+        await run.pause()
+        await until_status(run, "paused")
+        await run.signal("go", "meanwhile")
+        await asyncio.sleep(0.05)
+        assert await run.status() is ks.Status.PAUSED
+        await run.resume()
+        assert await run.result(5) == "meanwhile"
+
+
+async def test_a_pause_is_forgotten_by_a_crash(world, effects):
+    began = asyncio.Event()
+    second_life = []
+
+    @ks.step
+    async def work(name):
+        effects.append(name)
+        began.set()
+        if not second_life:
+            await asyncio.sleep(60)
+        return name
+
+    @ks.workflow
+    async def program():
+        return [await work("a"), await work("b")]
+
+    engine = await world.started()
+    run = await engine.start(program, run_id="r")
+    await began.wait()
+    await run.pause()
+    second_life.append(1)
+    engine = await world.crash_and_recover(engine)
+    run = await engine.get("r")
+    await until_status(run, "paused")
+    assert "b" not in effects
+    await run.resume()
+    assert await run.result(5) == ["a", "b"]
+    await engine.close()
+
+
+async def test_a_def_workflow_cannot_be_paused(world, effects):
+    @ks.step
+    def work(name):
+        effects.append(name)
+        return name
+
+    @ks.workflow
+    def program():
+        work("a").result()
+        ks.sleep(hours=1).result()
+
+    async with world.engine() as engine:
+        run = await engine.start(program, run_id="r")
+        await until(lambda: effects == ["a"])
+        await run.pause()
+        await until_status(run, "paused")
+        await run.cancel()
+        with pytest.raises(ks.RunCancelled):
+            await run.result(5)
+
+
+async def test_pause_and_resume_at_once_leave_the_run_paused(world):
+    @ks.workflow
+    async def waiting():
+        return await ks.wait_for("go")
+
+    async with world.engine() as engine:
+        run = await engine.start(waiting, run_id="r")
+        for _ in range(3):
+            await run.pause()
+            await run.resume()
+        await run.signal("go")
+        assert await run.result(5) is True

@@ -1,0 +1,367 @@
+"""Signals, questions, streams and published values (K25, K27)."""
+
+import asyncio
+
+import pytest
+
+import keepstep as ks
+from tests.engine.world import told, until, until_at_last_wait, until_status
+
+
+@ks.workflow
+async def listening(name, count, **options):
+    return [await ks.wait_for(name, **options) for _ in range(count)]
+
+
+async def test_a_signal_sent_early_is_lost(world):
+    async with world.engine(worker=False) as client:
+        run = await client.start(listening, "word", 2)
+        await run.signal("word", "first")
+        await run.signal("word", {"second": (1, 2)})
+        async with world.engine():
+            assert await run.result(5) == ["first", {"second": (1, 2)}]
+
+
+async def test_a_signal_without_a_payload_says_nothing(world):
+    async with world.engine() as engine:
+        run = await engine.start(listening, "word", 1)
+        await run.signal("word")
+        assert await run.result(5) == [True]
+
+
+async def test_a_falsy_payload_is_taken_for_none(world):
+    async with world.engine() as engine:
+        run = await engine.start(listening, "word", 4)
+        for payload in (None, False, 0, ""):
+            await run.signal("word", payload)
+        assert await run.result(5) == [None, False, 0, ""]
+
+
+async def test_the_same_signal_is_heard_twice(world):
+    async with world.engine() as engine:
+        run = await engine.start(listening, "word", 2)
+        await run.signal("word", 1, id="same")
+        await run.signal("word", 2, id="same")
+        await run.signal("word", 3, id="other")
+        assert await run.result(5) == [1, 3]
+
+
+async def test_two_waiters_get_each_others_signals(world):
+    @ks.workflow
+    async def both():
+        return await ks.gather(ks.wait_for("word"), ks.wait_for("word"), ks.wait_for("other"))
+
+    async with world.engine() as engine:
+        run = await engine.start(both)
+        await until(lambda: _waits(engine, 3))
+        await run.signal("word", 1)
+        await run.signal("word", 2)
+        await run.signal("other", 3)
+        assert await run.result(5) == [1, 2, 3]
+
+
+def _waits(engine, count):
+    return any(len(context.waits) == count for context in engine.live.values())
+
+
+async def test_a_wait_that_timed_out_ends_differently_after_a_crash(world, effects):
+    """The signal came after the time was over, and before the crash: the recorded outcome stands."""
+
+    @ks.step
+    async def note(what):
+        effects.append(what)
+
+    @ks.workflow
+    async def impatient():
+        got = []
+        try:
+            got.append(await ks.wait_for("word", timeout=0.01))
+        except ks.TimedOut as error:
+            got.append(str(error))
+        got.append(await ks.wait_for("word", timeout=0.01, default="none"))
+        await note("late")
+        got.append(await ks.wait_for("word"))
+        return got
+
+    engine = await world.started(linger_seconds=60)
+    run = await engine.start(impatient, run_id="r")
+    await until(lambda: "late" in effects)
+    await world.crash(engine)
+    async with world.engine(worker=False) as client:
+        await (await client.get("r")).signal("word", "too late")
+    async with world.engine() as engine:
+        run = await engine.get("r")
+        assert await run.result(5) == ["no signal 'word' came within 0.01 s", "none", "too late"]
+
+
+async def test_a_timeout_starts_over_after_a_crash(world):
+    @ks.workflow
+    async def impatient():
+        return await ks.wait_for("word", timeout=0.3, default="none")
+
+    engine = await world.started(linger_seconds=60)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await engine.start(impatient, run_id="r")
+    for _ in range(3):
+        await until_at_last_wait(engine, "r")
+        await asyncio.sleep(0.05)
+        engine = await world.crash_and_recover(engine, linger_seconds=60, recovery_limit=10)
+    assert await (await engine.get("r")).result(5) == "none"
+    assert loop.time() - began < 0.9
+    await engine.close()
+
+
+async def test_a_sleep_starts_over_after_a_crash(world):
+    @ks.workflow
+    async def sleeping():
+        began = ks.now()
+        await ks.sleep(0.3)
+        return (ks.now() - began).total_seconds()
+
+    engine = await world.started(linger_seconds=60)
+    await engine.start(sleeping, run_id="r")
+    await until_at_last_wait(engine, "r")
+    await asyncio.sleep(0.15)
+    engine = await world.crash_and_recover(engine)
+    assert 0.3 <= await (await engine.get("r")).result(5) < 0.44
+    await engine.close()
+
+
+async def test_a_signal_to_nobody_is_accepted(world):
+    async with world.engine() as engine:
+        with pytest.raises(ks.RunNotFound, match="nobody"):
+            await engine.signal("nobody", "word")
+        run = await engine.start(listening, "word", 0)
+        await run.result(5)
+        with pytest.raises(ks.AlreadyFinished, match="already completed"):
+            await run.signal("word")
+
+
+async def test_a_reserved_name_reaches_the_engine(world):
+    async with world.engine() as engine:
+        run = await engine.start(listening, "word", 1)
+        with pytest.raises(ks.DefinitionError, match="ks:"):
+            await run.signal("ks:cancel")
+        with pytest.raises(ks.DefinitionError):
+            await run.signal("no/slash")
+        await run.signal("word")
+        await run.result(5)
+
+
+async def test_a_signal_between_runs_is_sent_twice_after_a_crash(world):
+    @ks.workflow
+    async def sender(target):
+        await ks.signal(target, "word", "hello")
+        await ks.wait_for("go")
+        try:
+            await ks.signal("nobody", "word")
+        except ks.RunNotFound as error:
+            return error.run_id
+
+    engine = await world.started(linger_seconds=60)
+    receiver = await engine.start(listening, "word", 2, run_id="receiver")
+    await engine.start(sender, "receiver", run_id="sender")
+    await until(lambda: _heard(receiver))
+    engine = await world.crash_and_recover(engine)
+    await (await engine.get("sender")).signal("go")
+    assert await (await engine.get("sender")).result(5) == "nobody"
+    receiver = await engine.get("receiver")
+    await receiver.signal("word", "second")
+    assert await receiver.result(5) == ["hello", "second"]
+    await engine.close()
+
+
+async def _heard(run):
+    return any(one.step == "wait_for:word#1" for one in await run.checkpoints())
+
+
+async def test_a_signal_to_a_finished_run_stops_the_sender(world):
+    @ks.workflow
+    async def sender(target):
+        try:
+            await ks.signal(target, "word")
+        except ks.AlreadyFinished as error:
+            return error.run_id
+
+    async with world.engine() as engine:
+        done = await engine.start(listening, "word", 0, run_id="done")
+        await done.result(5)
+        assert await (await engine.start(sender, "done")).result(5) == "done"
+
+
+# -- asking ------------------------------------------------------------------------------------------------------------
+
+
+@ks.workflow
+async def answering(count):
+    total = 0
+    for _ in range(count):
+        request = await ks.wait_for("add")
+        total += request.payload
+        request.reply({"total": total})
+    await ks.wait_for("end")
+    return total
+
+
+async def test_a_question_gets_no_answer_or_anothers(world):
+    async with world.engine() as engine:
+        run = await engine.start(answering, 3)
+        assert await run.ask("add", 1, timeout=5) == {"total": 1}
+        both = await asyncio.gather(run.ask("add", 10, timeout=5), run.ask("add", 10, timeout=5))
+        assert sorted(answer["total"] for answer in both) == [11, 21]
+        await run.signal("end")
+        assert await run.result(5) == 21
+
+
+async def test_a_question_is_answered_twice_after_a_crash(world):
+    engine = await world.started(linger_seconds=60)
+    run = await engine.start(answering, 1, run_id="r")
+    assert await run.ask("add", 1, timeout=5) == {"total": 1}
+    engine = await world.crash_and_recover(engine, linger_seconds=60)
+    await until_at_last_wait(engine, "r")
+    run = await engine.get("r")
+    assert [one.kind.value for one in await run.checkpoints()].count("reply") == 1
+    await run.signal("end")
+    assert await run.result(5) == 1
+    await engine.close()
+
+
+async def test_a_question_that_nobody_answers_waits_for_ever(world):
+    async with world.engine() as engine:
+        run = await engine.start(listening, "word", 1)
+        with pytest.raises(ks.TimedOut, match="did not reply"):
+            await run.ask("add", 1, timeout=0.05)
+        asked = asyncio.create_task(run.ask("add", 2, timeout=5))
+        await run.signal("word")
+        with pytest.raises(ks.AlreadyFinished):
+            await asked
+
+
+# -- publishing, streaming, progress -----------------------------------------------------------------------------------
+
+
+async def test_published_values_are_written_again_on_replay(world):
+    @ks.step
+    async def work(number):
+        ks.publish("step", number)
+        return number
+
+    @ks.workflow
+    async def showing():
+        for number in range(3):
+            ks.publish("count", number)
+            await work(number)
+        await ks.wait_for("go")
+        ks.publish("count", "done")
+
+    engine = await world.started(linger_seconds=60)
+    run = await engine.start(showing, run_id="r")
+    await until_at_last_wait(engine, "r")
+    assert await run.published() == {"count": 2, "step": 2}
+    history = await told(run)
+    engine = await world.crash_and_recover(engine, linger_seconds=60)
+    await until_at_last_wait(engine, "r")
+    run = await engine.get("r")
+    assert await told(run) == history
+    await run.signal("go")
+    await run.result(5)
+    assert await run.published() == {"count": "done", "step": 2}
+    await engine.close()
+
+
+async def test_tokens_are_lost_or_doubled_by_a_reader_that_reconnects(world):
+    @ks.step
+    async def speak():
+        for token in ("a", "b", "c"):
+            ks.emit(token)
+            await asyncio.sleep(0)
+        return "abc"
+
+    @ks.step
+    def speak_in_a_thread():
+        ks.emit("d")
+
+    @ks.workflow
+    async def speaking():
+        ks.emit("start")
+        await speak()
+        await speak_in_a_thread()
+        await ks.wait_for("go")
+        ks.emit("end")
+
+    async with world.engine() as engine:
+        run = await engine.start(speaking, run_id="r")
+        seen, last = [], 0
+        async for event in run.watch():
+            if event.name == "token":
+                seen.append(event.data["value"])
+                last = event.seq
+            if event.name == "step.completed" and event.step == "speak_in_a_thread#1":
+                break
+        assert seen == ["start", "a", "b", "c", "d"]
+        await run.signal("go")
+        await run.result(5)
+        rest = [event async for event in run.watch(after=last)]
+        assert [event.data["value"] for event in rest if event.name == "token"] == ["end"]
+        assert rest[-1].name == "run.finished"
+        whole = [event async for event in run.watch()]
+        assert [event.data["value"] for event in whole if event.name == "token"] == [*seen, "end"]
+        assert [event.seq for event in whole] == sorted(event.seq for event in whole)
+
+
+async def test_tokens_of_a_repeated_attempt_cannot_be_told_from_the_first(world):
+    tries = []
+
+    @ks.step(retry=ks.Retry(attempts=2, base_seconds=0))
+    async def speak():
+        tries.append(1)
+        ks.emit(f"try {len(tries)}")
+        if len(tries) == 1:
+            raise ConnectionError
+
+    @ks.workflow
+    async def speaking():
+        await speak()
+
+    async with world.engine() as engine:
+        run = await engine.start(speaking)
+        await run.result(5)
+        tokens = [(event.attempt, event.data["value"]) async for event in run.watch() if event.name == "token"]
+        assert tokens == [(1, "try 1"), (2, "try 2")]
+
+
+async def test_progress_is_not_seen_while_the_step_runs(world):
+    hold = asyncio.Event()
+
+    @ks.step
+    async def long():
+        ks.progress(0.25, "a quarter")
+        ks.progress(1.5, "too much")
+        await hold.wait()
+
+    @ks.workflow
+    async def working():
+        await long()
+
+    async with world.engine() as engine:
+        run = await engine.start(working)
+
+        async def seen():
+            return await run.progress()
+
+        progress = await until(seen)
+        assert progress == {"fraction": 1.0, "message": "too much", "step": "long#1"}
+        hold.set()
+        await run.result(5)
+        assert await run.progress() is None
+
+
+async def test_a_parked_listener_is_not_woken_by_another_process(world):
+    """The sender has no worker; the listener's engine hears of it by looking."""
+    async with world.engine() as engine:
+        run = await engine.start(listening, "word", 1, run_id="r")
+        await until_status(run, "waiting")
+        async with world.engine(worker=False) as client:
+            await (await client.get("r")).signal("word", "hello")
+        assert await run.result(5) == ["hello"]

@@ -1,0 +1,263 @@
+"""Starting runs: ids, names, the doors for blocking code (K36, K37, K40), and runs that nobody here can drive (K22)."""
+
+import asyncio
+
+import pytest
+
+import keepstep as ks
+from tests.engine.world import until_status
+
+
+@ks.step
+async def double(number):
+    return 2 * number
+
+
+@ks.workflow
+async def doubling(number, *, twice=False):
+    once = await double(number)
+    return await double(once) if twice else once
+
+
+async def test_a_known_run_id_starts_a_second_run(world, effects):
+    @ks.step
+    async def work(number):
+        effects.append(number)
+        return number
+
+    @ks.workflow
+    async def program(number):
+        return await work(number)
+
+    async with world.engine() as engine:
+        handles = await asyncio.gather(*(engine.start(program, 1, run_id="r") for _ in range(5)))
+        assert [await handle.result(5) for handle in handles] == [1] * 5
+        assert await (await engine.start(program, 1, run_id="r")).result(5) == 1
+    async with world.engine() as engine:
+        assert await (await engine.start(program, 1, run_id="r")).result(5) == 1
+        assert len((await engine.list()).runs) == 1
+    assert effects == [1]
+
+
+async def test_a_known_run_id_with_another_input_gives_the_old_result(world):
+    @ks.workflow
+    async def other(number):
+        return number
+
+    async with world.engine() as engine:
+        run = await engine.start(doubling, 1, run_id="r")
+        with pytest.raises(ks.RunConflict, match="another input") as conflict:
+            await engine.start(doubling, 2, run_id="r")
+        assert conflict.value.existing.id == "r"
+        with pytest.raises(ks.RunConflict, match="another input"):
+            await engine.start(doubling, 1, twice=True, run_id="r")
+        with pytest.raises(ks.RunConflict, match="workflow 'doubling', not 'other'"):
+            await engine.start(other, 1, run_id="r")
+        assert await run.result(5) == 2
+
+
+async def test_the_same_input_in_another_order_is_a_conflict(world):
+    @ks.workflow
+    async def taking(options, names):
+        return len(options)
+
+    async with world.engine() as engine:
+        await engine.start(taking, {"a": 1, "b": 2}, {"x", "y", "z"}, run_id="r")
+        run = await engine.start(taking, {"b": 2, "a": 1}, {"z", "y", "x"}, run_id="r")
+        assert await run.result(5) == 2
+
+
+@pytest.mark.parametrize("name", ["run_id", "queue", "priority", "delay", "key", "deadline", "tags"])
+def test_an_option_of_start_swallows_a_parameter(name):
+    namespace = {}
+    exec(f"async def program({name}): pass", namespace)
+    with pytest.raises(ks.DefinitionError, match=f"{name}.*option of start"):
+        ks.workflow(namespace["program"])
+
+
+async def test_a_wrong_argument_is_found_by_the_worker(world):
+    async with world.engine() as engine:
+        for arguments, options in ((), {}), ((1, 2), {}), ((1,), {"wrong": 1}):
+            with pytest.raises(ks.DefinitionError, match="cannot be started so"):
+                await engine.start(doubling, *arguments, **options)
+        assert (await engine.list()).runs == ()
+        with pytest.raises(ks.DefinitionError, match="decorate it"):
+            await engine.start(lambda: None)
+        with pytest.raises(ks.DefinitionError, match="no workflow is named 'nobody'"):
+            await engine.start("nobody")
+        assert await (await engine.start(doubling.bind(3, twice=True))).result(5) == 12
+        assert await (await engine.start("doubling", 3)).result(5) == 6
+
+
+@pytest.mark.parametrize("run_id", ["", "a/b", "..", ".hidden", "x" * 201, " space", "new\nline", 7])
+async def test_a_dangerous_id_is_accepted(run_id):
+    async with ks.Engine("memory:") as engine:
+        with pytest.raises(ks.DefinitionError):
+            await engine.start(doubling, 1, run_id=run_id)
+
+
+async def test_a_delayed_run_starts_at_once(world):
+    async with world.engine() as engine:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        run = await engine.start(doubling, 1, delay=0.15)
+        assert await run.status() is ks.Status.QUEUED
+        assert await run.result(5) == 2
+        assert loop.time() - began >= 0.14
+
+
+async def test_tags_and_filters_find_the_wrong_runs(world):
+    async with world.engine(worker=False) as engine:
+        await engine.start(doubling, 1, run_id="a", tags={"user": "x"})
+        await engine.start(doubling, 1, run_id="b", tags={"user": "y"})
+        assert [run.id for run in (await engine.list(tags={"user": "x"})).runs] == ["a"]
+        assert [run.id for run in (await engine.list(ks.RunQuery(id_prefix="b"))).runs] == ["b"]
+        with pytest.raises(ks.DefinitionError, match="tag"):
+            await engine.start(doubling, 1, tags={"user": 1})
+
+
+async def test_a_worker_claims_runs_whose_workflow_it_does_not_know(world):
+    @ks.workflow
+    async def foreign():
+        return "foreign"
+
+    async with world.engine(workflows=[doubling]) as engine:
+        run = await engine.start(foreign, run_id="r")
+        mine = await engine.start(doubling, 2)
+        assert await mine.result(5) == 4
+        assert await run.status() is ks.Status.QUEUED
+        async with world.engine(workflows=[foreign]):
+            assert await run.result(5) == "foreign"
+
+
+async def test_an_engine_without_a_worker_drives_runs(world):
+    async with world.engine(worker=False) as client:
+        run = await client.start(doubling, 4, run_id="r")
+        with pytest.raises(ks.TimedOut, match="not finished within"):
+            await run.result(0.05)
+        assert await run.status() is ks.Status.QUEUED
+        async with world.engine():
+            assert await run.result(5) == 8
+
+
+async def test_an_accepted_run_leaves_no_trace_when_the_process_dies(world, effects):
+    @ks.step
+    async def work():
+        effects.append("worked")
+
+    @ks.workflow
+    async def program():
+        await work()
+
+    engine = await world.started()
+    await engine.start(program, run_id="r")
+    await asyncio.sleep(0)
+    await world.crash(engine)
+    async with world.engine() as engine:
+        run = await engine.get("r")
+        await run.result(5)
+        assert [one.kind.value for one in await run.checkpoints()][0] == "run started"
+    assert "worked" in effects
+
+
+async def test_a_closed_engine_hangs(world):
+    engine = await world.started()
+    run = await engine.start(doubling, 1)
+    await run.result(5)
+    await engine.close()
+    await engine.close()
+    for act in (lambda: engine.start(doubling, 1), lambda: engine.get("r"), lambda: engine.list()):
+        with pytest.raises(ks.DefinitionError, match="closed"):
+            await act()
+
+
+async def test_two_waiters_for_one_result_get_two(world):
+    async with world.engine() as engine:
+        run = await engine.start(doubling, 1, run_id="r")
+        again = await engine.get("r")
+        assert await asyncio.gather(run.result(5), run.result(5), again.result(5)) == [2, 2, 2]
+        with pytest.raises(ks.RunNotFound, match="nobody"):
+            await engine.get("nobody")
+
+
+async def test_a_failed_run_has_a_result(world):
+    @ks.workflow
+    async def failing():
+        raise LookupError("no such thing")
+
+    async with world.engine() as engine:
+        run = await engine.start(failing, run_id="r")
+        for _ in range(2):
+            with pytest.raises(ks.RunFailed, match="LookupError: no such thing") as failed:
+                await run.result(5)
+            assert failed.value.run_id == "r"
+            assert "no such thing" in failed.value.error.traceback
+        assert await run.status() is ks.Status.FAILED
+
+
+# -- blocking code -----------------------------------------------------------------------------------------------------
+
+
+def test_blocking_code_cannot_use_an_engine(tmp_path):
+    @ks.workflow
+    def approving(number):
+        ks.publish("state", "waiting")
+        answer = ks.wait_for("approved").result()
+        return [double(number).result(), answer]
+
+    with ks.open(tmp_path / "runs.db") as engine:
+        run = engine.start(approving, 4, run_id="r")
+        run.signal("approved", "yes")
+        assert run.result(10) == [8, "yes"]
+        assert run.status() is ks.Status.COMPLETED
+        assert engine.get("r").result() == [8, "yes"]
+        assert run.published() == {"state": "waiting"}
+        assert [event.name for event in run.watch()][-1] == "run.finished"
+        assert [one.id for one in engine.list().runs] == ["r"]
+        assert len(run.checkpoints()) >= 4
+    with pytest.raises(ks.DefinitionError, match="closed"):
+        engine.get("r")
+
+
+def test_a_script_runs_a_finished_run_again(tmp_path, effects):
+    @ks.step
+    def work():
+        effects.append("worked")
+        return "result"
+
+    @ks.workflow
+    def script():
+        return work().result()
+
+    for _ in range(2):
+        assert ks.run(script, url=tmp_path / "runs.db", run_id="r") == "result"
+    assert effects == ["worked"]
+
+
+async def test_a_script_cannot_run_inside_a_notebook(tmp_path):
+    """A notebook's loop is running; ks.run has one of its own."""
+    assert ks.run(doubling, 4, url=tmp_path / "runs.db") == 8
+
+
+def test_an_error_in_a_blocking_engine_is_lost(tmp_path):
+    @ks.workflow
+    async def failing():
+        raise ValueError("told")
+
+    with pytest.raises(ks.RunFailed, match="told"):
+        ks.run(failing, url=tmp_path / "runs.db")
+    with pytest.raises(ks.KeepstepError):
+        ks.run(doubling, 1, url="nosuch:thing")
+
+
+async def test_paused_runs_are_waiting_for_result_for_ever(world):
+    @ks.workflow
+    async def waiting():
+        await ks.wait_for("go")
+
+    async with world.engine() as engine:
+        run = await engine.start(waiting)
+        await run.pause()
+        await until_status(run, "paused")
+        with pytest.raises(ks.TimedOut):
+            await run.result(0.05)
