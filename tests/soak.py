@@ -66,11 +66,12 @@ class Report:
 
     def __str__(self) -> str:
         rate = self.finished / self.seconds if self.seconds else 0.0
+        faults = self.faults
         lines = [
             f"{'good' if self.good else 'BAD'} after {self.seconds:.0f} s",
             f"  load held            {self.most} unfinished runs, {rate:.1f} runs/s, {self.bodies:,} step bodies",
-            f"  faults injected      {self.faults['kill']:,} kills, {self.faults['stop']:,} stops "
-            + f"({self.faults['long stop']:,} longer than the lease), {self.recoveries:,} recoveries",
+            f"  faults injected      {faults['kill']:,} kills, {faults['stop']:,} stops",
+            f"  of which past a lease {faults['long stop']:,}; recoveries {self.recoveries:,}",
             f"  runs finished        {self.finished:,} of {self.started:,} ({self.cancelled:,} cancelled on purpose)",
             f"  repeated after their checkpoint   {len(self.repeated)}",
             f"  repeated before it (as promised)  {self.extra_bodies:,}; begun across a stop: {self.across}",
@@ -114,7 +115,9 @@ class Soak:
             await asyncio.sleep(self.draw.uniform(0.0, 0.3))
             place = self.draw.randrange(self.count)
             process = self.workers[place]
-            if self.draw.random() < 0.85:  # a stopped one may be killed too
+            if process.pid in self.stopped and self.draw.random() < 0.95:
+                continue  # a stopped one is seldom killed, so that most wake up as zombies
+            if self.draw.random() < 0.85:
                 process.kill()
                 await asyncio.to_thread(process.join)
                 self.report.faults["kill"] += 1

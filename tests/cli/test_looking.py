@@ -256,11 +256,11 @@ def test_something_unexpected_is_told_shortly_and_whole_with_debug(keepstep, mon
         raise ZeroDivisionError("inside Keepstep")
 
     monkeypatch.setattr(Settings, "talk", broken)
-    done = keepstep("list")
+    done = keepstep("doctor")
     assert done.code == 70
     assert "ZeroDivisionError: inside Keepstep" in done.err
     assert "--debug" in done.err
-    assert "Traceback" in keepstep("list", "--debug").err
+    assert "Traceback" in keepstep("doctor", "--debug").err
 
 
 @pytest.mark.usefixtures("three")

@@ -181,6 +181,32 @@ async def test_a_retry_of_a_failed_child_is_a_new_child(world, effects):
         assert await first.result(5) == "child"
 
 
+async def test_a_retry_of_a_parent_hears_of_the_old_child_again(world, effects):
+    mended = []
+
+    @ks.workflow
+    async def child(name):
+        effects.append(name)
+        if name == "bad" and not mended:
+            raise ValueError("broken child")
+        return name
+
+    @ks.workflow
+    async def parent():
+        good = await (await ks.start(child, "good"))
+        return [good, await (await ks.start(child, "bad"))]
+
+    async with world.engine() as engine:
+        run = await engine.start(parent, run_id="r")
+        with pytest.raises(ks.RunFailed, match="broken child"):
+            await run.result(5)
+        mended.append(1)
+        await run.retry()
+        assert await run.result(5) == ["good", "bad"]
+        assert len((await engine.list(parent="r")).runs) == 3
+    assert effects == ["good", "bad", "bad"]
+
+
 async def test_a_retry_of_a_run_that_has_not_failed_starts_it_over(world):
     @ks.workflow
     async def fine():

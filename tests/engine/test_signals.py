@@ -1,10 +1,14 @@
 """Signals, questions, streams and published values (K25, K27)."""
 
 import asyncio
+import contextlib
 
 import pytest
 
 import keepstep as ks
+from keepstep.model import Signal
+from keepstep.ports import Send
+from keepstep.values import VALUES
 from tests.engine.world import told, until, until_at_last_wait, until_status
 
 
@@ -365,3 +369,81 @@ async def test_a_parked_listener_is_not_woken_by_another_process(world):
         async with world.engine(worker=False) as client:
             await (await client.get("r")).signal("word", "hello")
         assert await run.result(5) == ["hello"]
+
+
+@pytest.mark.parametrize("kind", ["sleep", "wait_for", "timeout"])
+async def test_other_outcomes_push_a_waiting_clock_back_on_every_replay(world, kind):
+    """The clock of a wait counts from when the code asked: what a sibling does meanwhile is no reason to wait longer."""
+
+    @ks.step
+    async def tick(number):
+        await asyncio.sleep(0.1)
+
+    async def clock():
+        if kind == "sleep":
+            await ks.sleep(0.4)
+        elif kind == "wait_for":
+            await ks.wait_for("never", timeout=0.4, default=None)
+        else:
+            with contextlib.suppress(ks.TimedOut):
+                async with ks.timeout(0.4):
+                    await ks.wait_for("never")
+        return ks.now()
+
+    @ks.workflow
+    async def both():
+        async def ticking():
+            for number in range(3):
+                await tick(number)
+
+        began = ks.now()
+        rung, _ = await ks.gather(clock(), ticking())
+        return (rung - began).total_seconds()
+
+    engine = await world.started(linger_seconds=60)
+    run = await engine.start(both, run_id="r")
+    await until(lambda: _ticked(run, 3))
+    engine = await world.crash_and_recover(engine, linger_seconds=60)
+    assert 0.4 <= await (await engine.get("r")).result(5) < 0.65
+    await engine.close()
+
+
+async def _ticked(run, count):
+    return sum("tick" in one.step for one in await run.checkpoints()) >= count
+
+
+async def test_a_signal_is_lost_when_its_waiter_is_cancelled_at_that_moment(world):
+    """Both outcomes are durable, the other is delivered first, and the waiter is withdrawn: the signal is still unread."""
+    go_on = asyncio.Event()
+
+    @ks.step
+    async def decide():
+        await go_on.wait()
+        return "decided"
+
+    @ks.workflow
+    async def choosing():
+        winner = await ks.race(decide(), ks.wait_for("word"))
+        await ks.wait_for("go")
+        return [winner, await ks.wait_for("word", timeout=0.2, default="lost")]
+
+    async with world.engine(linger_seconds=60, worker=True) as engine:
+        run = await engine.start(choosing, run_id="r")
+        await until(lambda: (context := engine.live.get("r")) and context.performing and context.waits)
+        context = engine.live["r"]
+        go_on.set()
+        while not context.in_flight and not context.arrived and not engine.journal.holds(context):
+            await asyncio.sleep(0)
+        context.receive([_sent_now(engine, "r", "word", "heard")])  # in the same pass as the step's outcome
+        await run.signal("go")
+        assert await run.result(5) == ["decided", "heard"]
+    async with world.engine() as engine:
+        run = await engine.get("r")
+        read = [one for one in await run.checkpoints() if one.step.startswith("wait_for:word")]
+        assert [one.outcome.value for one in read][-1] == "success"
+
+
+def _sent_now(engine, run_id, name, payload):
+    signal = Signal(run_id, name, VALUES.encode(payload), "now")
+    engine.store.commit([Send(signal)])
+    return engine.store.list_signals(run_id)[-1]

@@ -120,6 +120,7 @@ class DurableCall(Call[T]):
     """A question of the code whose answer is recorded: asked once, answered in sequence order, live as on replay."""
 
     __slots__ = (
+        "asked_at",
         "branch",
         "digest",
         "entry",
@@ -189,6 +190,7 @@ class DurableCall(Call[T]):
         if run.detached:
             run.insist_on_end()
         self.state = ASKED
+        self.asked_at = run.now_at  # clocks count from here, also when the call is held back until the history is told
         if run.history is not None:
             if self.entry is not None:
                 run.asked[self.key] = self

@@ -18,6 +18,7 @@ from . import attempt as attempts
 from .branch import Branch, DurableCall, in_workflow
 from .context import Wait
 from .runner import ContinueAs
+from .waits import HearingCall
 
 if TYPE_CHECKING:
     pass
@@ -141,14 +142,15 @@ class StartCall(DurableCall[ChildRun]):
         return ChildRun(self.branch, child, self.key, self.workflow)
 
 
-class ChildResult(DurableCall[Any]):
+class ChildResult(HearingCall):
     """The wait for a child's end."""
 
     __slots__ = ("child",)
 
     def __init__(self, branch: Branch, child: ChildRun) -> None:
         self.child = child
-        super().__init__(branch, f"{child._workflow.name}.result", child.id)  # noqa: SLF001
+        name = f"{CHILD}{child._key}"  # noqa: SLF001
+        super().__init__(branch, f"{child._workflow.name}.result", child.id, name)  # noqa: SLF001
 
     def begin_live(self) -> None:
         key = self.child._key  # noqa: SLF001
@@ -156,22 +158,18 @@ class ChildResult(DurableCall[Any]):
         if word is not None:
             self._write(word, {})
             return
-        name = f"{CHILD}{key}"
-        signal = self.run.take_signal(name)
+        signal = self.run.take_signal(self.name)
         if signal is not None:
             self._come(signal)
         else:
-            self.run.add_wait(Wait(self, None, None, name, self._come))
+            self.run.add_wait(Wait(self, None, None, self.name, self._come))
 
     def _come(self, signal: Signal) -> None:
+        self.heard = signal
         self._write(signal.payload, {"signal": signal.seq})
 
     def _write(self, word: bytes, data: dict[str, Any]) -> None:
         self.run.append(self.record(Kind.CHILD, word, data=data or None), self)
-
-    def stop(self) -> None:
-        super().stop()
-        self.run.end_wait(self)
 
     def decode(self, record: Record) -> Any:
         key = self.child._key  # noqa: SLF001

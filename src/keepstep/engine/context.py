@@ -449,9 +449,16 @@ class RunContext:
                 return self.inbox.pop(index)
         return None
 
+    def put_back(self, signal: Signal) -> None:
+        """A signal that was taken for a wait which no longer wants it: the next wait for it hears it, in its old place."""
+        self.inbox.append(signal)
+        self.inbox.sort(key=lambda one: one.seq)
+        self._match()
+
     def _steer(self, signal: Signal) -> None:
         if signal.name == CANCEL:
-            if not self.cancelling:
+            recorded = self.history is not None and CANCEL in self.history.entries
+            if not self.cancelling and not recorded:  # a second one would cut the cleanup short
                 self.cancelling = True
                 self.pausing = None
                 self.holding = True  # nothing new starts between the cancel and its delivery

@@ -79,6 +79,7 @@ class History:
         self._kept = 0
         self._outcomes: list[Entry] = []
         self._attempts: list[Record] = []
+        self._heard: dict[str, int] = {}
         self._superseded: set[int] = set()
 
     def add(self, rows: Iterable[Row]) -> None:
@@ -102,6 +103,9 @@ class History:
                 self._superseded.update((record.data or {}).get("seqs", ()))
             if record.data and "signal" in record.data:
                 self.signals.add(record.data["signal"])
+                self._heard[record.step] = record.data["signal"]
+            elif kind == Kind.STEP_CANCELLED and record.step in self._heard:  # taken, but never told: unread again
+                self.signals.discard(self._heard.pop(record.step))
 
     def _add_outcome(self, record: Record) -> None:
         entry = Entry(record)

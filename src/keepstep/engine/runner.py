@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable
 from contextvars import copy_context
 from datetime import datetime
 from functools import partial
@@ -145,7 +145,7 @@ class Runner:
         if context.workflow.is_async:
             task_context = copy_context()
             task_context.run(CURRENT.set, context.root)
-            code = _contained(context.workflow.fn(*args, **kwargs))
+            code = _contained(context.workflow.fn, args, kwargs)
             context.main = asyncio.Task(code, loop=engine.loop, context=task_context, name=f"run {run.id}")
         else:
             thread_context = copy_context()
@@ -415,10 +415,10 @@ class Runner:
             self.engine.pulse()
 
 
-async def _contained(code: Coroutine[Any, Any, Any]) -> Any:
+async def _contained(fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
     """A workflow that leaves with `sys.exit` ends its run; to the loop it would be the order to end the worker."""
     try:
-        return await code
+        return await fn(*args, **kwargs)
     except SystemExit as error:
         raise RuntimeError(f"SystemExit: {error}") from error
 

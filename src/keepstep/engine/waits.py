@@ -39,7 +39,7 @@ class SleepCall(DurableCall[None]):
         super().__init__(branch, "sleep", f"{seconds:g}")
 
     def begin_live(self) -> None:
-        due = self.run.now_at.timestamp() + self.seconds
+        due = self.asked_at.timestamp() + self.seconds
         self.run.add_wait(Wait(self, due, self._over))
 
     def _over(self) -> None:
@@ -74,24 +74,52 @@ class Request:
         return f"<request {self._question} {self.payload!r}>"
 
 
-class SignalCall(DurableCall[Any]):
+class HearingCall(DurableCall[Any]):
+    """A call that a signal answers. Cancelled before it was told the answer, it leaves the signal unread."""
+
+    __slots__ = ("heard", "name")
+
+    def __init__(self, branch: Branch, call: str, digest: str, name: str) -> None:
+        self.name = name
+        self.heard: Signal | None = None
+        super().__init__(branch, call, digest)
+
+    def stop(self) -> None:
+        super().stop()
+        self.run.end_wait(self)
+
+    def cancelled_by_code(self) -> None:
+        asked = self.state == ASKED
+        super().cancelled_by_code()
+        if not asked or self.state != CANCELLED:
+            return
+        signal, record = self.heard, None if self.entry is None else self.entry.record
+        if signal is None and record is not None and record.data and "signal" in record.data:
+            sender = record.data.get("sender", "")
+            signal = Signal(self.run.id, self.name, record.raw(), sender=sender, seq=record.data["signal"])
+        if signal is not None:
+            self.run.put_back(signal)
+
+
+class SignalCall(HearingCall):
     """A wait for a signal, for a while or for ever."""
 
-    __slots__ = ("default", "name", "seconds")
+    __slots__ = ("default", "seconds")
 
     def __init__(self, branch: Branch, name: str, seconds: float | None, default: Any) -> None:
-        self.name, self.seconds, self.default = name, seconds, default
-        super().__init__(branch, f"wait_for:{name}", "" if seconds is None else f"{seconds:g}")
+        self.seconds, self.default = seconds, default
+        super().__init__(branch, f"wait_for:{name}", "" if seconds is None else f"{seconds:g}", name)
 
     def begin_live(self) -> None:
         signal = self.run.take_signal(self.name)
         if signal is not None:
             self._come(signal)
             return
-        due = None if self.seconds is None else self.run.now_at.timestamp() + self.seconds
+        due = None if self.seconds is None else self.asked_at.timestamp() + self.seconds
         self.run.add_wait(Wait(self, due, self._late, self.name, self._come))
 
     def _come(self, signal: Signal) -> None:
+        self.heard = signal
         data = {"signal": signal.seq, "sender": signal.sender}
         self.run.append(self.record(Kind.SIGNAL, signal.payload, data=data), self)
 
@@ -99,10 +127,6 @@ class SignalCall(DurableCall[Any]):
         text = f"no signal {self.name!r} came within {self.seconds:g} s"
         error = StoredError("keepstep.TimedOut", text, "timeout", "ks:timed-out", id=new_id("error"))
         self.run.append(self.record(Kind.TIMER, outcome=Outcome.FAILURE.value, error=error), self)
-
-    def stop(self) -> None:
-        super().stop()
-        self.run.end_wait(self)
 
     def failure(self, record: Record) -> BaseException:
         error = super().failure(record)
@@ -155,7 +179,7 @@ class TimeoutCall(DurableCall[None]):
         super().__init__(branch, "timeout", f"{seconds:g}")
 
     def begin_live(self) -> None:
-        self.run.add_wait(Wait(self, self.run.now_at.timestamp() + self.seconds, self._over))
+        self.run.add_wait(Wait(self, self.asked_at.timestamp() + self.seconds, self._over))
 
     def _over(self) -> None:
         self.run.append(self.record(Kind.TIMER), self)
