@@ -24,6 +24,7 @@ def main(arguments: list[str] | None = None) -> None:
     for job in jobs:
         began = time.perf_counter()
         findings += measure.JOBS[job](effort)
+        report.write(findings, [])  # what is there is kept, should a later job fail
         print(f"{job} took {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
     print(report.table(findings))
     where = report.spent(findings)

@@ -133,23 +133,27 @@ class _Run:
 # -- the jobs ----------------------------------------------------------------------------------------------------------
 
 
-async def j1(where: Path, n: int = 1000, library: str = "sqlite3") -> dict[str, Any]:
+async def j1(where: Path, n: int = 1000, times: int = 1, library: str = "sqlite3") -> dict[str, Any]:
     writer = Inline(Journal(where, library))
     await _Run(writer.record).sequence(20)
     with gauges.Stopwatch() as watch:
-        await _Run(writer.record).sequence(n)
-    return watch.rate(n)
+        for _ in range(times):
+            await _Run(writer.record).sequence(n)
+    return watch.rate(n * times)
 
 
-async def j2(where: Path, runs: int = 200, steps: int = 20, library: str = "sqlite3") -> dict[str, Any]:
+async def j2(where: Path, runs: int = 200, steps: int = 20, times: int = 1, library: str = "sqlite3") -> dict[str, Any]:
     writer = Group(Journal(where, library))
     await _Run(writer.record).sequence(20)
     with gauges.Stopwatch() as watch:
-        await asyncio.gather(*[_Run(writer.record).sequence(steps) for _ in range(runs)])
-    return watch.rate(runs * steps)
+        for _ in range(times):
+            await asyncio.gather(*[_Run(writer.record).sequence(steps) for _ in range(runs)])
+    return watch.rate(runs * steps * times)
 
 
-async def j3(where: Path, runs: int = 2000, at_once: int = 100, library: str = "sqlite3") -> dict[str, Any]:
+async def j3(
+    where: Path, runs: int = 2000, at_once: int = 100, times: int = 1, library: str = "sqlite3"
+) -> dict[str, Any]:
     writer = Group(Journal(where, library))
     limit = asyncio.Semaphore(at_once)
 
@@ -159,18 +163,20 @@ async def j3(where: Path, runs: int = 2000, at_once: int = 100, library: str = "
 
     await _Run(writer.record).sequence(20)
     with gauges.Stopwatch() as watch:
-        await asyncio.gather(*[one() for _ in range(runs)])
-    return watch.rate(runs)
+        for _ in range(times):
+            await asyncio.gather(*[one() for _ in range(runs)])
+    return watch.rate(runs * times)
 
 
-async def j4(where: Path, n: int = 500, library: str = "sqlite3") -> dict[str, Any]:
+async def j4(where: Path, n: int = 500, times: int = 1, library: str = "sqlite3") -> dict[str, Any]:
     """Only the steps: the run's own start and end, which an engine also writes, are left out."""
     writer = Group(Journal(where, library))
     await _Run(writer.record).sequence(20)
-    run = _Run(writer.record)
     with gauges.Stopwatch() as watch:
-        await asyncio.gather(*[run.step(_trivial, i) for i in range(n)])
-    return watch.rate(n)
+        for _ in range(times):
+            run = _Run(writer.record)
+            await asyncio.gather(*[run.step(_trivial, i) for i in range(n)])
+    return watch.rate(n * times)
 
 
 async def j6_kill(where: Path, at: int = 500, library: str = "sqlite3", **_: Any) -> dict[str, Any]:

@@ -142,16 +142,17 @@ class Parked:
 # -- rates -------------------------------------------------------------------------------------------------------------
 
 
-async def j1(where: Path, n: int = 1000) -> dict[str, Any]:
+async def j1(where: Path, n: int = 1000, times: int = 1) -> dict[str, Any]:
     """One run, one step after the other, each durable before the next."""
     async with ks.open(where / "runs.db") as engine:
         await (await engine.start(sequence, 20)).result()
         with gauges.Stopwatch() as watch:
-            await (await engine.start(sequence, n)).result()
-    return watch.rate(n)
+            for _ in range(times):
+                await (await engine.start(sequence, n)).result()
+    return watch.rate(n * times)
 
 
-async def j2(where: Path, runs: int = 200, steps: int = 20) -> dict[str, Any]:
+async def j2(where: Path, runs: int = 200, steps: int = 20, times: int = 1) -> dict[str, Any]:
     """Many runs at once in one process."""
     async with ks.open(where / "runs.db") as engine:
 
@@ -160,11 +161,12 @@ async def j2(where: Path, runs: int = 200, steps: int = 20) -> dict[str, Any]:
 
         await one()
         with gauges.Stopwatch() as watch:
-            await asyncio.gather(*[one() for _ in range(runs)])
-    return watch.rate(runs * steps)
+            for _ in range(times):
+                await asyncio.gather(*[one() for _ in range(runs)])
+    return watch.rate(runs * steps * times)
 
 
-async def j3(where: Path, runs: int = 2000, at_once: int = 100) -> dict[str, Any]:
+async def j3(where: Path, runs: int = 2000, at_once: int = 100, times: int = 1) -> dict[str, Any]:
     """Runs of one step, a hundred at a time: what starting and finishing cost."""
     limit = asyncio.Semaphore(at_once)
     async with ks.open(where / "runs.db") as engine:
@@ -175,17 +177,19 @@ async def j3(where: Path, runs: int = 2000, at_once: int = 100) -> dict[str, Any
 
         await (await engine.start(sequence, 20)).result()
         with gauges.Stopwatch() as watch:
-            await asyncio.gather(*[one() for _ in range(runs)])
-    return watch.rate(runs)
+            for _ in range(times):
+                await asyncio.gather(*[one() for _ in range(runs)])
+    return watch.rate(runs * times)
 
 
-async def j4(where: Path, n: int = 500) -> dict[str, Any]:
+async def j4(where: Path, n: int = 500, times: int = 1) -> dict[str, Any]:
     """Parallel steps in one run, from its start to its result."""
     async with ks.open(where / "runs.db") as engine:
         await (await engine.start(sequence, 20)).result()
         with gauges.Stopwatch() as watch:
-            await (await engine.start(fan, n)).result()
-    return watch.rate(n)
+            for _ in range(times):
+                await (await engine.start(fan, n)).result()
+    return watch.rate(n * times)
 
 
 # -- being killed ------------------------------------------------------------------------------------------------------

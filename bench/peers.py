@@ -57,6 +57,7 @@ def compare(jobs: list[str], effort: Effort) -> list[Finding]:
             if not theirs:
                 print(f"{name} {job}: no result")
                 continue
+            ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
             findings.append(
                 Finding(
                     job,
@@ -64,9 +65,9 @@ def compare(jobs: list[str], effort: Effort) -> list[Finding]:
                     statistics.median(ours),
                     UNITS[job],
                     floor=statistics.median(theirs),
-                    ratio=statistics.median(mine / other for mine, other in zip(ours, theirs, strict=True)),
+                    ratio=statistics.median(ratios),
                     least_ratio=LEAST.get((job, name)),
-                    detail={"ours": ours, "peer": theirs},
+                    detail={"ours": ours, "peer": theirs, "ratios": ratios},
                 )
             )
             print(f"  {name} {job}: {findings[-1].ratio:.1f} times", flush=True)

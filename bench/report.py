@@ -36,6 +36,8 @@ def _row(finding: Finding) -> tuple[str, ...]:
     elif finding.most is not None:
         target = f"≤ {finding.most:g} {finding.unit}"
     reached = {True: "yes", False: "NO", None: ""}[finding.reached]
+    if not finding.sure:
+        reached += ", but rounds differ"
     if finding.detail.get("repeated", 0) > 1:
         reached = f"NO: {finding.detail['repeated']} bodies repeated"
     return (
@@ -43,10 +45,17 @@ def _row(finding: Finding) -> tuple[str, ...]:
         finding.what,
         f"{number(finding.ours)} {finding.unit}",
         "" if finding.floor is None else number(finding.floor),
-        "" if finding.ratio is None else f"{finding.ratio:.2f}",
+        _ratio(finding),
         target,
         reached,
     )
+
+
+def _ratio(finding: Finding) -> str:
+    if finding.ratio is None:
+        return ""
+    ratios = finding.detail.get("ratios")
+    return f"{finding.ratio:.2f}" + (f" ({min(ratios):.2f}–{max(ratios):.2f})" if ratios else "")
 
 
 def number(value: float) -> str:

@@ -163,7 +163,7 @@ class Soak:
         """Start a run, say what is to be said to it, wait for its result, and start the next."""
         while time.monotonic() < until:
             workflow, args, expected, acts = self.next_job()
-            run_id = f"{workflow.name}-{next(self.numbers)}"
+            run_id = f"{workflow.fn.__name__}-{next(self.numbers)}"
             await self.insist(lambda: engine.start(workflow, *args, run_id=run_id))  # noqa: B023 - awaited at once
             self.report.started += 1
             self.expected[run_id] = expected
@@ -268,7 +268,7 @@ class Soak:
         if list(db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'ledger'")):
             booked = Counter(run for (run,) in db.execute("SELECT run FROM ledger"))
             for run in runs:
-                if run.workflow == "booking" and run.status is Status.COMPLETED and booked[run.id] != 3:
+                if run.workflow == programs.booking.name and run.status is Status.COMPLETED and booked[run.id] != 3:
                     self.report.wrong.append(f"{run.id} booked {booked[run.id]} times, not 3")
         db.close()
 

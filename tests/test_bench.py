@@ -20,8 +20,8 @@ SMALL = {
 @pytest.mark.parametrize("job", SMALL)
 @pytest.mark.parametrize("side", [ours, floor], ids=["ours", "floor"])
 def test_a_rate_is_of_what_was_asked_for(side, job, tmp_path):
-    answer = asyncio.run(side.JOBS[job](tmp_path, **SMALL[job]))
-    assert answer["count"] == SMALL[job].get("n", SMALL[job].get("runs", 0) * SMALL[job].get("steps", 1))
+    answer = asyncio.run(side.JOBS[job](tmp_path, times=2, **SMALL[job]))
+    assert answer["count"] == 2 * SMALL[job].get("n", SMALL[job].get("runs", 0) * SMALL[job].get("steps", 1))
     assert answer["per_second"] == pytest.approx(answer["count"] / answer["seconds"])
 
 
@@ -63,6 +63,19 @@ def findings():
 
 def test_a_target_speaks_of_the_ratio_or_of_the_figure():
     assert [finding.reached for finding in findings()] == [True, False, None]
+
+
+def test_rounds_that_disagree_about_a_target_are_shown_to_disagree():
+    one = measure.Finding(
+        "j3", "short", 1.0, "runs/s", 3.0, 0.32, least_ratio=0.3, detail={"ratios": [0.15, 0.32, 0.51]}
+    )
+    assert one.reached
+    assert not one.sure
+    assert "0.32 (0.15–0.51)" in report.table([one])
+    assert "yes, but rounds differ" in report.table([one])
+    one.detail["ratios"] = [0.31, 0.32, 0.51]
+    assert one.sure
+    assert "differ" not in report.table([one])
 
 
 def test_the_report_shows_and_keeps_everything(tmp_path):

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import keepstep as ks
-from keepstep.ports import SystemClock
+from keepstep.ports import CURRENT, SystemClock
 from keepstep.testing.recorder import Recorder
 
 EFFECTS: Recorder | None = None
@@ -43,6 +43,13 @@ class FastClock(SystemClock):
 
     def now(self) -> float:
         return self._from + (time.time() - self._from) * self._speed
+
+
+def workflow(fn=None, **options):
+    """A workflow whose name no other test uses."""
+    if fn is None:
+        return lambda function: workflow(function, **options)
+    return ks.workflow(name=f"crash:{fn.__name__}", **options)(fn)
 
 
 # -- steps -------------------------------------------------------------------------------------------------------------
@@ -105,6 +112,7 @@ def book(tx, number: int) -> int:
 @ks.step
 async def clean_up() -> str:
     EFFECTS.body()
+    await asyncio.sleep(0.02)
     return "clean"
 
 
@@ -143,7 +151,7 @@ async def until(handle, *statuses, seconds=10.0):
             await asyncio.sleep(0.002)
 
 
-@ks.workflow
+@workflow
 async def sequence(steps: int) -> int:
     total = 0
     for number in range(1, steps + 1):
@@ -155,7 +163,7 @@ async def play_sequence(engine):
     return await (await engine.start(sequence, 4, run_id="main")).result()
 
 
-@ks.workflow
+@workflow
 async def fan() -> list[int]:
     first = await ks.gather(add(1, 1), add_in_thread(2, 2), add(3, 3))
     second = await ks.map(add_in_thread_twice, [1, 2, 3], concurrency=2)
@@ -172,7 +180,7 @@ async def play_fan(engine):
     return await (await engine.start(fan, run_id="main")).result()
 
 
-@ks.workflow
+@workflow
 async def racing() -> list:
     first = await ks.race(add(1, 1), never())
     done, late = await asyncio.wait(
@@ -193,7 +201,7 @@ async def play_racing(engine):
     return await (await engine.start(racing, run_id="main")).result()
 
 
-@ks.workflow
+@workflow
 async def retried() -> list:
     number = await flaky(7)
     try:
@@ -207,7 +215,7 @@ async def play_retried(engine):
     return await (await engine.start(retried, run_id="main")).result()
 
 
-@ks.workflow
+@workflow
 async def conversation() -> list:
     heard = [await ks.wait_for("first")]
     heard.append(await add(heard[0], 1))
@@ -228,7 +236,7 @@ async def play_conversation(engine):
     return await handle.result()
 
 
-@ks.workflow
+@workflow
 async def sleeper() -> list:
     one = await add(1, 0)
     await ks.sleep(0.02)
@@ -241,14 +249,14 @@ async def play_sleeper(engine):
     return await (await engine.start(sleeper, run_id="main")).result()
 
 
-@ks.workflow
+@workflow
 async def child(number: int) -> int:
     if number < 0:
         await fails()
     return await add(number, number)
 
 
-@ks.workflow
+@workflow
 async def parent() -> list:
     one = await ks.start(child, 1)
     two = await ks.start(child, -1)
@@ -263,7 +271,7 @@ async def parent() -> list:
     return results
 
 
-@ks.workflow
+@workflow
 async def parent_of_two() -> list:
     one, two = await ks.start(child, 1), await ks.start(child, 2)
     return [await one, await two]
@@ -273,7 +281,7 @@ async def play_parent(engine):
     return await (await engine.start(parent, run_id="main")).result()
 
 
-@ks.workflow
+@workflow
 async def careful() -> list:
     return [await charge(1), await add(1, 1), await charge(2)]
 
@@ -282,7 +290,7 @@ async def play_careful(engine):
     return await (await engine.start(careful, run_id="main")).result()
 
 
-@ks.workflow
+@workflow
 async def booking() -> list:
     return [await book(1), await add(1, 1), *await ks.gather(book(2), book(3))]
 
@@ -291,7 +299,7 @@ async def play_booking(engine):
     return await (await engine.start(booking, run_id="main")).result()
 
 
-@ks.workflow
+@workflow
 async def continuing(round_: int, total: int) -> int:
     total = await add(total, round_)
     if round_ < 3:
@@ -306,7 +314,7 @@ async def play_continuing(engine):
     return await handle.result()
 
 
-@ks.workflow
+@workflow
 async def cancelled() -> str:
     await add(1, 1)
     helper = await ks.start(patient)
@@ -318,7 +326,7 @@ async def cancelled() -> str:
         await helper.signal("too late")
 
 
-@ks.workflow
+@workflow
 async def patient() -> None:
     await ks.wait_for("nothing")
 
@@ -338,7 +346,7 @@ async def play_cancelled(engine):
         return "cancelled"
 
 
-@ks.workflow
+@workflow
 async def pausing() -> list:
     return [await add(1, 1), await ks.wait_for("go"), await add(2, 2)]
 
@@ -353,7 +361,7 @@ async def play_pausing(engine):
     return await handle.result()
 
 
-@ks.workflow
+@workflow
 def plain() -> list:
     one = add(1, 1).result()
     two = [add(one, 1).start(), add_in_thread(one, 2).start()]
@@ -369,7 +377,32 @@ async def play_plain(engine):
     return await handle.result()
 
 
-@ks.workflow(durability=ks.Durability.every(3))
+@ks.step
+async def tell_myself(ticks: int) -> str:
+    """Send the own run a signal, and end at about the moment at which it is heard."""
+    EFFECTS.body()
+    telling = asyncio.ensure_future(CURRENT.get().run.engine.signal(ks.run_id(), "news", ticks, id=str(ticks)))
+    for _ in range(ticks):
+        await asyncio.sleep(0)
+    telling.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return "told"
+
+
+@workflow
+async def contended() -> list:
+    """A wait that loses the race at the moment its signal comes: the next wait must hear it."""
+    heard = []
+    for ticks in range(7):
+        first = await ks.race(tell_myself(ticks), ks.wait_for("news"))
+        heard.append(await ks.wait_for("news") if first == "told" else first)
+    return heard
+
+
+async def play_contended(engine):
+    return await (await engine.start(contended, run_id="main")).result()
+
+
+@workflow(durability=ks.Durability.every(3))
 async def seldom() -> int:
     total = 0
     for number in range(1, 6):
@@ -398,6 +431,7 @@ EXAMPLES = [
     Example("pausing", play_pausing, [2, "gone", 4]),
     Example("plain", play_plain, [2, 3, 4, 10, 6, 9]),
     Example("seldom", play_seldom, 16),
+    Example("contended", play_contended, [0, 1, 2, 3, 4, 5, 6]),
 ]
 
 
@@ -441,7 +475,7 @@ async def hear(sent_at: float) -> float:
     return time.time() - sent_at
 
 
-@ks.workflow
+@workflow
 async def working(steps: int, seconds: float) -> int:
     total = 0
     for number in range(1, steps + 1):
@@ -449,7 +483,7 @@ async def working(steps: int, seconds: float) -> int:
     return total
 
 
-@ks.workflow
+@workflow
 async def mixed(steps: int, seconds: float) -> int:
     """A bit of everything, so that a kill finds each of it."""
     total = sum(await ks.gather(work(seconds, 1), work(seconds, 2)))
@@ -465,7 +499,7 @@ async def counted(item) -> int:
     return await work(*item)
 
 
-@ks.workflow
+@workflow
 async def holding(path: str) -> list:
     return [await add(0, 1), await hold(path), await add(1, 1), await add(2, 1)]
 
@@ -476,7 +510,7 @@ async def bulky(path: str) -> str:
     return random.Random(1).randbytes(100_000).hex()  # does not compress well
 
 
-@ks.workflow
+@workflow
 async def heavy(path: str) -> list:
     """Writes little, then much."""
     one = await add(0, 1)
@@ -484,27 +518,40 @@ async def heavy(path: str) -> list:
     return [one, len(await bulky(path)), await add(one, 1)]
 
 
-@ks.workflow
+@workflow
 async def waits_in_between() -> list:
     return [await add(0, 1), await add(1, 1), await ks.wait_for("go"), await add(2, 1)]
 
 
-@ks.workflow
+@ks.step(retry=ks.Retry(attempts=2, base_seconds=0.5))
+async def fails_once() -> int:
+    if EFFECTS.body() < 2:
+        raise ConnectionError("try again")
+    return 2
+
+
+@workflow
+async def backing_off() -> list:
+    """One attempt, and then another without any write between the wait and its beginning."""
+    return await ks.gather(*(fails_once() for _ in range(5)))
+
+
+@workflow
 async def culprit(seconds: float) -> None:
     await kill_the_process(seconds)
 
 
-@ks.workflow
+@workflow
 async def stopping() -> int:
     return await stop_inside(1)
 
 
-@ks.workflow
+@workflow
 async def listening(count: int) -> list:
     return [await hear(await ks.wait_for("ping")) for _ in range(count)]
 
 
-@ks.workflow
+@workflow
 async def chat(count: int) -> list:
     """Answers messages from anyone, in the order in which they came."""
     seen = []
@@ -526,12 +573,12 @@ def pay(folder: str) -> str:
     return "paid"
 
 
-@ks.workflow
+@workflow
 async def paying(folder: str) -> list:
     return [await add(1, 1), await pay(folder), await flaky(3)]
 
 
-@ks.workflow
+@workflow
 async def napping(seconds: float) -> int:
     one = await add(0, 1)
     await ks.sleep(seconds)
@@ -545,12 +592,12 @@ class Served:
         self.engine = engine
 
     async def start(self, workflow, args, run_id):
-        await self.engine.start(workflow, *args, run_id=run_id)
+        await self.engine.start(f"crash:{workflow}", *args, run_id=run_id)
 
     async def start_many(self, workflow, args, ids, at):
         """Start all of these at the same moment as others do, and wait for their results."""
         await asyncio.sleep(at - time.time())
-        handles = await asyncio.gather(*(self.engine.start(workflow, *args, run_id=one) for one in ids))
+        handles = await asyncio.gather(*(self.engine.start(f"crash:{workflow}", *args, run_id=one) for one in ids))
         return [await handle.result(timeout=30) for handle in handles]
 
     async def result(self, run_id, timeout=30):  # noqa: ASYNC109

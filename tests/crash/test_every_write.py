@@ -10,8 +10,9 @@ import apsw
 import pytest
 
 from keepstep.engine.engine import Engine
-from keepstep.model import Kind, RunQuery
-from keepstep.testing.crash import CrashPoint, MemoryDisk, SQLiteDisk, crash_at, crash_everywhere, live
+from keepstep.errors import RunCancelled
+from keepstep.model import Kind, RunQuery, Status
+from keepstep.testing.crash import CrashPoint, MemoryDisk, SQLiteDisk, crash_at, crash_everywhere, life, live
 from keepstep.testing.recorder import repeated
 
 from . import programs
@@ -30,13 +31,14 @@ class Bench:
         self.example, self.store, self.folder = example, store, folder
         self.numbers = itertools.count()
         self.clock = programs.FastClock()
+        self.options = {}
 
     def disk(self):
         self.place = self.folder / str(next(self.numbers))
         self.place.mkdir()
         if self.store == "memory":
-            return MemoryDisk(self.clock)
-        return SQLiteDisk(self.place / "runs.db", self.clock, power_loss="may_lose_last")
+            return MemoryDisk(self.clock, **self.options)
+        return SQLiteDisk(self.place / "runs.db", self.clock, power_loss="may_lose_last", **self.options)
 
     def recorder(self):
         return programs.record_to(self.place / "effects")
@@ -92,6 +94,50 @@ def test_a_crash_at_any_write_changes_nothing(example, store, tmp_path):
         return await crash_everywhere(bench.disk, example.play, bench.judge, recorder=bench.recorder, clock=bench.clock)
 
     assert asyncio.run(main()) >= 8
+
+
+@pytest.mark.parametrize("fault", ["failed", "lost"])
+@pytest.mark.parametrize("example", [pytest.param(one, id=one.name) for one in programs.EXAMPLES])
+def test_a_write_that_fails_once_changes_nothing(example, fault, tmp_path):
+    """The store does not answer once, having written or not: the same life settles it, and goes on."""
+    bench = Bench(example, example.stores[-1] if fault == "lost" else example.stores[0], tmp_path)
+    bench.options = {"lease_seconds": 0.6}
+    seen = []
+
+    async def judge(disk, lives):
+        seen.append(lives)
+        await bench.judge(disk, lives)
+
+    async def main():
+        await crash_everywhere(
+            bench.disk, example.play, judge, recorder=bench.recorder, clock=bench.clock, faults=[fault]
+        )
+
+    asyncio.run(main())
+    assert len(seen) >= 6
+
+
+def test_a_cancel_that_is_repeated_after_a_crash_does_not_cut_the_cleanup_short(tmp_path):
+    async def main():
+        disk, effects = MemoryDisk(), programs.record_to(tmp_path / "effects")
+        async with life(disk) as (engine, _):
+            await engine.open()
+            handle = await engine.start(programs.cancelled, run_id="main")
+            await programs.until(handle, Status.WAITING)
+            await handle.cancel()
+            await handle.cancel()
+            while not effects.bodies("main", "clean_up"):  # noqa: ASYNC110 - written to a file
+                await asyncio.sleep(0)
+        async with life(disk) as (engine, _):
+            await engine.open()
+            handle = await engine.get("main")
+            await handle.cancel()
+            with pytest.raises(RunCancelled):
+                await handle.result(timeout=5)
+            done = [one.step for one in await handle.checkpoints() if one.kind is Kind.STEP_COMPLETED]
+            assert done[:3] == ["add#1", "clean_up#1", "add#2"]
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("example, store", CASES)

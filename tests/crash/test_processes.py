@@ -20,6 +20,7 @@ from keepstep.model import Claims, Kind, Run, RunQuery, Status
 from keepstep.ports import Create, SystemClock, WouldBlock, instant
 from keepstep.stores.sqlite import SQLiteStore
 from keepstep.testing.recorder import Recorder, repeated_in_store
+from tests.soak import soak
 
 from . import programs
 from .programs import Died, Process, Refused
@@ -195,6 +196,21 @@ def test_a_zombie_starts_nothing_and_writes_nothing(world):
     assert begun == [("add#1", True), ("hold#1", True), ("hold#1", False), ("add#2", False), ("add#3", False)]
     assert world.run("r") == finished, "the zombie wrote to a run that was no longer its own"
     world.judge()
+
+
+def test_a_zombie_does_not_begin_the_attempt_it_was_waiting_to_make(world):
+    zombie, heir = world.processes(2, lease_seconds=LEASE)
+    zombie.ask("start", workflow="backing_off", args=[], run_id="r")
+    world.wait_for_body("r", "fails_once", 5)
+    name = zombie.ask("worker")
+    zombie.send(signal.SIGSTOP)
+    assert heir.ask("result", run_id="r") == [2] * 5
+    zombie.send(signal.SIGCONT)
+    assert zombie.ask("result", run_id="r") == [2] * 5
+    zombie.ask("start", workflow="working", args=[3, 0.0], run_id="later")
+    assert zombie.ask("result", run_id="later") == 6
+    assert [effect.attempt for effect in world.effects.bodies("r") if effect.worker == name] == [1] * 5
+    assert len(world.effects.bodies("r")) == 10
 
 
 def test_a_short_stop_loses_no_lease(world):
@@ -598,3 +614,15 @@ def test_a_disk_that_fails_for_a_while_loses_nothing(fail, mend, tmp_path):
             assert await (await engine.start(programs.sequence, 3, run_id="next")).result(timeout=10) == 6
 
     asyncio.run(main())
+
+
+# -- all of it at once -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_short_soak_loses_repeats_and_forgets_nothing():
+    report = soak(seconds=6.0, workers=2, seed=5)
+    print(report)
+    assert report.good, str(report)
+    assert report.faults["kill"] >= 10
+    assert report.finished >= 40

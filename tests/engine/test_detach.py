@@ -5,6 +5,9 @@ import asyncio
 import pytest
 
 import keepstep as ks
+from keepstep.model import Signal
+from keepstep.model.signal import CANCEL
+from keepstep.ports import Send
 from tests.engine.world import steps_of, told, until, until_at_last_wait, until_status
 
 
@@ -250,7 +253,47 @@ async def test_a_run_that_waits_for_something_of_its_own_is_parked_and_loses_it(
             await run.result(5)
 
 
+def just_before(engine, status, send):
+    """Have a signal reach the store just before the commit that gives a run this status, once."""
+    commit, sent = engine.store.commit, []
+
+    def slipping_in(changes, **options):
+        if not sent and any(getattr(change, "status", None) is status for change in changes):
+            sent.append(send)
+            commit([Send(send)])
+        return commit(changes, **options)
+
+    engine.store.commit = slipping_in
+    return sent
+
+
 async def test_a_signal_that_comes_while_the_run_is_being_parked_is_lost(world):
+    @ks.workflow
+    async def waiting():
+        return await ks.wait_for("word")
+
+    async with world.engine() as engine:
+        sent = just_before(engine, ks.Status.WAITING, Signal("r", "word", b'"heard"', "only one"))
+        run = await engine.start(waiting, run_id="r")
+        assert await run.result(5) == "heard"
+        assert sent
+
+
+async def test_a_cancel_that_comes_while_the_run_is_finishing_is_lost(world):
+    @ks.workflow
+    async def finishing():
+        await ks.sleep(0)
+        return "completed"
+
+    async with world.engine() as engine:
+        sent = just_before(engine, ks.Status.COMPLETED, Signal("r", CANCEL, b"true", "only one"))
+        run = await engine.start(finishing, run_id="r")
+        with pytest.raises(ks.RunCancelled):
+            await run.result(5)
+        assert sent
+
+
+async def test_signals_that_come_while_the_run_parks_again_and_again_are_lost(world):
     @ks.workflow
     async def waiting(count):
         return [await ks.wait_for("word") for _ in range(count)]

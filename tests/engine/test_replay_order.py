@@ -36,6 +36,36 @@ async def test_a_first_completed_wait_picks_another_winner_on_replay(world, effe
     assert await live_then_many_lives(world, first, pace, effects) == ["bb"]
 
 
+async def test_outcomes_that_come_together_are_told_together(world, effects):
+    """Two steps end in one pass and share a commit; the code sees one, comes to rest, and then the other."""
+    pace = Pace(a=0.0, bb=0.0, ccc=0.0)
+
+    @ks.step
+    async def ask(name):
+        await pace.take(name)
+        effects.append(name)
+        return name
+
+    @ks.step
+    async def use(names):
+        effects.append(("use", *names))
+        return names
+
+    @ks.workflow
+    async def together():
+        left = {asyncio.create_task(ask(name)) for name in pace.seconds}
+        seen = []
+        while left:
+            done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+            seen.append(await use(sorted(task.result() for task in done)))
+        await ks.wait_for("go")
+        return seen
+
+    seen = await live_then_many_lives(world, together, pace, effects, lives=3)
+    assert len(seen[0]) == 1, "the first outcome must be told alone"
+    assert sorted(name for names in seen for name in names) == ["a", "bb", "ccc"]
+
+
 async def test_a_cancelled_loser_runs_further_on_replay(world, effects):
     pace = Pace(fast=0.03, slow=0.004)
 

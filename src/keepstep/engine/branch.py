@@ -9,6 +9,7 @@ import random
 import threading
 import uuid
 from collections.abc import Callable, Generator
+from contextvars import copy_context
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -195,10 +196,10 @@ class DurableCall(Call[T]):
             if self.entry is not None:
                 run.asked[self.key] = self
             else:
-                run.held.append(self)
+                run.held[self] = copy_context()
             run.watch()
         elif run.holding:
-            run.held.append(self)
+            run.held[self] = copy_context()
             run.watch()
         else:
             self.begin_live()
@@ -312,8 +313,7 @@ class DurableCall(Call[T]):
 
     def stop(self) -> None:
         """Stop what `begin_live` began."""
-        if self in self.run.held:
-            self.run.held.remove(self)
+        self.run.held.pop(self, None)
 
 
 def _begin_quietly(call: DurableCall[Any]) -> None:

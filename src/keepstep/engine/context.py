@@ -115,7 +115,7 @@ class RunContext:
         # replay and delivery
         self.history: History | None = None
         self.asked: dict[str, DurableCall[Any]] = {}
-        self.held: list[DurableCall[Any]] = []
+        self.held: dict[DurableCall[Any], Context] = {}  # each with the context variables of its code
         self.arrived: deque[Draft] = deque()
         self.now_at: datetime = run.created_at
         self.generation = 0
@@ -342,9 +342,9 @@ class RunContext:
                 draft.call.settle(draft.record)
             self.watch()
             return True
-        held, self.held = self.held, []
-        for new in held:
-            new.begin_live()
+        held, self.held = self.held, {}
+        for new, context in held.items():
+            context.run(new.begin_live)
         return bool(held or self.performing or self._is_writing())
 
     def answer_now(self, call: DurableCall[Any]) -> bool:
@@ -374,10 +374,10 @@ class RunContext:
     def _release_held(self) -> None:
         if self.holding or self.history is not None:
             return
-        held, self.held = self.held, []
-        for call in held:
+        held, self.held = self.held, {}
+        for call, context in held.items():
             if call.state == ASKED:
-                call.begin_live()
+                context.run(call.begin_live)
 
     def _refill(self, history: History, seq: int) -> None:
         async def refill() -> None:
@@ -450,7 +450,7 @@ class RunContext:
         return None
 
     def put_back(self, signal: Signal) -> None:
-        """A signal that was taken for a wait which no longer wants it: the next wait for it hears it, in its old place."""
+        """A signal that was taken for a wait which no longer wants it: the next wait for it hears it."""
         self.inbox.append(signal)
         self.inbox.sort(key=lambda one: one.seq)
         self._match()

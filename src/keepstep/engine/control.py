@@ -102,6 +102,8 @@ async def _failures(engine: Engine, run_id: str) -> list[int]:
     causes: set[int] = set(ends[-1].error.caused_by) if ends and ends[-1].error is not None else set()
     keys = {record.step for record in records if record.seq in causes}
     gone = {record.seq for record in records if record.kind == Kind.STEP_FAILED and record.step in keys}
+    children = {_child_of(record) for record in records if record.seq in causes and record.kind == Kind.CHILD}
+    gone |= {record.seq for record in records if record.kind == Kind.CHILD and _child_of(record) in children}
     missed = {record.seq for record in records if record.kind == Kind.TIMER and record.step == DEADLINE}
     if causes or missed:
         first = min(causes | missed)
@@ -109,6 +111,11 @@ async def _failures(engine: Engine, run_id: str) -> list[int]:
     if ends:
         gone |= missed | {ends[-1].seq}
     return sorted(gone)
+
+
+def _child_of(record: Record) -> str:
+    """The child that a record tells of: its start names it, and so does the word of its end."""
+    return (record.data or {}).get("child") or msgspec.json.decode(record.raw())["child"]  # type: ignore[no-any-return]
 
 
 async def _append_and_release(engine: Engine, claim: Claim, record: Record, status: Status) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
 from ..errors import DefinitionError, KeepstepError, RunConflict, RunNotFound, StoreError
 from ..executors.thread import ThreadExecutor
-from ..model import Claim, Event, Lease, Run, RunPage, RunQuery, Status
+from ..model import Claim, Event, Kind, Lease, Run, RunPage, RunQuery, Status
 from ..model.ids import check_id, check_name, new_id
 from ..observers import resolve
 from ..policies import RecoveryLimit
@@ -348,6 +348,10 @@ class Engine:
         await control.retry(self, run_id, reason, actor)
         self.poke()
 
+    async def cancel_now(self, run_id: str, reason: str = "", actor: str = "") -> None:
+        """End a run that nobody drives, without its code."""
+        await control.cancel_now(self, run_id, reason, actor)
+
     async def signal(self, run_id: str, name: str, payload: Any = True, *, id: str = "") -> None:  # noqa: A002
         """Send a run a durable message."""
         await RunHandle[Any](self, run_id).signal(name, payload, id=id)
@@ -484,7 +488,9 @@ class Engine:
             )
 
     def tell_record(self, context: RunContext, record: Record) -> None:
-        """Tell observers of a record, now that it is durable."""
+        """Tell observers of a record, now that it is durable; the run's start and end are told by their statuses."""
+        if record.kind in (Kind.RUN_STARTED, Kind.RUN_FINISHED):
+            return
         data: dict[str, Any] = {"outcome": record.outcome}
         if record.error is not None:
             data["error"] = f"{record.error.type}: {record.error.message}"

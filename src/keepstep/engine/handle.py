@@ -183,6 +183,8 @@ class RunHandle(Generic[R]):
     async def cancel(self, reason: str = "") -> None:
         """Ask the run to stop: it reaches running steps, waits and children, and is final."""
         await self._send(CANCEL, _reason(reason))
+        if (await self.run()).status is Status.SET_ASIDE:  # no worker takes it, so nobody would hear
+            await self._engine.cancel_now(self.id, reason, actor())
 
     async def pause(self, reason: str = "") -> None:
         """Stop the run at its next step boundary; it keeps its state."""

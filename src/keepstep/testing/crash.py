@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 
 from ..engine.engine import Engine
 from ..engine.tasks import uninstall
-from ..errors import StoreError
+from ..errors import StoreError, StoreUnavailable
 from ..model import Claims, Kind, News, Run, RunPage, RunQuery, Signal, WorkerInfo
 from ..ports import Advance, Answer, Change, ClaimRequest, Clock, Row, Store, Verdict
 from ..stores.memory import MemoryStore
@@ -20,7 +20,8 @@ from ..stores.records import unseal
 from ..stores.sqlite import SQLiteStore
 from .recorder import Recorder
 
-When = Literal["before", "after"]
+#: A crash before or after the write; or no crash, but a write that fails, or one whose answer is lost.
+When = Literal["before", "after", "failed", "lost"]
 
 #: A life that neither ends nor crashes in this time hangs.
 LIFE_SECONDS = 8.0
@@ -34,13 +35,15 @@ class Crash(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CrashPoint:
-    """Before or after the write of this number, counted from 1. `kind` is what that write was when nothing crashed."""
+    """What befalls the write of this number, counted from 1; `kind` is what that write was when nothing befell it."""
 
     number: int
     when: When
     kind: str = "commit"
 
     def __str__(self) -> str:
+        if self.when in ("failed", "lost"):
+            return f"never, but write {self.number} ({self.kind}) was {self.when}"
         return f"{self.when} write {self.number} ({self.kind})"
 
 
@@ -74,19 +77,27 @@ class CrashingStore:
 
     def _before(self, kind: str) -> None:
         point = self._point
-        if point is None or point.when != "before" or len(self.writes) != point.number - 1:
+        if point is None or point.when not in ("before", "failed") or len(self.writes) != point.number - 1:
             return
         # A claim may find nothing and write nothing, so one is only crashed where a claim is known to come.
-        if kind != "claim" or point.kind == "claim":
-            self.die()
-            self._check()
+        if kind == "claim" and point.kind != "claim":
+            return
+        if point.when == "failed":
+            self._point = None
+            raise StoreUnavailable("the store failed once")
+        self.die()
+        self._check()
 
     def _after(self, kind: str) -> None:
         self.writes.append(kind)
         point = self._point
-        if point is not None and point.when == "after" and len(self.writes) == point.number:
-            self.die()
-            self._check()
+        if point is None or point.when not in ("after", "lost") or len(self.writes) != point.number:
+            return
+        if point.when == "lost":
+            self._point = None
+            raise StoreUnavailable("the answer of the store was lost", unknown=True)
+        self.die()
+        self._check()
 
     # -- writes ------------------------------------------------------------------------------------------------------
 
@@ -183,8 +194,8 @@ class Disk(Protocol):
 class MemoryDisk:
     """A memory store that is handed from life to life."""
 
-    def __init__(self, clock: Clock | None = None) -> None:
-        self.store = MemoryStore(clock=clock)
+    def __init__(self, clock: Clock | None = None, **options: Any) -> None:
+        self.store = MemoryStore(clock=clock, **options)
 
     def open(self) -> MemoryStore:
         return self.store
@@ -316,12 +327,14 @@ async def crash_everywhere(
     *,
     recorder: Callable[[], Recorder | None] = lambda: None,
     again: Callable[[CrashPoint], Iterable[CrashPoint]] = lambda _: (),
+    faults: Sequence[When] = ("before", "after"),
     **options: Any,
 ) -> int:
     """Play a scenario undisturbed to count its writes, then once for every write with a crash before and after it.
 
     Each time the scenario is played again on the same disk until it gets to its end, and `judge` looks at what is
-    left. `again` names further crash points for the lives that recover. The number of crashes.
+    left. `again` names further crash points for the lives that recover; `faults` what befalls the writes. The number
+    of crashes.
     """
     disk = make_disk()
     ended, result, writes = await live(disk, scenario, None, recorder(), **options)
@@ -329,7 +342,9 @@ async def crash_everywhere(
     await judge(disk, Lives(None, result, 0, writes))
     crashes = 0
     for number, kind in enumerate(writes, 1):
-        for when in ("before", "after"):
+        for when in faults:
+            if number == 1 and when in ("failed", "lost"):
+                continue  # a store that fails while it is opened is told to whoever opens it
             point = CrashPoint(number, when, kind)
             points = [point, *again(point)]
             crashes += await crash_at(make_disk(), scenario, judge, points, recorder=recorder(), **options)

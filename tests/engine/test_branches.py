@@ -1,0 +1,295 @@
+"""Branches are numbered where they are made, among all tasks of their parent, eager ones too (K1)."""
+
+import asyncio
+import contextvars
+import random
+import sys
+
+import pytest
+
+import keepstep as ks
+from tests.engine.lives import Pace, live_then_many_lives
+from tests.engine.world import steps_of
+
+
+def worker_for(effects, pace=None):
+    @ks.step
+    async def work(name):
+        if pace is not None:
+            await pace.take(name)
+        effects.append(name)
+        return name
+
+    return work
+
+
+async def test_branches_are_numbered_by_who_calls_a_step_first(world, effects):
+    """Unrecorded waiting before the first step of a branch: the numbers must not follow it."""
+    work = worker_for(effects)
+
+    @ks.workflow
+    async def scattered():
+        async def one(number):
+            await asyncio.sleep(random.random() * 0.01)
+            return await work(f"b{number}")
+
+        got = await asyncio.gather(*(one(number) for number in range(8)))
+        await ks.wait_for("go")
+        return got
+
+    result = await live_then_many_lives(world, scattered, Pace(), effects, lives=3)
+    assert result == [f"b{number}" for number in range(8)]
+    assert len(effects) == 8
+
+
+async def test_a_task_that_calls_no_step_shifts_the_numbers(world, effects):
+    work = worker_for(effects)
+
+    @ks.workflow
+    async def mixed():
+        async def idle():
+            await asyncio.sleep(0)
+
+        async def busy(name):
+            return await work(name)
+
+        await asyncio.gather(idle(), busy("a"), idle(), busy("b"))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(idle())
+            group.create_task(busy("c"))
+
+    async with world.engine() as engine:
+        run = await engine.start(mixed)
+        await run.result(5)
+        assert set(await steps_of(run)) == {"2/work#1", "4/work#1", "6/work#1"}
+
+
+async def test_a_call_is_numbered_where_it_is_awaited(world, effects):
+    """The key is fixed when the step is called: handing the call to another task does not change it."""
+    work = worker_for(effects)
+
+    @ks.workflow
+    async def handing():
+        first, second = work("a"), work("b")
+
+        async def take(call):
+            return await call
+
+        return await asyncio.gather(take(second), take(first))
+
+    async with world.engine() as engine:
+        run = await engine.start(handing)
+        assert await run.result(5) == ["b", "a"]
+        recorded = {one.step: one.value for one in await run.checkpoints() if one.kind.value == "step completed"}
+        assert recorded == {"work#1": b'"a"', "work#2": b'"b"'}
+
+
+async def test_a_task_made_inside_a_step_counts_as_a_branch(world, effects):
+    work = worker_for(effects)
+
+    @ks.step
+    async def spawning():
+        await asyncio.gather(*(asyncio.sleep(0) for _ in range(3)))
+
+    @ks.workflow
+    async def nested():
+        await spawning()
+        return await asyncio.create_task(inner())
+
+    async def inner():
+        return await work("a")
+
+    async with world.engine() as engine:
+        run = await engine.start(nested)
+        await run.result(5)
+        assert await steps_of(run) == ["spawning#1", "1/work#1"]
+
+
+async def test_two_runs_at_once_number_each_others_branches(world, effects):
+    work = worker_for(effects)
+
+    @ks.workflow
+    async def branching(name):
+        async def branch(number):
+            await work(f"{name}{number}")
+            return await work(f"{name}{number}")
+
+        return await asyncio.gather(*(branch(number) for number in range(3)))
+
+    async with world.engine() as engine:
+        runs = [await engine.start(branching, name, run_id=name) for name in "abcd"]
+        for run in runs:
+            await run.result(5)
+            expected = {f"{branch}/work#{call}" for branch in (1, 2, 3) for call in (1, 2)}
+            assert set(await steps_of(run)) == expected
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with Python 3.12")
+async def test_eager_tasks_are_numbered_otherwise_on_replay(world, effects):
+    asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)
+    pace = Pace(a=0.01, bb=0.0)
+    work = worker_for(effects, pace)
+
+    @ks.workflow
+    async def eager():
+        async def branch(name):
+            first = await work(name)
+            return [first, *(await asyncio.gather(work(name), inner(name)))]
+
+        async def inner(name):
+            return await work(name)
+
+        async def instant():
+            return 1
+
+        await asyncio.create_task(instant())
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(branch(name)) for name in ("a", "bb")]
+        winner = await ks.race(branch("a"), branch("bb"))
+        done, pending = await asyncio.wait(
+            [asyncio.create_task(work("a")), asyncio.create_task(work("bb"))], return_when=asyncio.FIRST_COMPLETED
+        )
+        first = sorted(task.result() for task in done)
+        await work("".join(first))
+        for task in pending:
+            task.cancel()
+        await ks.wait_for("go")
+        return [[task.result() for task in tasks], winner, first]
+
+    got, winner, first = await live_then_many_lives(world, eager, pace, effects, lives=4)
+    assert got == [["a"] * 3, ["bb"] * 3]
+    assert winner == ["bb"] * 3
+    assert first == ["bb"]
+
+
+# -- groups ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("concurrency", [1, 2, 10])
+async def test_an_item_that_cannot_be_stored_hangs_a_map_and_its_neighbours(world, effects, concurrency):
+    work = worker_for(effects)
+
+    @ks.workflow
+    async def mapped():
+        await ks.map(work, ["a", "b", object(), "c"], concurrency=concurrency)
+
+    @ks.workflow
+    async def neighbour():
+        return await ks.map(work, ["x", "y"], concurrency=1)
+
+    async with world.engine() as engine:
+        run, other = await engine.start(mapped), await engine.start(neighbour)
+        with pytest.raises(ks.RunFailed, match="NotSerializable"):
+            await run.result(5)
+        assert await other.result(5) == ["x", "y"]
+
+
+async def test_a_map_that_collects_stops_at_items_that_cannot_be_stored(world, effects):
+    work = worker_for(effects)
+
+    @ks.workflow
+    async def mapped():
+        items = [object()] * 1500 + ["a"]
+        got = await ks.map(work, items, concurrency=2, collect=True)
+        return [len(got.failures), got[-1]]
+
+    async with world.engine() as engine:
+        assert await (await engine.start(mapped)).result(10) == [1500, "a"]
+
+
+async def test_later_items_of_a_map_lose_the_codes_context_variables(world):
+    user = contextvars.ContextVar("user", default="nobody")
+    seen = []
+
+    @ks.step
+    async def work(number):
+        seen.append(user.get())
+        return number
+
+    @ks.workflow
+    async def mapped():
+        user.set("someone")
+
+        async def item(number):
+            seen.append(user.get())
+            return await work(number)
+
+        return await ks.map(item, [1, 2, 3], concurrency=1)
+
+    async with world.engine() as engine:
+        assert await (await engine.start(mapped)).result(5) == [1, 2, 3]
+    assert set(seen) == {"someone"}
+
+
+async def test_an_empty_group_hangs(world):
+    work = worker_for([])
+
+    @ks.workflow
+    async def empty():
+        async def streamed():
+            return [one async for one in ks.as_completed([])]
+
+        return [await ks.gather(), await ks.map(work, []), await streamed(), await ks.chain(work, [], 7)]
+
+    async with world.engine() as engine:
+        assert await (await engine.start(empty)).result(5) == [[], [], [], 7]
+
+
+async def test_a_race_or_a_map_takes_anything(world):
+    work = worker_for([])
+
+    @ks.workflow
+    async def wrong(what):
+        if what == "race":
+            await ks.race()
+        elif what == "concurrency":
+            await ks.map(work, [1], concurrency=0)
+        else:
+            await ks.map(lambda item: item, [1])
+
+    async with world.engine() as engine:
+        for what in ("race", "concurrency", "function"):
+            with pytest.raises(ks.RunFailed, match="DefinitionError"):
+                await (await engine.start(wrong, what)).result(5)
+
+
+async def test_a_failing_race_waits_for_a_success(world, effects):
+    @ks.step
+    async def bad():
+        raise ValueError("first")
+
+    @ks.step
+    async def slow():
+        await asyncio.sleep(60)
+
+    @ks.workflow
+    async def raced():
+        await ks.race(bad(), slow())
+
+    async with world.engine() as engine:
+        with pytest.raises(ks.RunFailed, match="ValueError: first"):
+            await (await engine.start(raced)).result(5)
+
+
+async def test_leaving_as_completed_early_leaves_the_rest_running(world, effects):
+    @ks.step
+    async def work(number):
+        try:
+            await asyncio.sleep(0 if number == 1 else 60)
+        except asyncio.CancelledError:
+            effects.append(f"cancelled {number}")
+            raise
+        return number
+
+    @ks.workflow
+    async def first():
+        stream = ks.as_completed([work(1), work(2)])
+        async for number in stream:
+            await stream.aclose()
+            return number
+
+    async with world.engine() as engine:
+        run = await engine.start(first)
+        assert await run.result(5) == 1
+        assert await steps_of(run, "step cancelled") == ["work#2"]
+    assert effects == ["cancelled 2"]
