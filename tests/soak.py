@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import contextlib
 import itertools
+import logging
 import multiprocessing
 import os
 import random
@@ -308,9 +309,8 @@ def work(path: str, effects: str) -> None:
                     await asyncio.Event().wait()
             await asyncio.sleep(0.05)
 
-    import logging
-
-    logging.getLogger("keepstep").setLevel(logging.CRITICAL)
+    # What workers complain of stands beside the effects, for whoever keeps the folder.
+    logging.basicConfig(filename=f"{effects}.log", level=logging.ERROR, format="%(process)d %(asctime)s %(message)s")
     asyncio.run(main())
 
 

@@ -14,7 +14,6 @@ from collections import Counter
 import pytest
 
 from keepstep.workflows.definition import KNOWN
-
 from tests.engine.world import World
 
 #: A test that takes longer has lost a wake-up: nothing here waits for anything but events.

@@ -6,7 +6,7 @@ from tests.engine.world import replay_from_every_prefix, told, until_at_last_wai
 
 
 class Pace:
-    """How long each body takes; changed between recoveries, because a second life never has the timings of the first."""
+    """How long each body takes; changed between recoveries: a second life never has the timings of the first."""
 
     def __init__(self, **seconds):
         self.seconds = seconds

@@ -287,6 +287,7 @@ async def test_leaving_as_completed_early_leaves_the_rest_running(world, effects
         async for number in stream:
             await stream.aclose()
             return number
+        return None
 
     async with world.engine() as engine:
         run = await engine.start(first)

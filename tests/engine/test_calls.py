@@ -159,10 +159,10 @@ WORKFLOW_ONLY = {
     "signal": lambda: ks.signal("r", "x"),
     "race": lambda: ks.race(double(1)),
     "patched": lambda: ks.patched("x"),
-    "continue_as": lambda: ks.continue_as(),
-    "uuid": lambda: ks.uuid(),
-    "random": lambda: ks.random(),
-    "checkpoint": lambda: ks.checkpoint(),
+    "continue_as": ks.continue_as,
+    "uuid": ks.uuid,
+    "random": ks.random,
+    "checkpoint": ks.checkpoint,
 }
 
 

@@ -235,14 +235,14 @@ async def test_a_mismatch_can_be_swallowed_and_the_run_goes_on(world, effects):
         await book("flight")
         try:
             await mail("flight")
-        except BaseException:  # noqa: BLE001 - the very thing that must not help
+        except BaseException:
             effects.append("swallowed")
             effects.remove("swallowed")
         finally:
             for _ in range(3):
                 try:
                     await pay("train")
-                except BaseException:  # noqa: BLE001
+                except BaseException:
                     continue
         return "done"
 

@@ -70,7 +70,7 @@ async def test_a_parent_waits_for_its_children_in_memory(world):
         await until_status(run, "waiting")
         child = await engine.get((await engine.list(parent="r")).runs[0].id)
         await until_status(child, "waiting")
-        assert not engine.live
+        await until(lambda: not engine.live)
         await child.signal("go", "word")
         assert await run.result(5) == "word"
 
@@ -250,7 +250,7 @@ async def test_continuing_is_swallowed_by_except_exception(world):
         if number == 1:
             try:
                 ks.continue_as(2)
-            except Exception:  # noqa: BLE001
+            except Exception:
                 return "swallowed"
         return "second"
 

@@ -281,7 +281,7 @@ async def test_a_pause_comes_in_the_middle_of_a_step(world, effects):
         await until_status(run, "paused")
         assert await steps_of(run) == ["work#1"]
         assert effects == ["a"]
-        assert not engine.live
+        await until(lambda: not engine.live)
         await asyncio.sleep(0.03)
         assert await run.status() is ks.Status.PAUSED
         await run.resume()

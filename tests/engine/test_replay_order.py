@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 import keepstep as ks
-
 from tests.engine.lives import Pace, live_then_many_lives
 from tests.engine.world import steps_of
 

@@ -373,7 +373,7 @@ async def test_a_parked_listener_is_not_woken_by_another_process(world):
 
 @pytest.mark.parametrize("kind", ["sleep", "wait_for", "timeout"])
 async def test_other_outcomes_push_a_waiting_clock_back_on_every_replay(world, kind):
-    """The clock of a wait counts from when the code asked: what a sibling does meanwhile is no reason to wait longer."""
+    """The clock of a wait counts from when the code asked, whatever a sibling does meanwhile."""
 
     @ks.step
     async def tick(number):
@@ -413,7 +413,7 @@ async def _ticked(run, count):
 
 
 async def test_a_signal_is_lost_when_its_waiter_is_cancelled_at_that_moment(world):
-    """Both outcomes are durable, the other is delivered first, and the waiter is withdrawn: the signal is still unread."""
+    """Both outcomes are durable, the other is delivered first, the waiter is withdrawn: the signal is still unread."""
     go_on = asyncio.Event()
 
     @ks.step
@@ -432,7 +432,8 @@ async def test_a_signal_is_lost_when_its_waiter_is_cancelled_at_that_moment(worl
         await until(lambda: (context := engine.live.get("r")) and context.performing and context.waits)
         context = engine.live["r"]
         go_on.set()
-        while not context.in_flight and not context.arrived and not engine.journal.holds(context):
+        # Pass by pass, to be there in the very one.
+        while not context.in_flight and not context.arrived and not engine.journal.holds(context):  # noqa: ASYNC110
             await asyncio.sleep(0)
         context.receive([_sent_now(engine, "r", "word", "heard")])  # in the same pass as the step's outcome
         await run.signal("go")

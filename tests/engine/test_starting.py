@@ -156,7 +156,7 @@ async def test_an_accepted_run_leaves_no_trace_when_the_process_dies(world, effe
     async with world.engine() as engine:
         run = await engine.get("r")
         await run.result(5)
-        assert [one.kind.value for one in await run.checkpoints()][0] == "run started"
+        assert (await run.checkpoints())[0].kind.value == "run started"
     assert "worked" in effects
 
 
@@ -166,7 +166,7 @@ async def test_a_closed_engine_hangs(world):
     await run.result(5)
     await engine.close()
     await engine.close()
-    for act in (lambda: engine.start(doubling, 1), lambda: engine.get("r"), lambda: engine.list()):
+    for act in (lambda: engine.start(doubling, 1), lambda: engine.get("r"), engine.list):
         with pytest.raises(ks.DefinitionError, match="closed"):
             await act()
 

@@ -160,8 +160,13 @@ async def test_a_failed_step_raises_another_error_live_than_on_replay(world, eff
         except Custom:
             return "the body's own"
         except ks.StepFailed as error:
-            assert error.__cause__ is None
-            got = [type(error).__name__, str(error), error.step, error.error.message, error.error.traceback[:9]]
+            got = [
+                type(error).__name__ if error.__cause__ is None else "the body's own is its cause",
+                str(error),
+                error.step,
+                error.error.message,
+                error.error.traceback[:9],
+            ]
         await ks.wait_for("go")
         return got
 

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import keepstep as ks
+from keepstep.engine.quiet import only_waits
 from keepstep.engine.tasks import uninstall
 from keepstep.model import Status
 from keepstep.ports import Create, Send, instant
@@ -121,7 +122,7 @@ async def until_at_last_wait(engine, run_id):
         context = engine.live.get(run_id)
         if context is None or context.history is not None or context.arrived or context.in_flight or context.performing:
             return False
-        return bool(context.waits) and all(draft.call is None for draft in context.pending)
+        return bool(context.waits) and all(draft.call is None for draft in context.pending) and only_waits(context)
 
     await until(waits, f"{run_id} never came to its last wait")
 

@@ -149,7 +149,7 @@ async def _attempt(
     record = call.record(COMPLETED, data, attempt=scope.number, started_at=started_at)
     if scope.emitted:
         _flush_emitted(scope)
-    run.append(record, call)
+    run.append(record, call, last=True)
     return None
 
 

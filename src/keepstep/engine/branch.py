@@ -162,7 +162,7 @@ class DurableCall(Call[T]):
     def __await__(self) -> Generator[Any, Any, T]:
         run = self.run
         if run.detached and self.state in (NEW, ASKED) and run.told_end >= PATIENCE:
-            yield from run.loop.create_future()  # the code will not hear: leave it here
+            yield from run.leave_hanging()
         if self.state == NEW and not (self.entry is not None and run.answer_now(self)):
             self.begin()
         if self.state == ASKED:
@@ -219,6 +219,8 @@ class DurableCall(Call[T]):
                 f"{self.key}: use `await` in an async workflow; `.result()` is for a plain def workflow"
             )
         if self.state not in (DONE, CANCELLED) or self.event is not None:
+            if run.detached:
+                run.insist_on_end()
             event = threading.Event()
             run.loop.call_soon_threadsafe(run.block, self, event)
             event.wait()
@@ -266,6 +268,7 @@ class DurableCall(Call[T]):
     def wake(self) -> bool:
         waiter = self.waiter
         woken = False
+        self.waiter = None  # nothing may hold a settled call but the code that asked: no work for the collector
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
             woken = True
@@ -275,7 +278,8 @@ class DurableCall(Call[T]):
             self.event.set()
             self.event = None
             woken = True
-        if self.told is not None and self.told(self):
+        told, self.told = self.told, None
+        if told is not None and told(self):
             woken = True
         return woken
 

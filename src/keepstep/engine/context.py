@@ -22,7 +22,7 @@ from ..model import ErrorInfo, Kind, Outcome, Signal, Status
 from ..model.signal import CANCEL, CHILD, PAUSE, RESERVED, RESUME
 from ..ports import CURRENT, Answer, Create, Send, Verdict, instant
 from ..stores.records import Record
-from .branch import ASKED, CANCELLED, DONE, NEW, Branch, Detached, DurableCall
+from .branch import ASKED, CANCELLED, DONE, NEW, PATIENCE, Branch, Detached, DurableCall, StepCall
 from .history import History
 from .journal import Draft, head_move
 from .quiet import only_waits
@@ -47,6 +47,9 @@ MANY_STEPS = 10_000
 BREATHE_EVERY = 32
 
 DEADLINE = "ks:deadline"
+
+#: Tasks of put-away runs whose code swallows every end; they are kept, so that they are never collected.
+_HANGING: list[asyncio.Task[Any]] = []
 
 
 def fulfil(future: asyncio.Future[T], value: T) -> None:
@@ -102,10 +105,9 @@ class RunContext:
         self.in_flight = 0
         self.unflushed = 0
         # the code's side
-        self.root = Branch(self, "")
         self.main: asyncio.Future[Any] | None = None
         self.tasks: set[asyncio.Task[Any]] = set()
-        self.bodies: dict[DurableCall[Any], asyncio.Task[None]] = {}
+        self.bodies: dict[StepCall[Any], asyncio.Task[None]] = {}
         self.performing = 0
         self.thread_busy = False
         self.blocked: threading.Event | None = None
@@ -160,8 +162,13 @@ class RunContext:
         """When the run must have ended; a person who retries it takes the deadline off."""
         return None if self.generation else self.run.deadline_at
 
-    def append(self, record: Record, call: Any = None, then: Callable[[Answer], None] | None = None) -> None:
-        """Put a record into the journal; `call` is settled in order, and `then` told at once, when it is durable."""
+    def append(
+        self, record: Record, call: Any = None, then: Callable[[Answer], None] | None = None, *, last: bool = False
+    ) -> None:
+        """Put a record into the journal; `call` is settled in order, and `then` told at once, when it is durable.
+
+        `last` says that the caller, who is no code of the workflow, does nothing more: the record may be written now.
+        """
         if self.detached:
             return
         draft = Draft(record, call, then)
@@ -177,7 +184,7 @@ class RunContext:
                     self.watch()
                 return
         self.unflushed = 0
-        self.engine.journal.add(self, draft)
+        self.engine.journal.add(self, draft, now=last and self.engine.rest.nothing_ready())
 
     def append_special(
         self,
@@ -224,7 +231,10 @@ class RunContext:
                 draft.then(answer)
             if observed and draft.record is not None:
                 self.engine.tell_record(self, draft.record)
-        self.watch()
+        if self.arrived and not self.engine.rest.has_ready(self) and not self.thread_busy:
+            self.at_rest()
+        else:
+            self.watch()
 
     def refused(self, drafts: list[Draft], answer: Answer) -> None:
         """The store refused them: either the lease is gone, or the one who asked has a way out."""
@@ -693,8 +703,9 @@ class RunContext:
                 timer.cancel()
         for task in (*self.bodies.values(), *self.tasks):
             task.cancel()
-        if self.main is not None and not self.main.done() and isinstance(self.main, asyncio.Task):
+        if isinstance(self.main, asyncio.Task):
             self.main.cancel()
+        self.main = None
         if self.blocked is not None:
             self.blocked.set()
             self.blocked = None
@@ -716,18 +727,29 @@ class RunContext:
     def insist_on_end(self) -> None:
         """Tell code that goes on after its run was detached that there is nothing more for it here."""
         self.told_end += 1
+        if self.told_end > PATIENCE and threading.get_ident() != self.thread_id:
+            threading.Event().wait()  # a thread that will not hear is left here
         raise Detached(f"run {self.id} is no longer driven here: {self.detached or 'it ended'}")
+
+    def leave_hanging(self) -> asyncio.Future[None]:
+        """Leave code that will not hear where it is: collected, it would go on in the context of somebody else."""
+        task = asyncio.current_task()
+        if task is not None:
+            _HANGING.append(task)
+            asyncio._unregister_task(task)  # noqa: SLF001 - nobody can end it, so nobody shall wait for it either
+        return self.loop.create_future()
 
     # -- tasks --------------------------------------------------------------------------------------------------------
 
-    def spawn(self, coroutine: Coroutine[Any, Any, None], call: DurableCall[Any]) -> asyncio.Task[None]:
+    def spawn(self, coroutine: Coroutine[Any, Any, None], call: StepCall[Any]) -> asyncio.Task[None]:
         """Run the body of a step, beside the code."""
         self.performing += 1
         self.bodies[call] = task = asyncio.Task(coroutine, loop=self.loop)
         return task
 
-    def body_ended(self, call: DurableCall[Any]) -> None:
+    def body_ended(self, call: StepCall[Any]) -> None:
         if self.bodies.pop(call, None) is not None:
+            call.task = None
             self.performing -= 1
             if self.holding:
                 self.watch()
@@ -780,6 +802,8 @@ class RunContext:
 
     def block_on(self, make: Callable[[], asyncio.Task[Any]]) -> Any:
         """The workflow's thread waits for a composite call, which runs as a task."""
+        if self.detached:
+            self.insist_on_end()
         event = threading.Event()
         box: list[asyncio.Task[Any]] = []
 

@@ -149,10 +149,14 @@ class History:
     def refill(self, rows: Iterable[Row], after: int) -> None:
         """Take values into memory again, for the entries that come next."""
         wanted = {entry.seq: entry for entry in self.order if entry.record is None}
+        kept = 0
         for record, _ in unseal(rows, self.run, after):
             entry = wanted.get(record.seq)
             if entry is not None:
                 entry.record = record
+                kept += len(record.value) if record.value else 0
+            if kept > KEEP_BYTES:  # a page of compressed values may hold far more than its size
+                return
 
     def recorded_after(self, path: str, ordinal: int) -> bool:
         """Whether a branch has recorded any call beyond this ordinal."""

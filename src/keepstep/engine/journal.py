@@ -80,11 +80,13 @@ class Journal:
 
     # -- taking in ----------------------------------------------------------------------------------------------------
 
-    def add(self, run: RunContext, draft: Draft) -> None:
-        """Write a draft of a run, after those it gave before."""
+    def add(self, run: RunContext, draft: Draft, *, now: bool = False) -> None:
+        """Write a draft of a run, after those it gave before; `now` if nobody else could have more to write."""
         run.pending.append(draft)
         self._dirty[run] = None
-        if not self._scheduled:
+        if now and not self._scheduled and not self._in_flight:
+            self._flush()
+        elif not self._scheduled:
             self._schedule()
 
     def holds(self, run: RunContext) -> bool:

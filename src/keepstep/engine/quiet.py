@@ -44,7 +44,7 @@ _WAITERS = frozenset(
 
 def only_waits(run: RunContext) -> bool:
     """Whether nothing but an outcome that Keepstep delivers can move the run."""
-    if run.thread_busy:
+    if run.thread_busy or run.main is None or run.main.done():
         return False
     tasks = [task for task in (run.main, *run.tasks) if isinstance(task, asyncio.Task) and not task.done()]
     return all(_waits(task, run) for task in tasks) and not _has_timers(run)

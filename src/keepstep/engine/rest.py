@@ -60,19 +60,34 @@ class RestWatch:
         for run in resting:
             del waiting[run]
         for run in resting:
-            run.at_rest()
+            try:
+                run.at_rest()
+            except Exception as error:  # noqa: BLE001 - one run's trouble must not keep the others waiting
+                run.engine_failed(error)
         if waiting and not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._tick, context=self._context)
 
     def _busy(self) -> set[RunContext]:
         busy: set[RunContext] = set()
-        for handle in self._ready or ():
+        for handle in self._queue():
             context = handle._context  # noqa: SLF001 - the one place that says whose callback it is
             scope = context.get(CURRENT) if context is not None else None
             if scope is not None and not scope.in_step:
                 busy.add(scope.run)
         return busy
+
+    def _queue(self) -> tuple[Any, ...]:
+        """The queue as it is now; other threads may add to it while it is copied."""
+        while True:
+            try:
+                return tuple(self._ready or ())
+            except RuntimeError:
+                continue
+
+    def nothing_ready(self) -> bool:
+        """Whether the loop has nothing else to do at the moment."""
+        return self._ready is not None and not self._ready
 
     def _quiet(self, run: RunContext) -> bool:
         passes = self._waiting[run] + 1

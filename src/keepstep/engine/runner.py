@@ -23,7 +23,7 @@ from ..policies import SetAside, classify
 from ..ports import CURRENT, Advance, Answer, Create, Send, Verdict, instant
 from ..stores.records import Record, StoredError, check_size, seal
 from .attempt import in_thread, stored_error
-from .branch import CANCELLED, DurableCall
+from .branch import CANCELLED, Branch, DurableCall
 from .context import DEADLINE, RunContext
 from .history import History
 from .journal import Draft, head_move
@@ -144,12 +144,12 @@ class Runner:
             return
         if context.workflow.is_async:
             task_context = copy_context()
-            task_context.run(CURRENT.set, context.root)
+            task_context.run(CURRENT.set, Branch(context, ""))
             code = _contained(context.workflow.fn, args, kwargs)
             context.main = asyncio.Task(code, loop=engine.loop, context=task_context, name=f"run {run.id}")
         else:
             thread_context = copy_context()
-            thread_context.run(CURRENT.set, context.root)
+            thread_context.run(CURRENT.set, Branch(context, ""))
             context.thread_busy = True
             future = engine.run_threads.submit(thread_context, partial(in_thread, context.workflow.fn, *args, **kwargs))
             context.main = asyncio.wrap_future(future, loop=engine.loop)

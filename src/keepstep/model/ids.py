@@ -6,6 +6,7 @@ import hashlib
 import re
 import secrets
 import unicodedata
+from base64 import b32hexencode
 
 from ..errors import DefinitionError
 
@@ -13,14 +14,11 @@ from ..errors import DefinitionError
 MAX_ID = 200
 
 _NAME = re.compile(r"[^\W\d][\w .:\-]*\Z")
-_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
 def new_id(prefix: str = "run") -> str:
     """A random id that is easy to read aloud and to paste."""
-    number = secrets.randbits(80)
-    text = "".join(_ALPHABET[(number >> shift) & 31] for shift in range(75, -1, -5))
-    return f"{prefix}-{text}"
+    return f"{prefix}-{b32hexencode(secrets.token_bytes(10)).decode().lower()}"
 
 
 def check_id(value: str, what: str = "run id") -> str:
