@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..errors import DefinitionError, KeepstepError, StepTimedOut
+from ..errors import DefinitionError, KeepstepError, NotSerializable, StepTimedOut
 from ..model import Kind, Outcome
 from ..model.ids import new_id
 from ..model.signal import RESOLVE
 from ..policies import Again, classify
 from ..ports import CURRENT, Answer, Verdict, instant
 from ..stores.records import Record, StoredError, check_size
-from ..workflows.definition import PlainCall
+from ..workflows.definition import Call, PlainCall
 from .branch import ASKED
 
 if TYPE_CHECKING:
@@ -136,6 +136,8 @@ async def _attempt(
             value = await step.fn(*call.args, **call.kwargs)
         else:
             value = await _limited(call, (started_at - first_at).total_seconds())
+        if isinstance(value, Call):
+            raise NotSerializable(f"step {call.key!r} returned a call that was not awaited; did you forget `await`?")
         data = step.values.encode(value, call.key)
         check_size(call.key, data, run.engine.max_value_bytes)
     except asyncio.CancelledError as error:
@@ -320,6 +322,8 @@ async def _resolve(call: StepCall[Any]) -> bool:
         if answer is not None:
             raise DefinitionError(f"verify= of step {step.name!r} must return ks.Done, ks.NotDone or None")
     run.engine.observe("step.in_doubt", run, step=call.key)
+    call.doubtful = True
+    run.cancel_when_settled()  # it does not wait for a person
     signal = await run.signal_named(f"{RESOLVE}:{call.key}")
     verdict = msgspec.json.decode(signal.payload)
     data_ = {"signal": signal.seq, "sender": signal.sender, "reason": verdict.get("reason", "")}

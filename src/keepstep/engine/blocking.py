@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -72,6 +73,7 @@ class BlockingEngine:
         self._thread = threading.Thread(target=self._loop.run_forever, name="keepstep-loop", daemon=True)
         self._thread.start()
         self._closed = False
+        self._pid = os.getpid()
         try:
             self._engine = self._do(_opened(make))
         except BaseException:
@@ -79,6 +81,9 @@ class BlockingEngine:
             raise
 
     def _do(self, coroutine: Coroutine[Any, Any, R]) -> R:
+        if os.getpid() != self._pid:
+            coroutine.close()
+            raise DefinitionError("the engine was opened before this process was forked; open one here")
         if self._closed:
             coroutine.close()
             raise DefinitionError("the engine is closed; use it inside `with ks.open(...)`")
@@ -112,7 +117,7 @@ class BlockingEngine:
 
     def close(self) -> None:
         """Hand unfinished runs back and stop."""
-        if not self._closed:
+        if not self._closed and os.getpid() == self._pid:
             self._do(self._engine.close())
             self._stop()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 import random
 import threading
 import uuid
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from .history import Entry
 
 T = TypeVar("T")
+
+log = logging.getLogger("keepstep")
 
 #: How often code that swallows the end of its run is told again before it is left hanging for good.
 PATIENCE = 100
@@ -283,6 +286,10 @@ class DurableCall(Call[T]):
             woken = True
         return woken
 
+    def __del__(self) -> None:
+        if getattr(self, "state", DONE) == NEW and not self.run.detached:
+            log.warning("run %s: %s was called but never awaited, so it did nothing", self.run.id, self.key)
+
     def decode(self, record: Record) -> Any:
         return VALUES.decode(record.raw(), self.key)
 
@@ -328,7 +335,7 @@ def _begin_quietly(call: DurableCall[Any]) -> None:
 class StepCall(DurableCall[T]):
     """A call of a step."""
 
-    __slots__ = ("args", "entered", "kwargs", "step", "task")
+    __slots__ = ("args", "doubtful", "entered", "kwargs", "step", "task")
 
     def __init__(self, branch: Branch, step: Step[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.step = step
@@ -342,6 +349,7 @@ class StepCall(DurableCall[T]):
             self.kwargs.update(ignored)
         self.task: asyncio.Task[None] | None = None
         self.entered = False
+        self.doubtful = False
 
     def begin_live(self) -> None:
         self.task = self.run.spawn(self.run.engine.perform(self), self)

@@ -141,6 +141,7 @@ class RunContext:
         self.pausing: Signal | None = None
         self.draining = False
         self.cancelling = False
+        self.cancel_signal: Signal | None = None
         self.timed_out = False
         self.moving = False
         self.deadline_timer: asyncio.TimerHandle | None = None
@@ -472,7 +473,8 @@ class RunContext:
                 self.cancelling = True
                 self.pausing = None
                 self.holding = True  # nothing new starts between the cancel and its delivery
-                self.append(self._signal_record(signal), _Control(self))
+                self.cancel_signal = signal
+                self.cancel_when_settled()
         elif signal.name == PAUSE:
             if not self.cancelling and not self.finishing:
                 self.pausing = signal
@@ -483,6 +485,14 @@ class RunContext:
             if self.pausing is not None:
                 self.append(self._signal_record(self.pausing))
             self.unhold()
+
+    def cancel_when_settled(self) -> None:
+        """Record the cancel, but not while an at-most-once step is under way: its outcome must not be left in doubt."""
+        signal = self.cancel_signal
+        if signal is None or any(call.step.at_most_once and not call.doubtful for call in self.bodies):
+            return
+        self.cancel_signal = None
+        self.append(self._signal_record(signal), _Control(self))
 
     def unhold(self) -> None:
         self.pausing = None
@@ -508,6 +518,8 @@ class RunContext:
         elif record.step == DEADLINE:
             self.timed_out = True
             self._cancel_code()
+            self.holding = self.draining
+            self.watch()
 
     def _cancel_code(self) -> None:
         self.moves += 1
@@ -637,7 +649,7 @@ class RunContext:
             return
         due = self._due_at()
         names = sorted({wait.name for wait in self.waits.values() if wait.name is not None})
-        self._move(Status.WAITING, due, (*names, CANCEL, PAUSE), "parked")
+        self._move(Status.WAITING, due, (*names, CANCEL, PAUSE, RESUME), "parked")
 
     def _put_down(self) -> None:
         """Everything under way has ended and nothing new may start: pause, or hand back."""
@@ -653,7 +665,7 @@ class RunContext:
             return
         if self.waits and not self.held and not self.performing and self.main is not None and only_waits(self):
             names = sorted({wait.name for wait in self.waits.values() if wait.name is not None})
-            self._move(Status.WAITING, self._due_at(), (*names, CANCEL, PAUSE), "handed back")
+            self._move(Status.WAITING, self._due_at(), (*names, CANCEL, PAUSE, RESUME), "handed back")
         else:
             self._move(Status.QUEUED, self.engine.clock.now(), (), "handed back")
 
@@ -750,6 +762,7 @@ class RunContext:
     def body_ended(self, call: StepCall[Any]) -> None:
         if self.bodies.pop(call, None) is not None:
             call.task = None
+            self.cancel_when_settled()
             self.performing -= 1
             if self.holding:
                 self.watch()

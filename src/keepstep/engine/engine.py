@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
+import os
 import secrets
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -14,7 +16,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
-from ..errors import DefinitionError, KeepstepError, RunConflict, RunNotFound, StoreError
+from ..errors import DefinitionError, DuplicateName, KeepstepError, RunConflict, RunNotFound, StoreError
 from ..executors.thread import ThreadExecutor
 from ..model import Claim, Event, Kind, Lease, Run, RunPage, RunQuery, Status
 from ..model.ids import check_id, check_name, new_id
@@ -97,6 +99,7 @@ class Engine:
         self.perform = perform
         self.live: dict[str, RunContext] = {}
         self.closed = True
+        self._pid = os.getpid()
         self.worker: Worker | None = None
         self.context = Context()
         self._background: set[asyncio.Task[Any]] = set()
@@ -118,6 +121,7 @@ class Engine:
         """Open the store, and start the worker if there is one: it recovers what was interrupted."""
         if not self.closed:
             raise DefinitionError("the engine is open already")
+        self._pid = os.getpid()
         self.loop = asyncio.get_running_loop()
         self.thread_id = threading.get_ident()
         self._owns_store = not isinstance(self._url, Store)
@@ -239,6 +243,7 @@ class Engine:
             workflow, args, kwargs = workflow.workflow, workflow.args, workflow.kwargs
         workflow = self._definition(workflow)
         workflow.check_arguments(args, kwargs)
+        _check_options(queue, priority, delay, key)
         now = self.clock.now()
         at = instant(now)
         name = new_id() if run_id is None else check_id(run_id)
@@ -320,6 +325,11 @@ class Engine:
 
     def _definition(self, workflow: Any) -> Workflow[..., Any]:
         if isinstance(workflow, Workflow):
+            known = self.workflows.get(workflow.name)
+            if known is not None and known is not workflow:
+                raise DuplicateName(
+                    f"another workflow named {workflow.name!r} has been defined since this one; give each its own name="
+                )
             return workflow
         if isinstance(workflow, str):
             found = self.workflows.get(workflow)
@@ -341,7 +351,9 @@ class Engine:
     async def list(self, query: RunQuery | None = None, **filters: Any) -> RunPage:
         """One page of runs, newest first."""
         self._must_be_open()
-        return await self.call(self.store.list_runs, query or RunQuery(**filters))
+        if query is None:
+            query = RunQuery(**{**filters, "status": _statuses(filters.get("status"))})
+        return await self.call(self.store.list_runs, query)
 
     async def retry(self, run_id: str, reason: str = "", actor: str = "") -> None:
         """Let a failed or set-aside run go on from where it failed."""
@@ -357,6 +369,8 @@ class Engine:
         await RunHandle[Any](self, run_id).signal(name, payload, id=id)
 
     def _must_be_open(self) -> None:
+        if os.getpid() != self._pid:
+            raise DefinitionError("the engine was opened before this process was forked; open one here")
         if self.closed:
             raise DefinitionError("the engine is closed; use it inside `async with ks.open(...)`")
 
@@ -515,7 +529,29 @@ async def _all_left(contexts: Sequence[RunContext], seconds: float) -> None:
                 await context.left()
 
 
+def _statuses(wanted: Any) -> frozenset[Status]:
+    """One status or several, by name or as they are."""
+    if wanted is None:
+        return frozenset()
+    try:
+        return frozenset(Status(one) for one in ([wanted] if isinstance(wanted, str) else wanted))
+    except ValueError as error:
+        raise DefinitionError(f"{error}; there are {', '.join(Status)}") from None
+
+
+def _check_options(queue: Any, priority: Any, delay: Any, key: Any) -> None:
+    check_name(queue, "queue")
+    if not isinstance(priority, int):
+        raise DefinitionError(f"a priority must be an int, not {priority!r}")
+    if not isinstance(delay, int | float) or not math.isfinite(delay):
+        raise DefinitionError(f"a delay must be a number of seconds, not {delay!r}")
+    if key is not None:
+        check_id(key, "key")
+
+
 def _checked_tags(tags: dict[str, str] | None) -> dict[str, str]:
+    if not isinstance(tags, dict | None):
+        raise DefinitionError(f"tags are a dict of names and texts, not {tags!r}")
     for name, value in (tags or {}).items():
         check_name(name, "tag")
         if not isinstance(value, str):
@@ -530,6 +566,8 @@ def _deadline(deadline: float | timedelta | datetime | None, now: float) -> date
         if deadline.tzinfo is None:
             raise DefinitionError("a deadline needs a time zone; use datetime.now(UTC) + ..., or a number of seconds")
         return deadline
+    if not isinstance(deadline, timedelta | int | float):
+        raise DefinitionError(f"a deadline is a number of seconds, a timedelta or a datetime, not {deadline!r}")
     seconds = deadline.total_seconds() if isinstance(deadline, timedelta) else float(deadline)
     if seconds <= 0:
         raise DefinitionError(f"a deadline must lie ahead, not {seconds:g} s away")

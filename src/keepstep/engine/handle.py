@@ -60,16 +60,23 @@ class RunHandle(Generic[R]):
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
+    async def latest(self) -> RunHandle[R]:
+        """The newest run of the series that this one began with `ks.continue_as`; itself if it is the only one."""
+        handle: RunHandle[R] = self
+        while successor := (await handle.run()).continued_as:
+            handle = RunHandle(self._engine, successor, self._workflow)
+        return handle
+
     async def run(self) -> Run:
-        """The run as the store has it now."""
+        """The run of this id as the store has it now; `latest` finds the one that goes on for it."""
         run = await self._engine.read(self._engine.store.get_run, self.id)
         if run is None:
             raise RunNotFound(f"no run {self.id!r} in {self._engine.store.url}", self.id)
         return run
 
     async def status(self) -> Status:
-        """Where the run stands."""
-        return (await self.run()).status
+        """Where the run stands, or the newest of its series."""
+        return (await (await self.latest()).run()).status
 
     async def input(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments that the run was started with."""
@@ -100,17 +107,20 @@ class RunHandle(Generic[R]):
     async def published_raw(self) -> dict[str, bytes]:
         """As `published`, with the values as they are stored: for a reader that does not have the workflow's types."""
         shown: dict[str, bytes] = {}
-        after, kinds = 0, (Kind.PUBLISHED.value,)
-        while rows := await self._engine.read(self._engine.store.list_checkpoints, self.id, after, 1000, kinds):
-            for row in rows:
-                after = row.seq
-                record, _ = next(unseal([row], self.id, row.seq - 1))
-                shown[(record.data or {})["key"]] = record.raw()
+        run: str | None = self.id
+        while run is not None:
+            after, kinds = 0, (Kind.PUBLISHED.value,)
+            while rows := await self._engine.read(self._engine.store.list_checkpoints, run, after, 1000, kinds):
+                for row in rows:
+                    after = row.seq
+                    record, _ = next(unseal([row], run, row.seq - 1))
+                    shown[(record.data or {})["key"]] = record.raw()
+            run = (await RunHandle[R](self._engine, run).run()).continued_as
         return shown
 
     async def progress(self) -> Any:
         """What the running step last reported with `ks.progress`, or None."""
-        run = await self.run()
+        run = await (await self.latest()).run()
         return None if run.progress is None else msgspec.json.decode(run.progress)
 
     # -- waiting ------------------------------------------------------------------------------------------------------
@@ -227,31 +237,38 @@ class RunHandle(Generic[R]):
     async def ask_raw(self, name: str, payload: Any = None, *, timeout: float | None = 30.0) -> bytes:  # noqa: ASYNC109
         """As `ask`, with the reply as it is stored: for a reader that does not have the workflow's types."""
         question = new_id("ask")
-        run = await self.run()
-        after = run.seq
-        await self._send(
-            check_name(name, "signal"), msgspec.json.encode({"$": "ask", "v": [question, _raw(payload)]}), question
-        )
+        asked = await self.latest()
+        after = (await asked.run()).seq
+        message = msgspec.json.encode({"$": "ask", "v": [question, _raw(payload)]})
+        await asked._send(check_name(name, "signal"), message, question)  # noqa: SLF001 - its own kind
         try:
             async with asyncio.timeout(timeout):
                 while True:
-                    ended = (await self.run()).status in FINISHED  # before the reading: a last reply must not be missed
-                    rows = await self._engine.read(
-                        self._engine.store.list_checkpoints, self.id, after, 1000, (Kind.REPLY.value,)
-                    )
-                    for row in rows:
-                        after = row.seq
-                        record, _ = next(unseal([row], self.id, row.seq - 1))
-                        if (record.data or {}).get("ask") == question:
-                            return record.raw()
-                    if ended:
-                        raise AlreadyFinished(f"run {self.id!r} ended without a reply to {name!r}", self.id)
-                    await self._engine.changed(LOOK_SECONDS)
+                    run = await asked.run()  # before the reading: a last reply must not be missed
+                    reply = await asked._reply_to(question, after)  # noqa: SLF001 - its own kind
+                    if reply is not None:
+                        return reply
+                    if run.continued_as:  # a question that was not read has moved over
+                        asked, after = RunHandle(self._engine, run.continued_as), 0
+                    elif run.status in FINISHED:
+                        raise AlreadyFinished(f"run {asked.id!r} ended without a reply to {name!r}", asked.id)
+                    else:
+                        await self._engine.changed(LOOK_SECONDS)
         except TimeoutError:
-            raise TimedOut(f"run {self.id!r} did not reply to {name!r} within {timeout:g} s", self.id) from None
+            raise TimedOut(f"run {asked.id!r} did not reply to {name!r} within {timeout:g} s", asked.id) from None
+
+    async def _reply_to(self, question: str, after: int) -> bytes | None:
+        kinds = (Kind.REPLY.value,)
+        while rows := await self._engine.read(self._engine.store.list_checkpoints, self.id, after, 1000, kinds):
+            for row in rows:
+                after = row.seq
+                record, _ = next(unseal([row], self.id, row.seq - 1))
+                if (record.data or {}).get("ask") == question:
+                    return record.raw()
+        return None
 
     async def watch(self, after: int = 0) -> AsyncIterator[Event]:
-        """What happens in the run, as it happens, from any sequence number on; ends when the run does."""
+        """What happens in the run, as it happens, from any sequence number on, until the run or its series ends."""
         workflow = (await self.run()).workflow
         while True:
             run = await self.run()
@@ -261,10 +278,12 @@ class RunHandle(Generic[R]):
                 for event in _events(one, workflow):
                     yield event
             if ended and after >= run.seq:
-                return
-            if after < run.seq:
-                continue
-            await self._engine.changed(LOOK_SECONDS)
+                break
+            if after >= run.seq:
+                await self._engine.changed(LOOK_SECONDS)
+        if run.continued_as:
+            async for event in RunHandle[R](self._engine, run.continued_as).watch():
+                yield event
 
 
 def _raw(payload: Any) -> msgspec.Raw:

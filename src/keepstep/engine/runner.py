@@ -22,6 +22,7 @@ from ..model.signal import CHILD
 from ..policies import SetAside, classify
 from ..ports import CURRENT, Advance, Answer, Create, Send, Verdict, instant
 from ..stores.records import Record, StoredError, check_size, seal
+from ..workflows.definition import Call
 from .attempt import in_thread, stored_error
 from .branch import CANCELLED, Branch, DurableCall
 from .context import DEADLINE, RunContext
@@ -166,7 +167,10 @@ class Runner:
         deadline = context.deadline_at
         if deadline is None:
             return
-        delay = max(0.0, deadline.timestamp() - self.engine.clock.now())
+        delay = deadline.timestamp() - self.engine.clock.now()
+        if delay <= 0:
+            self._deadline(context)
+            return
         context.deadline_timer = self.engine.loop.call_later(
             min(delay, 86_400.0), self._deadline, context, context=self.engine.context
         )
@@ -177,6 +181,7 @@ class Runner:
         if self.engine.clock.now() < context.deadline_at.timestamp():
             self._arm_deadline(context)
             return
+        context.holding = True  # nothing new starts after the deadline
         record = Record(context.id, Kind.TIMER.value, step=DEADLINE, worker=context.worker)
         record.finished_at = context.time()
         context.append(record, _Deadline(context))
@@ -274,6 +279,9 @@ class Runner:
         if isinstance(error, ContinueAs):
             self._succeed(context, error, record, creates, sends)
             return Status.COMPLETED
+        if error is None and isinstance(future.result(), Call):
+            name = context.workflow.name
+            error = NotSerializable(f"workflow {name!r} returned a call that was not awaited; did you forget `await`?")
         if error is None:
             try:
                 value = context.workflow.values.encode(future.result(), f"workflow {context.workflow.name!r}: result")

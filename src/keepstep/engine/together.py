@@ -189,7 +189,7 @@ class MapResult(list[Any]):
 
 
 def map(  # noqa: A001 - the word users know
-    function: Step[Any, T] | Callable[[U], Awaitable[T]],
+    function: Callable[[U], Awaitable[T]],
     items: Iterable[U],
     *,
     concurrency: int | None = None,

@@ -120,6 +120,8 @@ class Step(Generic[P, R]):
             raise DefinitionError(f"a step must be a function, not {type(fn).__name__}")
         self.fn = fn
         self.name = check_name(name or fn.__name__.strip("<>"), "step")
+        if retry is not None and not isinstance(retry, Retry):
+            raise DefinitionError(f"step {fn.__name__!r}: retry= takes a ks.Retry(...), not {retry!r}")
         self.retry = retry or Retry.none()
         self.timeout = Timeout.of(timeout)
         self.at_most_once = at_most_once
@@ -128,7 +130,7 @@ class Step(Generic[P, R]):
         self.service = service
         self.is_async = inspect.iscoroutinefunction(fn)
         self.simple = self.is_async and self.timeout == Timeout()
-        self.ignore = frozenset(ignore)
+        self.ignore = frozenset([ignore] if isinstance(ignore, str) else ignore)
         self._signature = inspect.signature(fn)
         self.parameters = tuple(self._signature.parameters)
         self._check()
