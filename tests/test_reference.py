@@ -243,7 +243,7 @@ def test_commands_print_what_the_page_shows(path, tmp_path):
 
 def without_times(line):
     """A line in which how long things took, and the room made for it, does not count."""
-    return re.sub(r"\s+", " ", re.sub(r"\d+(\.\d+)? m?s\b", "<time>", line)).strip()
+    return re.sub(r"\s+", " ", re.sub(r"\d+(\.\d+)? m?s( ago)?\b|\bnow\b", "<time>", line)).strip()
 
 
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]

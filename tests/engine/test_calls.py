@@ -267,7 +267,6 @@ async def test_workflow_code_that_is_called_plainly_starts_a_run():
     assert await plain(2) == 4
 
 
-@pytest.mark.xfail(strict=True, reason="PlainCall keeps a result, but not an error: the body runs again")
 async def test_a_failed_call_outside_a_run_runs_again_when_it_is_awaited_twice(effects):
     @ks.step
     async def bad():

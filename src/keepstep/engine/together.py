@@ -7,7 +7,7 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextvars import copy_context
 from os import cpu_count
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, overload
 
 from ..errors import DefinitionError
 from ..policies import All
@@ -178,6 +178,14 @@ async def _plain_gather(parts: tuple[Any, ...], return_exceptions: bool) -> list
     return list(await asyncio.gather(*parts, return_exceptions=return_exceptions))
 
 
+class Limits(NamedTuple):
+    """How many items of a map are under way at once, how many must succeed, and whether failures are collected."""
+
+    concurrency: int
+    policy: Any
+    collect: bool
+
+
 class MapResult(list[Any]):
     """The results of a map that collects, in input order; None where an item failed or was not waited for."""
 
@@ -188,14 +196,32 @@ class MapResult(list[Any]):
         self.degraded = degraded(len(self), succeeded)
 
 
+@overload
 def map(  # noqa: A001 - the word users know
+    function: Callable[[U], Awaitable[T]],
+    items: Iterable[U],
+    *,
+    concurrency: int | None = None,
+    collect: Literal[False] = False,
+    wait: All | None = None,
+) -> Call[list[T]]: ...
+@overload
+def map(  # noqa: A001
     function: Callable[[U], Awaitable[T]],
     items: Iterable[U],
     *,
     concurrency: int | None = None,
     collect: bool = False,
     wait: WaitPolicy | None = None,
-) -> Call[list[T]]:
+) -> Call[MapResult]: ...
+def map(  # noqa: A001
+    function: Callable[[U], Awaitable[T]],
+    items: Iterable[U],
+    *,
+    concurrency: int | None = None,
+    collect: bool = False,
+    wait: WaitPolicy | None = None,
+) -> Call[Any]:
     """Call a step (or an async function of steps) for every item, results in input order.
 
     The first failure cancels the rest and is raised; with `collect` the rest goes on, and the result tells `failures`,
@@ -208,7 +234,8 @@ def map(  # noqa: A001 - the word users know
     if scope is None or scope.in_step:
         return _plainly(_plain_gather(tuple(function(item) for item in items), False))
     limit = concurrency or _limit(function, len(items))
-    return Task(scope, _mapped(scope, function, items, limit, wait or All(), collect=collect))
+    group = scope.child().path  # numbered where it is called, not where it is awaited
+    return Task(scope, _mapped(scope, group, function, items, Limits(limit, wait or All(), collect)))
 
 
 def _limit(function: Any, items: int) -> int:
@@ -217,10 +244,8 @@ def _limit(function: Any, items: int) -> int:
     return MAX_ASYNC_STEPS
 
 
-async def _mapped(
-    branch: Branch, function: Any, items: list[Any], limit: int, policy: WaitPolicy, *, collect: bool
-) -> list[Any]:
-    group_path = branch.child().path
+async def _mapped(branch: Branch, group_path: str, function: Any, items: list[Any], limits: Limits) -> list[Any]:
+    limit, policy, collect = limits
 
     def part(index: int, item: Any) -> Any:
         own = branch.item(group_path, index)
@@ -248,8 +273,7 @@ async def _mapped(
     return MapResult(group.results, group.errors, group.succeeded)
 
 
-async def _raced(branch: Branch, parts: tuple[Any, ...]) -> Any:
-    key = branch.key("race")
+async def _raced(branch: Branch, key: str, parts: tuple[Any, ...]) -> Any:
     group = Group(branch.run, list(parts), len(parts), _First(), collect=False)
     await group.go()
     winner = group.order[0]
@@ -272,7 +296,7 @@ def race(*parts: Awaitable[T]) -> Call[T]:
     if not parts:
         raise DefinitionError("ks.race needs at least one call")
     branch = in_workflow("race")
-    return Task(branch, _raced(branch, parts))
+    return Task(branch, _raced(branch, branch.key("race"), parts))
 
 
 async def as_completed(parts: Iterable[Awaitable[T]]) -> AsyncIterator[T]:

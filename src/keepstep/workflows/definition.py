@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
-from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
 
 from ..errors import DefinitionError, DuplicateName
 from ..model.ids import check_name
@@ -66,29 +66,42 @@ class Call(Coroutine[Any, Any, T_co]):
 class PlainCall(Call[T_co]):
     """A step called outside a run: it runs the body and stores nothing."""
 
-    __slots__ = ("_args", "_function", "_kwargs", "_outcome")
+    __slots__ = ("_args", "_error", "_function", "_kwargs", "_value")
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._function, self._args, self._kwargs = function, args, kwargs
+        self._error: Exception | None = None
 
     def __await__(self) -> Generator[Any, Any, T_co]:
-        if not hasattr(self, "_outcome"):
-            value = self._function(*self._args, **self._kwargs)
-            if inspect.isawaitable(value):
-                value = yield from value.__await__()
-            self._outcome = value
-        return self._outcome  # type: ignore[no-any-return]
+        if self._is_new():
+            try:
+                value = self._function(*self._args, **self._kwargs)
+                if inspect.isawaitable(value):
+                    value = yield from value.__await__()
+                self._value = value
+            except Exception as error:  # noqa: BLE001 - kept, so that a second await gives the same
+                self._error = error
+        return self._outcome()
 
     def start(self) -> PlainCall[T_co]:
         return self
 
     def result(self) -> T_co:
-        if not hasattr(self, "_outcome"):
-            value = self._function(*self._args, **self._kwargs)
-            if inspect.isawaitable(value):
-                value = _run_to_end(value)
-            self._outcome = value
-        return self._outcome  # type: ignore[no-any-return]
+        if self._is_new():
+            try:
+                value = self._function(*self._args, **self._kwargs)
+                self._value = _run_to_end(value) if inspect.isawaitable(value) else value
+            except Exception as error:  # noqa: BLE001 - kept, so that a second time gives the same
+                self._error = error
+        return self._outcome()
+
+    def _is_new(self) -> bool:
+        return self._error is None and not hasattr(self, "_value")
+
+    def _outcome(self) -> T_co:
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[no-any-return]
 
 
 def _run_to_end(awaitable: Awaitable[Any]) -> Any:
@@ -304,12 +317,20 @@ def step(fn: Callable[P, R], /) -> Step[P, R]: ...
 @overload
 def step(
     *,
+    transactional: Literal[True],
+    name: str | None = None,
+    retry: Retry | None = None,
+    ignore: Iterable[str] = (),
+) -> _TransactionalDecorator: ...
+@overload
+def step(
+    *,
     name: str | None = None,
     retry: Retry | None = None,
     timeout: Timeout | float | None = None,
     at_most_once: bool = False,
     verify: Callable[..., Any] | None = None,
-    transactional: bool = False,
+    transactional: Literal[False] = False,
     ignore: Iterable[str] = (),
 ) -> _StepDecorator: ...
 def step(fn: Any = None, /, **options: Any) -> Any:
@@ -317,6 +338,13 @@ def step(fn: Any = None, /, **options: Any) -> Any:
     if fn is not None:
         return Step(fn, **options)
     return lambda function: Step(function, **options)
+
+
+class _TransactionalDecorator:
+    """The type of `@step(transactional=True)`: the caller does not give the transaction, the store does."""
+
+    def __call__(self, fn: Callable[Concatenate[Any, P], R], /) -> Step[P, R]:
+        raise NotImplementedError
 
 
 class _StepDecorator:
