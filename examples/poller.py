@@ -27,8 +27,9 @@ async def poller(total: int = 0) -> int:
 async def main() -> None:
     async with ks.open("poller.db") as engine:
         run = await engine.start(poller)
-        async for _ in run.watch():
-            pass  # until the first run of the series has ended
+        async for event in run.watch():
+            if event.run != run.id:
+                break  # the first run of the series has ended, and its successor is at work
         await run.signal("stop")  # goes to whichever run of the series is there now
         total = await run.result()  # and so does this
         runs = (await engine.list(id_prefix=run.id)).runs

@@ -40,5 +40,6 @@ class RecoveryLimit:
         """What to do with a run whose workers died so many times while executing it without progress."""
         if recoveries >= self.limit:
             times = "once" if recoveries == 1 else f"{recoveries} times"
-            return SetAside(f"its worker died {times} while executing it, without progress (recovery_limit={self.limit})")
+            reason = f"its worker died {times} while executing it, without progress"
+            return SetAside(f"{reason} (recovery_limit={self.limit})")
         return RecoverAlone() if recoveries >= ALONE_FROM else Recover()
