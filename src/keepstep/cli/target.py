@@ -170,6 +170,11 @@ def _from_words(workflow: Workflow[..., Any], words: Sequence[str]) -> tuple[tup
         named = _NAMED.fullmatch(word)
         if named is not None and (named[1] in names or takes_any):
             kwargs[named[1]] = _value(named[2], hints.get(named[1]))
+        elif named is not None and (near := exits.nearest(named[1], names)):
+            raise exits.Refused(
+                f"workflow {workflow.name!r} has no parameter {named[1]!r}{near}",
+                f"text that looks like name=value is given by name: {names[min(len(args), len(names) - 1)]}={word}",
+            )
         else:
             hint = hints.get(names[len(args)]) if len(args) < len(names) else None
             args.append(_value(word, hint))
