@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import random
 import traceback
@@ -14,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..errors import DefinitionError, KeepstepError, NotSerializable, StepTimedOut
+from ..errors import DefinitionError, NotSerializable, StepError, StepTimedOut
 from ..model import Kind, Outcome
 from ..model.ids import new_id
 from ..model.signal import RESOLVE
 from ..policies import Again, classify
 from ..ports import CURRENT, Answer, Verdict, instant
 from ..stores.records import Record, StoredError, check_size
+from ..values import VALUES
 from ..workflows.definition import Call, PlainCall
 from .branch import ASKED
 
@@ -34,6 +36,8 @@ COMPLETED = Kind.STEP_COMPLETED.value
 #: The part of a traceback that is kept.
 MAX_TRACEBACK = 20_000
 MAX_MESSAGE = 10_000
+#: A number beyond this is no status and no errno.
+MAX_CODE = 1_000_000
 
 
 class Done:
@@ -141,7 +145,7 @@ async def _attempt(
         data = step.values.encode(value, call.key)
         check_size(call.key, data, run.engine.max_value_bytes)
     except asyncio.CancelledError as error:
-        if run.detached or call.state != ASKED or _being_cancelled():
+        if run.detached or call.state != ASKED:
             raise
         return error
     except KeyboardInterrupt:
@@ -153,11 +157,6 @@ async def _attempt(
         _flush_emitted(scope)
     run.append(record, call, last=True)
     return None
-
-
-def _being_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 async def _limited(call: StepCall[Any], elapsed: float) -> Any:
@@ -246,11 +245,11 @@ def stored_error(error: BaseException, error_class: str, attempt: int, run: RunC
     except Exception as broken:  # noqa: BLE001 - an exception whose text cannot be made is still a failure
         message = f"<its message cannot be shown: {type(broken).__name__}>"
     return StoredError(
-        type=name,
-        message=_clean(redact(message))[:MAX_MESSAGE],
+        type=clean(name),
+        message=clean(redact(message))[:MAX_MESSAGE],
         error_class=error_class,
         code=_CODES.get(kind) or _outside_code(error),
-        traceback=_clean(redact(text)),
+        traceback=clean(redact(text)),
         attempt=attempt,
         id=new_id("error"),
         caused_by=caused_by(error),
@@ -260,27 +259,35 @@ def stored_error(error: BaseException, error_class: str, attempt: int, run: RunC
 def _outside_code(error: BaseException) -> str | None:
     """The number that the outside world gave the error: an HTTP status or an errno."""
     for name in ("status_code", "status", "errno"):
-        code = getattr(error, name, None)
-        if isinstance(code, int):
+        code = None
+        with contextlib.suppress(Exception):  # whatever the attribute does, the error is recorded
+            code = getattr(error, name, None)
+        if isinstance(code, int) and abs(code) < MAX_CODE:
             return str(code)
     return None
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
+    """The text without what no file can hold."""
     return text.encode("utf-8", "replace").decode()
 
 
-def caused_by(error: BaseException | None, depth: int = 0) -> tuple[int, ...]:
-    """The step failures that led to an error, by their sequence numbers."""
-    if error is None or depth > 20:
-        return ()
+def caused_by(error: BaseException | None) -> tuple[int, ...]:
+    """The step failures that led to an error, by their sequence numbers; those that the code caught do not count."""
     found: set[int] = set()
-    if getattr(error, "seq", 0) and isinstance(error, KeepstepError):
-        found.add(error.seq)  # type: ignore[attr-defined]
-    for nested in getattr(error, "exceptions", ()):
-        found.update(caused_by(nested, depth + 1))
-    for other in (error.__cause__, error.__context__):
-        found.update(caused_by(other, depth + 1))
+    seen: set[int] = set()
+    todo = [error]
+    while todo:
+        one = todo.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, StepError) and one.seq:
+            found.add(one.seq)
+        elif isinstance(one, BaseExceptionGroup):
+            todo.extend(one.exceptions)
+        else:
+            todo.append(one.__cause__ or one.__context__)
     return tuple(sorted(found))
 
 
@@ -381,9 +388,10 @@ async def _transact(call: StepCall[Any], scope: Attempt, started_at: datetime) -
 
 def emit(scope: Attempt, value: Any) -> None:
     """Keep a token for readers; it is written with the next flush."""
+    token = msgspec.Raw(VALUES.encode(value, f"step {scope.key!r}: emitted"))
     if not scope.emitted:
         scope.run.loop.call_soon_threadsafe(_flush_soon, scope)
-    scope.emitted.append(value)
+    scope.emitted.append(token)
 
 
 def _flush_soon(scope: Attempt) -> None:

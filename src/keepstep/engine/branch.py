@@ -201,7 +201,7 @@ class DurableCall(Call[T]):
             else:
                 run.held[self] = copy_context()
             run.watch()
-        elif run.holding:
+        elif run.holding or run.unrecorded_cancels:
             run.held[self] = copy_context()
             run.watch()
         else:
@@ -310,7 +310,8 @@ class DurableCall(Call[T]):
             return
         if self.entry is None:
             self.stop()
-        run.append(self.record(Kind.STEP_CANCELLED, outcome=Outcome.CANCELLED.value))
+        run.unrecorded_cancels += 1  # what the code does instead starts only when the cancel is durable
+        run.append(self.record(Kind.STEP_CANCELLED, outcome=Outcome.CANCELLED.value), then=run.cancel_recorded)
         run.watch()
 
     def cancel(self) -> None:

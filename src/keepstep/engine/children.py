@@ -14,6 +14,7 @@ from ..ports import Answer, Create, Send, Verdict, instant
 from ..stores.records import Record, StoredError
 from ..values import VALUES
 from ..workflows.definition import Bound, Call, Workflow
+from ..workflows.options import check_options, checked_tags
 from . import attempt as attempts
 from .branch import Branch, DurableCall, in_workflow
 from .context import Wait
@@ -205,6 +206,8 @@ def start(workflow: Any, *args: Any, **kwargs: Any) -> Call[ChildRun]:
         raise DefinitionError(f"{workflow!r} is not a workflow; decorate it with @ks.workflow")
     if options.get("run_id") is not None:
         check_id(options["run_id"])
+    check_options(options.get("queue", "default"), options.get("priority", 0), options.get("delay", 0.0), None)
+    options["tags"] = checked_tags(options.get("tags"))
     workflow.check_arguments(args, kwargs)
     payload = workflow.values.encode([[*args], kwargs], f"workflow {workflow.name!r}: input")
     return StartCall(branch, workflow, payload, options)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from ..errors import CheckpointCorrupt, StoreError
 from ..model import ErrorInfo, Kind, Outcome, Signal, Status
 from ..model.signal import CANCEL, CHILD, PAUSE, RESERVED, RESUME
 from ..ports import CURRENT, Answer, Create, Send, Verdict, instant
@@ -118,6 +119,7 @@ class RunContext:
         self.history: History | None = None
         self.asked: dict[str, DurableCall[Any]] = {}
         self.held: dict[DurableCall[Any], Context] = {}  # each with the context variables of its code
+        self.unrecorded_cancels = 0
         self.arrived: deque[Draft] = deque()
         self.now_at: datetime = run.created_at
         self.generation = 0
@@ -146,6 +148,7 @@ class RunContext:
         self.moving = False
         self.deadline_timer: asyncio.TimerHandle | None = None
         self.linger_timer: asyncio.TimerHandle | None = None
+        self.lingered = -1
         self.finishing = False
         self.alone = run.recoveries > 0
         self.end: End | None = None
@@ -283,6 +286,7 @@ class RunContext:
             return False
         if record.finished_at is not None:
             self.now_at = record.finished_at
+        self.moves += 1
         self.steps += 1
         if self.steps == MANY_STEPS:
             log.warning("run %s has made %d steps; let it go on as a new run with ks.continue_as", self.id, self.steps)
@@ -320,7 +324,7 @@ class RunContext:
             return True
         call = self.asked.get(entry.key)
         if call is None or (entry.cancelled and call.state != CANCELLED):
-            if only_waits(self) and not (self.workflow.on_change == "compatible" and self._go_round(history)):
+            if not self._can_still_ask(history):
                 asked = ", ".join(sorted([*self.asked, *(c.key for c in self.held)])) or "nothing"
                 what = "to be cancelled again" if call is not None else "to be asked for"
                 self.mismatch(
@@ -336,6 +340,12 @@ class RunContext:
             self.watch()
             return True
         return False
+
+    def _can_still_ask(self, history: History) -> bool:
+        """Whether the code may yet ask for the next recorded outcome, or need not any more."""
+        if self.finishing or self.main is None or self.main.done() or not only_waits(self):
+            return True
+        return self.workflow.on_change == "compatible" and self._go_round(history)
 
     def _go_round(self, history: History) -> bool:
         """Under `compatible`, code may ask for something new amid what is recorded: answer what it does ask for."""
@@ -361,7 +371,7 @@ class RunContext:
     def answer_now(self, call: DurableCall[Any]) -> bool:
         """Replay without a pass of the loop: what the only task awaits is the next outcome, so the run is at rest."""
         history, entry = self.history, call.entry
-        if history is None or entry is None or self.tasks or self.detached or self.thread_busy:
+        if history is None or entry is None or self.tasks or self.detached or asyncio.current_task() is not self.main:
             return False
         order = history.order
         if not order or order[0] is not entry or entry.cancelled or entry.record is None:
@@ -382,8 +392,12 @@ class RunContext:
         self.engine.observe("run.resumed", self)
         self._release_held()
 
+    def cancel_recorded(self, _: Answer) -> None:
+        self.unrecorded_cancels -= 1
+        self._release_held()
+
     def _release_held(self) -> None:
-        if self.holding or self.history is not None:
+        if self.holding or self.unrecorded_cancels or self.history is not None:
             return
         held, self.held = self.held, {}
         for call, context in held.items():
@@ -392,8 +406,13 @@ class RunContext:
 
     def _refill(self, history: History, seq: int) -> None:
         async def refill() -> None:
-            rows = await self.engine.read(self.engine.store.list_checkpoints, self.id, seq - 1)
-            history.refill(rows, seq - 1)
+            try:
+                rows = await self.engine.read(self.engine.store.list_checkpoints, self.id, seq - 1)
+                history.refill(rows, seq - 1)
+            except CheckpointCorrupt as error:
+                self.engine.runner.set_aside(self, "CheckpointCorrupt", str(error))
+            except StoreError as error:
+                self.halt(error)
             self.watch()
 
         self.engine.background(refill())
@@ -617,7 +636,7 @@ class RunContext:
         far = due is None or due - self.engine.clock.now() > SHORT_WAIT_SECONDS
         if not far:
             return
-        if all(wait.name is None for wait in self.waits.values()):
+        if self.lingered == self.moves or all(wait.name is None for wait in self.waits.values()):
             self.park()
         elif self.linger_timer is None:
             self.linger_timer = self.loop.call_later(
@@ -632,10 +651,8 @@ class RunContext:
         self.linger_timer = None
         if self.detached:
             return
-        if moves == self.moves and not (self.arrived or self.performing or self._is_writing()):
-            self.park()
-        else:
-            self.watch()
+        self.lingered = moves  # the run is put away when it is at rest, unless it has moved since
+        self.watch()
 
     def _due_at(self) -> float | None:
         dues = [wait.due for wait in self.waits.values() if wait.due is not None]
@@ -647,27 +664,27 @@ class RunContext:
         """Put the run away if nothing but its wake-ups can move it: only its row remains."""
         if self.moving or self.finishing or self.main is None or self.main.done() or not only_waits(self):
             return
-        due = self._due_at()
-        names = sorted({wait.name for wait in self.waits.values() if wait.name is not None})
-        self._move(Status.WAITING, due, (*names, CANCEL, PAUSE, RESUME), "parked")
+        self._move(Status.WAITING, self._due_at(), self._wakes(), "parked")
 
     def _put_down(self) -> None:
         """Everything under way has ended and nothing new may start: pause, or hand back."""
         if self.pausing is not None:
             record = self._signal_record(self.pausing)
             self._move(Status.PAUSED, None, (RESUME, CANCEL), "paused", record)
+        elif self.draining and self.waits and not self.held and not self.performing:
+            self._move(Status.WAITING, self._due_at(), self._wakes(), "handed back")
         elif self.draining:
             self.hand_back()
 
     def hand_back(self) -> None:
         """Give the lease up, so that any worker can go on at once."""
-        if self.moving or self.finishing:
-            return
-        if self.waits and not self.held and not self.performing and self.main is not None and only_waits(self):
-            names = sorted({wait.name for wait in self.waits.values() if wait.name is not None})
-            self._move(Status.WAITING, self._due_at(), (*names, CANCEL, PAUSE, RESUME), "handed back")
-        else:
+        if not self.moving and not self.finishing:
             self._move(Status.QUEUED, self.engine.clock.now(), (), "handed back")
+
+    def _wakes(self) -> tuple[str, ...]:
+        """The signals that wake the run when it is put away."""
+        names = sorted({wait.name for wait in self.waits.values() if wait.name is not None})
+        return (*names, CANCEL, PAUSE, RESUME)
 
     def _move(
         self, status: Status, due: float | None, wakes: tuple[str, ...], reason: str, record: Record | None = None
@@ -770,8 +787,8 @@ class RunContext:
     def engine_failed(self, error: Exception) -> None:
         """Something that is no one's failure but the engine's: the run is left to a person."""
         if not self.detached:
-            log.error("run %s: the engine failed inside a step", self.id, exc_info=error)
-            self.engine.runner.set_aside(self, "InternalError", f"the engine failed inside a step: {error!r}")
+            log.error("run %s: the engine failed", self.id, exc_info=error)
+            self.engine.runner.set_aside(self, "InternalError", f"the engine failed: {error!r}")
 
     def spawn_in(self, branch: Branch, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run code of the workflow in a branch that is already numbered."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import os
 import secrets
 import threading
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 from ..errors import DefinitionError, DuplicateName, KeepstepError, RunConflict, RunNotFound, StoreError
 from ..executors.thread import ThreadExecutor
 from ..model import Claim, Event, Kind, Lease, Run, RunPage, RunQuery, Status
-from ..model.ids import check_id, check_name, new_id
+from ..model.ids import check_id, new_id
 from ..observers import resolve
 from ..policies import RecoveryLimit
 from ..ports import Clock, Create, Row, Store, SystemClock, Verdict, instant
@@ -28,6 +27,7 @@ from ..stores.records import MAX_VALUE, Record, seal
 from ..values import Redactor
 from ..workflows import definition
 from ..workflows.definition import KNOWN, Bound, Workflow
+from ..workflows.options import check_options, checked_tags
 from . import control
 from .attempt import perform
 from .context import LINGER_SECONDS, RunContext
@@ -57,6 +57,8 @@ STEP_THREADS = 64
 STOP_SECONDS = 5.0
 
 
+#: Signals that could not be read are asked for again after this.
+FETCH_AGAIN_SECONDS = 0.5
 #: How long the store may take over the last writes of an engine that closes.
 LAST_WRITE_SECONDS = 5.0
 
@@ -243,7 +245,7 @@ class Engine:
             workflow, args, kwargs = workflow.workflow, workflow.args, workflow.kwargs
         workflow = self._definition(workflow)
         workflow.check_arguments(args, kwargs)
-        _check_options(queue, priority, delay, key)
+        check_options(queue, priority, delay, key)
         now = self.clock.now()
         at = instant(now)
         name = new_id() if run_id is None else check_id(run_id)
@@ -269,7 +271,7 @@ class Engine:
             queue=queue,
             priority=priority,
             key=key,
-            tags=_checked_tags(tags) if tags else {},
+            tags=checked_tags(tags) if tags else {},
             deadline_at=_deadline(deadline, now),
             due_at=None if leased else instant(now + max(0.0, delay)),
             worker=worker.id if leased and worker is not None else None,
@@ -442,7 +444,7 @@ class Engine:
 
     def fetch_signals(self, context: RunContext) -> None:
         """Read the signals of a run that it has not seen."""
-        if context.id not in self._fetching:
+        if context.id not in self._fetching and not context.detached:
             self._fetching.add(context.id)
             self.background(self._fetch(context))
 
@@ -457,6 +459,7 @@ class Engine:
                 context.receive(page)
         except StoreError as error:
             log.warning("signals of run %s cannot be read yet: %s", context.id, error)
+            self.loop.call_later(FETCH_AGAIN_SECONDS, self.fetch_signals, context, context=self.context)
         finally:
             self._fetching.discard(context.id)
 
@@ -537,26 +540,6 @@ def _statuses(wanted: Any) -> frozenset[Status]:
         return frozenset(Status(one) for one in ([wanted] if isinstance(wanted, str) else wanted))
     except ValueError as error:
         raise DefinitionError(f"{error}; there are {', '.join(Status)}") from None
-
-
-def _check_options(queue: Any, priority: Any, delay: Any, key: Any) -> None:
-    check_name(queue, "queue")
-    if not isinstance(priority, int):
-        raise DefinitionError(f"a priority must be an int, not {priority!r}")
-    if not isinstance(delay, int | float) or not math.isfinite(delay):
-        raise DefinitionError(f"a delay must be a number of seconds, not {delay!r}")
-    if key is not None:
-        check_id(key, "key")
-
-
-def _checked_tags(tags: dict[str, str] | None) -> dict[str, str]:
-    if not isinstance(tags, dict | None):
-        raise DefinitionError(f"tags are a dict of names and texts, not {tags!r}")
-    for name, value in (tags or {}).items():
-        check_name(name, "tag")
-        if not isinstance(value, str):
-            raise DefinitionError(f"tag {name!r} must be a str, not {type(value).__name__}")
-    return dict(tags or {})
 
 
 def _deadline(deadline: float | timedelta | datetime | None, now: float) -> datetime | None:

@@ -132,11 +132,17 @@ class Journal:
         dirty, self._dirty = self._dirty, {}
         for run in dirty:
             if not run.detached:
-                self._take(run, batch)
+                try:
+                    self._take(run, batch)
+                except Exception as error:  # noqa: BLE001 - what one run cannot write must not hold up the others
+                    run.engine_failed(error)
         others, self._others = self._others, []
         for change, owner in others:
-            batch.changes.append(change() if callable(change) else change)
-            batch.owners.append(owner)
+            try:
+                batch.changes.append(change() if callable(change) else change)
+                batch.owners.append(owner)
+            except Exception as error:  # noqa: BLE001 - as above
+                owner.set_exception(error)
         if not batch.changes:
             self._rest()
             return
@@ -173,29 +179,27 @@ class Journal:
             drafts, run.pending = _until_special(pending)
             if run.pending:
                 self._dirty[run] = None
-        run.in_flight += 1
         change = Advance(run.id, self.worker, run.epoch, run.seq)
-        batch.changes.append(change)
-        batch.owners.append((run, drafts))
         special = drafts[0].change
         if special is not None:
             for name, value in special.items():
                 setattr(change, name, value)
-            if change.within is not None:
-                batch.needs_thread = True
-                change.within = _sealed_within(change, run, drafts[0], special["within"])
-                return
-        rows = []
-        seq, checksum = run.seq, run.checksum
-        for draft in drafts:
-            if draft.record is not None:
-                seq += 1
-                row, checksum = seal(draft.record, seq, checksum)
-                rows.append(row)
-        change.rows = rows
-        change.checksum = checksum
-        if rows and rows[0].kind in _NO_PROGRESS and all(row.kind in _NO_PROGRESS for row in rows):
-            change.progress = False
+        if change.within is not None and special is not None:
+            batch.needs_thread = True
+            change.within = _sealed_within(change, run, drafts[0], special["within"])
+        else:
+            rows = []
+            seq, checksum = run.seq, run.checksum
+            for draft in drafts:
+                if draft.record is not None:
+                    seq += 1
+                    row, checksum = seal(draft.record, seq, checksum)
+                    rows.append(row)
+            change.rows = rows
+            change.checksum = checksum
+        run.in_flight += 1
+        batch.changes.append(change)
+        batch.owners.append((run, drafts))
 
     def _commit_and_time(self, changes: Sequence[Change]) -> tuple[list[Answer], float]:
         started = time.perf_counter()
@@ -285,13 +289,31 @@ class Journal:
             return Answer(Verdict.DONE)
         return None
 
+    def _one_by_one(self, batch: _Batch) -> None:
+        """One change of a batch cannot be written: find it, and let the others through."""
+        for change, owner in zip(batch.changes, batch.owners, strict=True):
+            alone = _Batch()
+            alone.changes, alone.owners = [change], [owner]
+            try:
+                answers = self._store.commit(alone.changes)
+            except Exception as error:  # noqa: BLE001 - only its owner is told
+                self._give_up(alone, error)
+            else:
+                self._answered(alone, answers)
+
     def _give_up(self, batch: _Batch, error: BaseException) -> None:
         if not isinstance(error, StoreError):
             log.error("a commit failed in an unexpected way", exc_info=error)
+            if len(batch.changes) > 1:
+                self._one_by_one(batch)
+                return
         for owner in batch.owners:
             if isinstance(owner, tuple):
                 owner[0].in_flight -= 1
-                owner[0].halt(error)
+                if isinstance(error, StoreError):
+                    owner[0].halt(error)
+                else:  # what it wants to write can never be written
+                    owner[0].engine_failed(error)
             elif not owner.done():
                 owner.set_exception(error)
         self._rest()

@@ -23,7 +23,7 @@ from ..policies import SetAside, classify
 from ..ports import CURRENT, Advance, Answer, Create, Send, Verdict, instant
 from ..stores.records import Record, StoredError, check_size, seal
 from ..workflows.definition import Call
-from .attempt import in_thread, stored_error
+from .attempt import clean, in_thread, stored_error
 from .branch import CANCELLED, Branch, DurableCall
 from .context import DEADLINE, RunContext
 from .history import History
@@ -194,6 +194,11 @@ class Runner:
                 future.exception()  # what a detached run's code does is discarded
             return
         context.thread_busy = False
+        outside = isinstance(future, asyncio.Task) and future.cancelled() and future.cancelling() > 0
+        if outside and not (context.cancelling or context.timed_out):
+            context.detach("its task was cancelled from outside")  # a shutdown, not an end of the run
+            self.engine.give_back_later(context)
+            return
         context.finishing = True
         if context.tasks or context.bodies or context.waits or context.history is not None:
             self.engine.background(self._conclude(context, future))
@@ -235,12 +240,18 @@ class Runner:
         if open_tasks:
             log.warning("run %s ended with %d open branches, which were cancelled", context.id, len(open_tasks))
             await asyncio.wait(open_tasks, timeout=UNWIND_SECONDS)
-        for call in [*context.bodies, *context.waits]:
+        for call in [*context.bodies, *context.waits, *context.asked.values(), *context.held]:
             if isinstance(call, DurableCall):
                 call.cancel()
 
     def _write_end(self, context: RunContext, future: asyncio.Future[Any]) -> None:
         """Commit the end of the run, unless a signal came that was not yet seen."""
+        try:
+            self._try_to_end(context, future)
+        except Exception as error:  # noqa: BLE001 - a run must never be left without an end
+            context.engine_failed(error)
+
+    def _try_to_end(self, context: RunContext, future: asyncio.Future[Any]) -> None:
         if context.detached:
             return
         record = Record(context.id, Kind.RUN_FINISHED.value, worker=context.worker)
@@ -391,7 +402,7 @@ class Runner:
             return
         context.detach(f"set aside: {reason}")
         log.error("run %s is set aside: %s", context.id, reason)
-        error = StoredError(kind, self.engine.redact(reason), error_class="permanent", id=new_id("error"))
+        error = StoredError(clean(kind), clean(self.engine.redact(reason)), error_class="permanent", id=new_id("error"))
         self.engine.background(self._write_aside(context, error))
 
     async def _write_aside(self, context: RunContext, error: StoredError) -> None:

@@ -200,7 +200,8 @@ class TimeoutCall(DurableCall[None]):
         if self.state == ASKED:
             self.state = CANCELLED
             self.stop()
-            self.run.asked.pop(self.key, None)
+            if self.entry is None:
+                self.run.asked.pop(self.key, None)
             self.run.watch()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ..errors import DefinitionError
+from ..errors import CheckpointCorrupt, DefinitionError
 from ..model import FINISHED, Kind, Run, RunQuery, Status
 from ..model.run import ACTIVE
 from ..ports import Advance, Create, Row
@@ -99,7 +99,11 @@ def outcome_kind(status: Status) -> Kind | None:
 
 def with_outcome(run: Run, row: Row) -> Run:
     """The run with the output or the error that its newest final record holds."""
-    record, _ = next(unseal([row], run.id, after=row.seq - 1))
+    record, checksum = next(unseal([row], run.id, after=row.seq - 1))
+    if row.seq == run.seq and checksum != run.checksum:
+        raise CheckpointCorrupt(
+            f"run {run.id!r}: chain broken at seq {row.seq}: its last record is not what its head names"
+        )
     data: dict[str, Any] = record.data or {}
     output = None
     if run.status is Status.COMPLETED and isinstance(record.value, (bytes, msgspec.Raw)):

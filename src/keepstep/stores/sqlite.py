@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -36,6 +37,7 @@ _CLAIM = (
     "UPDATE keepstep_head SET status = ?, epoch = epoch + 1, worker = ?, due_at = NULL, wakes = '',"
     " recoveries = recoveries + ?, updated_at = ? WHERE run = ?"
 )
+_PUT_ASIDE = "UPDATE keepstep_head SET status = 'set aside', worker = NULL, due_at = NULL, wakes = '' WHERE run = ?"
 _ENROL = (
     "INSERT INTO keepstep_worker (host, pid, renewed_at, boot, boot_seconds, workflows, progress, started_at, id)"
     " VALUES (?, ?, ?, ?, ?, ?, CAST(? AS TEXT), ?, ?) ON CONFLICT (id) DO NOTHING"
@@ -44,6 +46,8 @@ _RENEW = (
     "UPDATE keepstep_worker SET host = ?, pid = ?, renewed_at = ?, boot = ?, boot_seconds = ?, workflows = ?,"
     " progress = CAST(? AS TEXT), started_at = coalesce(?, started_at) WHERE id = ? AND gone_at IS NULL"
 )
+
+log = logging.getLogger("keepstep")
 
 _json = msgspec.json.Encoder().encode
 _progress = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -238,20 +242,30 @@ class SQLiteStore:
         buried += dead
         if request.run is not None:
             found = by_name(cursor, request, alive)
-            return Claims(tuple(self._take(one, request.worker, now) for one in found))
+            return Claims(self._take_all(found, request.worker, now))
         found = orphans(cursor, request, alive)
         due = [one for workflow in request.workflows for one in due_runs(cursor, request, workflow, now)]
         found += sorted(due)
-        claims = tuple(self._take(one, request.worker, now) for one in found[: max(request.limit, 0)])
+        claims = self._take_all(found[: max(request.limit, 0)], request.worker, now)
         later = [at for workflow in request.workflows for at in later_times(cursor, request, workflow, now)]
         return Claims(claims, instant(min(later)) if later else None)
 
-    def _take(self, one: Found, worker: str, now: float) -> Claim:
+    def _take_all(self, found: list[Found], worker: str, now: float) -> tuple[Claim, ...]:
+        taken = [self._take(one, worker, now) for one in found]
+        return tuple(claim for claim in taken if claim is not None)
+
+    def _take(self, one: Found, worker: str, now: float) -> Claim | None:
+        """Lease one run; one whose row cannot be read is set aside, so that it does not stop the others."""
         cursor = self._writer.cursor
-        old, taken = Status(one.status), one.owner is not None
-        status = rules.status_when_claimed(old, taken=taken)
-        cursor.execute(_CLAIM, (status, worker, int(taken and old.active), now, one.run))
-        (run,) = read_runs(cursor, one.run)
+        try:
+            old, taken = Status(one.status), one.owner is not None
+            status = rules.status_when_claimed(old, taken=taken)
+            cursor.execute(_CLAIM, (status, worker, int(taken and old.active), now, one.run))
+            (run,) = read_runs(cursor, one.run)
+        except (ValueError, TypeError, KeyError, OverflowError, msgspec.MsgspecError) as error:
+            log.error("run %s is set aside: its row cannot be read: %s", one.run, error)  # noqa: TRY400 - said briefly
+            cursor.execute(_PUT_ASIDE, (one.run,))
+            return None
         self._note_writers({worker})
         return Claim(run, Lease(run.id, worker, run.epoch), one.owner)
 
