@@ -36,7 +36,7 @@ LEASE_SECONDS = 2.0
 LOAD = 40
 #: How long everything may take to finish once nothing more goes wrong.
 DRAIN_SECONDS = 90.0
-#: A body that begins so soon after its process was woken had been let in before the stop: no lease can prevent that.
+#: A body that begins so close to a stop was let in, or under way, before it: no lease can prevent that.
 ACROSS_SECONDS = 0.1
 
 OPTIONS = {"lease_seconds": LEASE_SECONDS, "recovery_limit": 1_000_000, "linger_seconds": 0.05}
@@ -54,7 +54,8 @@ class Report:
     extra_bodies: int = 0
     recoveries: int = 0
     faults: Counter = field(default_factory=Counter)
-    across: int = 0
+    across: list = field(default_factory=list)
+    late_lines: list = field(default_factory=list)
     most: int = 0
     wrong: list = field(default_factory=list)
     repeated: list = field(default_factory=list)
@@ -75,10 +76,11 @@ class Report:
             f"  of which past a lease {faults['long stop']:,}; recoveries {self.recoveries:,}",
             f"  runs finished        {self.finished:,} of {self.started:,} ({self.cancelled:,} cancelled on purpose)",
             f"  repeated after their checkpoint   {len(self.repeated)}",
-            f"  repeated before it (as promised)  {self.extra_bodies:,}; begun across a stop: {self.across}",
+            f"  repeated before it (as promised)  {self.extra_bodies:,}",
+            f"  begun before a stop, noted after it {len(self.late_lines)}; let in before it, begun after it {len(self.across)}",
             f"  lost {len(self.lost)}   stuck {len(self.stuck)}   wrong {len(self.wrong)}",
         ]
-        for name in ("repeated", "lost", "stuck", "wrong"):
+        for name in ("repeated", "lost", "stuck", "wrong", "late_lines", "across"):
             lines += [f"    {name}: {what}" for what in getattr(self, name)[:10]]
         return "\n".join(lines)
 
@@ -130,10 +132,12 @@ class Soak:
         seconds = self.draw.choice([0.05, 0.3, 1.3 * LEASE_SECONDS])
         began = time.time()
         signalled(process, signal.SIGSTOP)
+        self.effects.note("stop", pid=process.pid)
         try:
             await asyncio.sleep(seconds)
         finally:
             self.stops.append((process.pid, began, time.time()))
+            self.effects.note("wake", pid=process.pid)
             signalled(process, signal.SIGCONT)
             del self.stopped[process.pid]
         self.report.faults["stop"] += 1
@@ -253,15 +257,24 @@ class Soak:
         self.judge_ledger(runs)
 
     def sort_out(self, found) -> None:
-        """A body that had been let in before its process was stopped begins when it is woken: one for each stop."""
+        """Tell bodies that began too late from those that were already under way when their process was stopped.
+
+        The line of a body may be written only when the process wakes, though the body began before the stop, as its
+        time says. One that was let in before the stop may even begin when the process wakes: one for each stop at most.
+        """
         stops = [stop for stop in self.stops if stop[2] - stop[1] > LEASE_SECONDS / 2]
         for effect in found:
-            stop = next((s for s in stops if s[0] == effect.pid and 0 <= effect.at - s[2] <= ACROSS_SECONDS), None)
-            if stop is None:
-                self.report.repeated.append(f"{effect.run} {effect.step} by {effect.worker}")
+            mine = [stop for stop in stops if stop[0] == effect.pid]
+            before = [stop for stop in mine if abs(effect.at - stop[1]) <= ACROSS_SECONDS]
+            after = [stop for stop in mine if 0 <= effect.at - stop[2] <= ACROSS_SECONDS]
+            what = f"{effect.run} {effect.step} by {effect.worker} at {effect.at:.3f}"
+            if before:
+                self.report.late_lines.append(what)
+            elif after:
+                stops.remove(after[0])
+                self.report.across.append(what)
             else:
-                stops.remove(stop)
-                self.report.across += 1
+                self.report.repeated.append(what)
 
     def judge_ledger(self, runs) -> None:
         """What transactional steps wrote is there exactly once."""

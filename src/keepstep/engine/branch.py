@@ -110,7 +110,8 @@ class Pending(asyncio.Future[None]):
     def cancel(self, msg: Any | None = None) -> bool:
         if self.done():
             return False
-        self.call.cancelled_by_code()
+        if not self.call.run.cancelled_from_outside():
+            self.call.cancelled_by_code()
         return super().cancel(msg)
 
 

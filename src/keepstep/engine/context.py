@@ -120,6 +120,7 @@ class RunContext:
         self.asked: dict[str, DurableCall[Any]] = {}
         self.held: dict[DurableCall[Any], Context] = {}  # each with the context variables of its code
         self.unrecorded_cancels = 0
+        self.telling = False
         self.arrived: deque[Draft] = deque()
         self.now_at: datetime = run.created_at
         self.generation = 0
@@ -266,6 +267,23 @@ class RunContext:
 
     def at_rest(self) -> None:
         """The code has come to rest: deliver the next outcome, or see what else there is to do."""
+        self.telling = True
+        try:
+            self._tell_next()
+        finally:
+            self.telling = False
+
+    def cancelled_from_outside(self) -> bool:
+        """Whether a cancel comes from neither the code nor the engine: a shutdown, which is not an end of the run."""
+        scope = CURRENT.get()
+        own = scope is not None and not scope.in_step and scope.run is self
+        if own or self.telling or self.cancelling or self.timed_out or self.finishing or self.detached:
+            return False
+        self.detach("its tasks were cancelled from outside")
+        self.engine.give_back_later(self)
+        return True
+
+    def _tell_next(self) -> None:
         while not self.detached:
             if self.history is not None:
                 if self._replay_next(self.history):
