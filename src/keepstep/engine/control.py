@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import msgspec
 from ..errors import AlreadyFinished, RunConflict, RunNotFound
 from ..model import FINISHED, Kind, Outcome, RunQuery, Signal, Status, WorkerInfo
 from ..model.ids import new_id
-from ..model.signal import CANCEL, CHILD
+from ..model.signal import CANCEL, CHILD, RESERVED
 from ..ports import Advance, ClaimRequest, Send, Verdict, instant
 from ..stores.records import Record, seal, unseal
 from .context import DEADLINE
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from ..model import Claim, Run
     from .engine import Engine
 
+_OUTCOMES = frozenset(
+    {Kind.STEP_COMPLETED, Kind.STEP_FAILED, Kind.TIMER, Kind.SIGNAL, Kind.CHILD, Kind.BARRIER, Kind.DECISION}
+)
 _RETRIABLE = frozenset({Status.FAILED, Status.SET_ASIDE})
 
 
@@ -92,7 +96,7 @@ async def _leave(engine: Engine, worker: str) -> None:
 
 
 async def _failures(engine: Engine, run_id: str) -> list[int]:
-    """What no longer counts: the failures named in the run's error, their attempts, and the cancels they caused."""
+    """What no longer counts: the failures named in the run's error, and all that the code did because of them."""
     records = []
     after = 0
     while rows := await engine.read(engine.store.list_checkpoints, run_id, after):
@@ -101,16 +105,44 @@ async def _failures(engine: Engine, run_id: str) -> list[int]:
     ends = [record for record in records if record.kind in (Kind.RUN_FINISHED, Kind.ERROR)]
     causes: set[int] = set(ends[-1].error.caused_by) if ends and ends[-1].error is not None else set()
     keys = {record.step for record in records if record.seq in causes}
+    missed = {record.seq for record in records if record.kind == Kind.TIMER and record.step == DEADLINE}
+    first = min(causes | missed, default=None)
+    cancels = [one for one in records if one.kind == Kind.STEP_CANCELLED and first is not None and one.seq > first]
+    keys |= {record.step for record in cancels}  # a failure that came too late to be told does not count either
     gone = {record.seq for record in records if record.kind == Kind.STEP_FAILED and record.step in keys}
+    gone |= {record.seq for record in cancels}
+    for failure in [record for record in records if record.seq in causes]:
+        gone |= _reactions(records, failure)
     children = {_child_of(record) for record in records if record.seq in causes and record.kind == Kind.CHILD}
     gone |= {record.seq for record in records if record.kind == Kind.CHILD and _child_of(record) in children}
-    missed = {record.seq for record in records if record.kind == Kind.TIMER and record.step == DEADLINE}
-    if causes or missed:
-        first = min(causes | missed)
-        gone |= {record.seq for record in records if record.kind == Kind.STEP_CANCELLED and record.seq > first}
     if ends:
         gone |= missed | {ends[-1].seq}
     return sorted(gone)
+
+
+def _reactions(records: list[Record], failure: Record) -> set[int]:
+    """What the code did after it was told of a failure: clean-up, fallbacks, compensation.
+
+    They stand in the branch of the failure, in those that wait for it, or in new ones; what was under way beside it
+    when it failed is no reaction, and is not done again.
+    """
+    at, path = failure.finished_at, failure.step.rpartition("/")[0]
+    if at is None:
+        return set()
+    begun: dict[str, datetime] = {}  # when each branch was first heard of
+    for record in records:
+        if record.step and record.finished_at is not None:
+            begun.setdefault(record.step.rpartition("/")[0], record.started_at or record.finished_at)
+    found = set()
+    for record in records:
+        if record.seq <= failure.seq or record.kind not in _OUTCOMES or record.step.startswith(RESERVED):
+            continue
+        own = record.step.rpartition("/")[0]
+        concerned = own in ("", path) or path.startswith(f"{own}/") or begun.get(own, at) >= at
+        started = record.started_at or (record.finished_at if record.ordinal > failure.ordinal or own != path else None)
+        if concerned and started is not None and started >= at:
+            found.add(record.seq)
+    return found
 
 
 def _child_of(record: Record) -> str:
