@@ -77,7 +77,8 @@ class Report:
             f"  runs finished        {self.finished:,} of {self.started:,} ({self.cancelled:,} cancelled on purpose)",
             f"  repeated after their checkpoint   {len(self.repeated)}",
             f"  repeated before it (as promised)  {self.extra_bodies:,}",
-            f"  begun before a stop, noted after it {len(self.late_lines)}; let in before it, begun after it {len(self.across)}",
+            f"  begun before a stop, noted after  {len(self.late_lines)}",
+            f"  let in before a stop, begun after {len(self.across)}",
             f"  lost {len(self.lost)}   stuck {len(self.stuck)}   wrong {len(self.wrong)}",
         ]
         for name in ("repeated", "lost", "stuck", "wrong", "late_lines", "across"):

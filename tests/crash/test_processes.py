@@ -437,7 +437,6 @@ def test_a_damaged_run_is_set_aside_and_stops_no_worker(damage, tmp_path):
     asyncio.run(main())
 
 
-@pytest.mark.xfail(reason="one row that cannot be read makes every claim fail, so its worker takes nothing any more")
 @pytest.mark.parametrize(
     "damage",
     [

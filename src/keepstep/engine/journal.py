@@ -197,6 +197,8 @@ class Journal:
                     rows.append(row)
             change.rows = rows
             change.checksum = checksum
+            if rows and rows[0].kind in _NO_PROGRESS and all(row.kind in _NO_PROGRESS for row in rows):
+                change.progress = False
         run.in_flight += 1
         batch.changes.append(change)
         batch.owners.append((run, drafts))

@@ -71,7 +71,10 @@ class Runner:
             if run.signals:
                 await self._load_signals(context)
         except (CheckpointCorrupt, SchemaMismatch) as error:
-            self.set_aside(context, type(error).__name__, str(error))
+            if await self._is_mine(context):
+                self.set_aside(context, type(error).__name__, str(error))
+            else:  # the history did not fit the claim because another owner has written since
+                context.detach("its lease was lost")
         except StoreError as error:
             context.halt(error)
         except Exception as error:
@@ -79,6 +82,14 @@ class Runner:
             self.set_aside(context, type(error).__name__, f"the run cannot be taken up: {error}")
         else:
             self.begin(context)
+
+    async def _is_mine(self, context: RunContext) -> bool:
+        """Whether the store still knows this incarnation as the owner; in doubt it decides when it is written to."""
+        try:
+            run = await self.engine.read(self.engine.store.get_run, context.id)
+        except StoreError:
+            return True
+        return run is None or run.epoch == context.epoch
 
     def _objection(self, context: RunContext) -> tuple[str, str] | None:
         run, workflow = context.run, context.workflow
