@@ -1,0 +1,282 @@
+"""What was broken once by people who tried, each named after what went wrong."""
+
+import asyncio
+import logging
+import os
+
+import pytest
+
+import keepstep as ks
+from keepstep.model import Status
+from keepstep.stores.memory import MemoryStore
+
+
+@ks.step
+async def note(what: str) -> str:
+    return what
+
+
+async def until(run, status, seconds=5.0):
+    async with asyncio.timeout(seconds):
+        while await run.status() is not status:  # noqa: ASYNC110 - the store has no event for it
+            await asyncio.sleep(0.005)
+
+
+async def test_a_question_after_continue_as_is_answered_but_the_asker_is_told_that_the_run_ended():
+    @ks.workflow
+    async def chat(count: int = 0) -> str:
+        for _ in range(2):
+            question = await ks.wait_for("message")
+            count += 1
+            question.reply(count)
+        ks.continue_as(count)
+
+    async with ks.open("memory:") as engine:
+        run = await engine.start(chat)
+        assert [await run.ask("message", timeout=10) for _ in range(5)] == [1, 2, 3, 4, 5]
+        assert not (await run.status()).finished
+        assert (await run.latest()).id == f"{run.id}~3"
+
+
+async def test_a_cancel_leaves_an_at_most_once_step_in_doubt_that_was_under_way():
+    begun, seen = asyncio.Event(), []
+
+    @ks.step(at_most_once=True)
+    async def pay() -> str:
+        begun.set()
+        await asyncio.sleep(0.2)
+        return "receipt"
+
+    @ks.workflow
+    async def order() -> None:
+        receipt = None
+        try:
+            receipt = await pay()
+            await ks.wait_for("never")
+        finally:
+            seen.append(receipt)
+
+    async with ks.open("memory:") as engine:
+        run = await engine.start(order)
+        await begun.wait()
+        await run.cancel()
+        with pytest.raises(ks.RunCancelled):
+            await run.result(10)
+    assert seen == ["receipt"]
+
+
+async def test_a_step_starts_after_the_deadline_of_a_run_that_nobody_took_in_time():
+    bodies = []
+
+    @ks.step
+    async def charge() -> None:
+        bodies.append(1)
+
+    @ks.workflow
+    async def late() -> None:
+        await charge()
+
+    store = MemoryStore()
+    async with ks.open(store, worker=False) as engine:
+        run = await engine.start(late, deadline=0.02, run_id="late")
+        await asyncio.sleep(0.05)
+    async with ks.open(store) as engine:
+        run = await engine.get("late")
+        with pytest.raises(ks.RunTimedOut):
+            await run.result(10)
+    assert bodies == []
+
+
+async def test_two_workflows_of_one_name_from_a_factory_replace_each_other_without_a_word():
+    def make(tag):
+        @ks.workflow
+        async def job() -> str:
+            return tag
+
+        return job
+
+    first, second = make("a"), make("b")
+    async with ks.open("memory:") as engine:
+        assert await (await engine.start(second)).result(5) == "b"
+        with pytest.raises(ks.KeepstepError, match="own name="):
+            await engine.start(first)
+
+
+async def test_a_forgotten_await_does_nothing_and_says_nothing(caplog):
+    @ks.workflow
+    async def forgetful() -> str:
+        note("lost")
+        return "done"
+
+    @ks.workflow
+    async def forgetful_at_the_end():
+        return note("lost")
+
+    async with ks.open("memory:") as engine:
+        with caplog.at_level(logging.WARNING, "keepstep"):
+            assert await (await engine.start(forgetful)).result(5) == "done"
+        assert any("never awaited" in record.getMessage() for record in caplog.records)
+        with pytest.raises(ks.RunFailed, match="forget `await`"):
+            await (await engine.start(forgetful_at_the_end)).result(5)
+
+
+async def test_a_status_that_is_misspelt_lists_nothing():
+    async with ks.open("memory:") as engine:
+        assert (await engine.list(status="waiting")).runs == ()
+        with pytest.raises(ks.DefinitionError, match="wating"):
+            await engine.list(status="wating")
+
+
+@pytest.mark.parametrize("options", [{"priority": "high"}, {"priority": 2**70}, {"tags": {"n": 1}}, {"delay": "x"}])
+async def test_an_option_that_no_store_can_keep_poisons_every_claim(options):
+    @ks.workflow
+    async def plain() -> str:
+        return "ok"
+
+    @ks.workflow
+    async def parent() -> None:
+        await ks.start(plain, **options)
+
+    async with ks.open("memory:") as engine:
+        with pytest.raises(ks.DefinitionError):
+            await engine.start(plain, **options)
+        with pytest.raises(ks.RunFailed, match="DefinitionError"):
+            await (await engine.start(parent)).result(5)
+        assert await (await engine.start(plain, delay=0.01)).result(5) == "ok"
+
+
+async def test_a_shutdown_that_cancels_all_tasks_makes_runs_fail_for_good(tmp_path):
+    begun = asyncio.Event()
+
+    @ks.step
+    async def slow() -> str:
+        begun.set()
+        await asyncio.sleep(0.1)
+        return "ok"
+
+    @ks.workflow
+    async def work() -> str:
+        return await slow()
+
+    path = tmp_path / "runs.db"
+    async with ks.open(path) as engine:
+        await engine.start(work, run_id="r")
+        await begun.wait()
+        for context in list(engine.live.values()):
+            context.main.cancel()
+        await asyncio.sleep(0.05)
+    async with ks.open(path) as engine:
+        assert await (await engine.get("r")).result(10) == "ok"
+
+
+async def test_a_timeout_that_rings_as_its_block_ends_makes_the_run_unreplayable():
+    @ks.workflow
+    async def close_call() -> str:
+        try:
+            async with ks.timeout(0.02):
+                await note("quick")
+                await asyncio.sleep(0.02)
+        except ks.TimedOut:
+            pass
+        await ks.wait_for("go")
+        return "ok"
+
+    async with ks.open("memory:", linger_seconds=0.01) as engine:
+        for _ in range(5):
+            run = await engine.start(close_call)
+            await until(run, Status.WAITING)
+            await run.signal("go")
+            assert await run.result(10) == "ok"
+
+
+async def test_a_branch_left_open_is_a_mismatch_when_the_crash_came_before_the_end():
+    store = MemoryStore()
+
+    @ks.workflow
+    async def leaves_a_branch() -> str:
+        asyncio.create_task(_forever())  # noqa: RUF006 - that is the point
+        await note("one")
+        return "ok"
+
+    async def _forever():
+        await ks.wait_for("never")
+
+    async with ks.open(store) as engine:
+        run = await engine.start(leaves_a_branch)
+        assert await run.result(10) == "ok"
+        kinds = [one.kind.value for one in await run.checkpoints()]
+        assert kinds[-2:] == ["step cancelled", "run finished"]
+
+
+@pytest.mark.parametrize("shape", ["finally", "except", "fallback"])
+async def test_a_retry_of_a_run_that_cleaned_up_after_its_failure_is_a_mismatch(shape):
+    works, cleaned = [], []
+
+    @ks.step
+    async def fragile() -> str:
+        if not works:
+            raise ValueError("not yet")
+        return "ok"
+
+    @ks.step
+    async def clean_up() -> None:
+        cleaned.append(1)
+
+    @ks.workflow
+    async def careful() -> str:
+        if shape == "finally":
+            try:
+                return await fragile()
+            finally:
+                await clean_up()
+        try:
+            return await fragile()
+        except ks.StepFailed:
+            await clean_up()
+            if shape == "except":
+                raise
+            return await fragile()
+
+    async with ks.open("memory:") as engine:
+        run = await engine.start(careful)
+        with pytest.raises(ks.RunFailed):
+            await run.result(10)
+        works.append(1)
+        await run.retry()
+        assert await run.result(10) == "ok"
+
+
+async def test_a_wrong_result_comes_from_an_edited_last_record(tmp_path):
+    apsw = pytest.importorskip("apsw")
+
+    @ks.workflow
+    async def answer() -> int:
+        return 41
+
+    path = tmp_path / "runs.db"
+    async with ks.open(path) as engine:
+        assert await (await engine.start(answer, run_id="r")).result(5) == 41
+    connection = apsw.Connection(str(path))
+    connection.execute(
+        "UPDATE keepstep_checkpoint SET record = replace(record, '41', '42') WHERE kind = 'run finished'"
+    )
+    connection.close()
+    async with ks.open(path, worker=False) as engine:
+        with pytest.raises(ks.StoreError, match="chain broken"):
+            await (await engine.get("r")).result(5)
+
+
+def test_a_blocking_engine_hangs_in_a_forked_child():
+    @ks.workflow
+    async def plain() -> str:
+        return "ok"
+
+    with ks.open("memory:") as engine:
+        child = os.fork()
+        if child == 0:
+            try:
+                engine.start(plain)
+            except ks.DefinitionError:
+                os._exit(0)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
