@@ -296,14 +296,17 @@ def remember(workflow: Workflow[..., Any]) -> None:
     other = KNOWN.get(workflow.name)
     if other is not None and _source(other) != _source(workflow) and not _is_local(other) and not _is_local(workflow):
         raise DuplicateName(
-            f"two workflows are named {workflow.name!r}: {'.'.join(_source(other))} and {'.'.join(_source(workflow))}; "
-            "give one of them another name="
+            f"two workflows are named {workflow.name!r}, {' in '.join(reversed(_source(other)))} and "
+            f"{' in '.join(reversed(_source(workflow)))}; give one of them another name="
         )
     KNOWN[workflow.name] = workflow
 
 
 def _source(workflow: Workflow[..., Any]) -> tuple[str, str]:
-    return getattr(workflow.fn, "__module__", "?"), getattr(workflow.fn, "__qualname__", workflow.name)
+    """Where a workflow is written: a main module that is imported again under its own name is the same place."""
+    code = getattr(workflow.fn, "__code__", None)
+    place = code.co_filename if code is not None else getattr(workflow.fn, "__module__", "?")
+    return place, getattr(workflow.fn, "__qualname__", workflow.name)
 
 
 def _is_local(workflow: Workflow[..., Any]) -> bool:
