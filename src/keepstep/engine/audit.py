@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -197,8 +197,6 @@ def _reason_in(payload: Any) -> str:
 def _redacted(engine: Engine, entry: AuditEntry) -> AuditEntry:
     if not entry.reason:
         return entry
-    from dataclasses import replace  # noqa: PLC0415 - only when there is something to look at
-
     return replace(entry, reason=engine.redact(entry.reason))
 
 

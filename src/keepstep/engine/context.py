@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from ..errors import CheckpointCorrupt, StoreError
-from ..model import ErrorInfo, Kind, Outcome, Signal, Status
-from ..model.signal import CANCEL, CHILD, PAUSE, RESERVED, RESUME
-from ..ports import CURRENT, Answer, Create, Send, Verdict, instant
+from ..model import ErrorInfo, Kind, Signal, Status
+from ..model.signal import CANCEL, PAUSE, RESERVED, RESUME
+from ..ports import CURRENT, Answer, Send, Verdict, instant
 from ..stores.records import Record
 from .branch import ASKED, CANCELLED, DONE, NEW, PATIENCE, Branch, Detached, DurableCall, StepCall
 from .history import History
@@ -337,7 +337,7 @@ class RunContext:
         if entry.key.startswith(RESERVED):
             history.order.popleft()
             self.now_at = record.finished_at or self.now_at
-            self._control(record)
+            self.control(record)
             self.watch()
             return True
         call = self.asked.get(entry.key)
@@ -529,7 +529,7 @@ class RunContext:
         if signal is None or any(call.step.at_most_once and not call.doubtful for call in self.bodies):
             return
         self.cancel_signal = None
-        self.append(self._signal_record(signal), _Control(self))
+        self.append(self._signal_record(signal), Control(self))
 
     def unhold(self) -> None:
         self.pausing = None
@@ -544,7 +544,7 @@ class RunContext:
         record.value = msgspec.Raw(signal.payload)
         return record
 
-    def _control(self, record: Record) -> None:
+    def control(self, record: Record) -> None:
         """Deliver what steers the whole run: a cancel, or the deadline."""
         if record.step == CANCEL:
             self.cancelling = True
@@ -883,7 +883,7 @@ class RunContext:
         event.set()
 
 
-class _Control:
+class Control:
     """Stands in for a call: what steers the whole run is delivered in order too."""
 
     __slots__ = ("run",)
@@ -892,8 +892,5 @@ class _Control:
         self.run = run
 
     def settle(self, record: Record) -> bool:
-        self.run._control(record)  # noqa: SLF001
+        self.run.control(record)
         return True
-
-
-__all__ = ["CHILD", "Context", "Create", "Outcome", "RunContext", "Wait"]

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -96,10 +97,8 @@ class Journal:
     async def write(self, change: Change | Callable[[], Change]) -> Answer:
         """Write a change that no running code makes: a new run, a signal; a function makes it with the batch."""
         if isinstance(change, Send) and not change.signal.id:
-            import dataclasses  # noqa: PLC0415 - a signal from outside is rare
-
             # With an id of its own a signal can be sent again when it is not known whether it arrived.
-            change.signal = dataclasses.replace(change.signal, id=new_id("signal"))
+            change.signal = replace(change.signal, id=new_id("signal"))
         future: asyncio.Future[Answer] = self._loop.create_future()
         self._others.append((change, future))
         if not self._scheduled:

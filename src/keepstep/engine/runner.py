@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextvars import copy_context
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from ..stores.records import Record, StoredError, check_size, seal
 from ..workflows.definition import Call
 from .attempt import clean, in_thread, stored_error
 from .branch import CANCELLED, Branch, DurableCall
-from .context import DEADLINE, RunContext
+from .context import DEADLINE, Control, RunContext
 from .history import History
 from .journal import Draft, head_move
 
@@ -195,7 +196,7 @@ class Runner:
         context.holding = True  # nothing new starts after the deadline
         record = Record(context.id, Kind.TIMER.value, step=DEADLINE, worker=context.worker)
         record.finished_at = context.time()
-        context.append(record, _Deadline(context))
+        context.append(record, Control(context))
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -234,7 +235,7 @@ class Runner:
                 return
             for entry in history.order:
                 if entry.record is not None and entry.key.startswith("ks:"):
-                    context._control(entry.record)  # noqa: SLF001 - a cancel that came after the code had ended
+                    context.control(entry.record)  # a cancel that came after the code had ended
             context.history = None
         self._write_end(context, future)
 
@@ -323,13 +324,11 @@ class Runner:
         self, context: RunContext, error: ContinueAs, record: Record, creates: list[Create], sends: list[Send]
     ) -> None:
         """Make the successor of a run; signals that were not read move over to it."""
-        import dataclasses  # noqa: PLC0415 - rare
-
         run = context.run
         base, _, number = run.id.rpartition("~")
         count = int(number) + 1 if base and number.isdecimal() else 2
         base = base if base and number.isdecimal() else run.id
-        successor = dataclasses.replace(
+        successor = replace(
             run,
             id=f"{base[: MAX_ID - 12]}~{count}",
             status=Status.QUEUED,
@@ -353,7 +352,7 @@ class Runner:
         creates.append(Create(successor))
         record.data = {"continued_as": successor.id}
         record.value = msgspec.Raw(b"null")
-        sends.extend(Send(dataclasses.replace(signal, run=successor.id, seq=0)) for signal in context.inbox)
+        sends.extend(Send(replace(signal, run=successor.id, seq=0)) for signal in context.inbox)
 
     @staticmethod
     def _word_to_parent(context: RunContext, status: Status, record: Record) -> Send:
@@ -389,9 +388,8 @@ class Runner:
         if answer.verdict is Verdict.MISSED:
             self.engine.background(self._look_and(context, again))
         elif answer.verdict in (Verdict.NOT_FOUND, Verdict.FINISHED) and context.run.parent is not None:
-            import dataclasses  # noqa: PLC0415 - rare: the parent is gone, so nobody waits for the word
-
-            context.run = dataclasses.replace(context.run, parent=None)
+            # The parent is gone, so nobody waits for the word.
+            context.run = replace(context.run, parent=None)
             again()
         else:
             self.set_aside(context, "StoreRefused", f"the end of the run was refused: {answer.verdict} {answer.about}")
@@ -451,16 +449,3 @@ async def _contained(fn: Callable[..., Any], args: list[Any], kwargs: dict[str, 
         return await fn(*args, **kwargs)
     except SystemExit as error:
         raise RuntimeError(f"SystemExit: {error}") from error
-
-
-class _Deadline:
-    """Stands in for a call: the deadline is delivered in order too."""
-
-    __slots__ = ("context",)
-
-    def __init__(self, context: RunContext) -> None:
-        self.context = context
-
-    def settle(self, record: Record) -> bool:
-        self.context._control(record)  # noqa: SLF001
-        return True

@@ -14,7 +14,7 @@ from ..policies import All
 from ..policies.quorum import Verdict as Enough
 from ..policies.quorum import coverage, degraded
 from ..ports import CURRENT
-from ..workflows.definition import Call, Step
+from ..workflows.definition import Call, PlainCall, Step
 from .branch import ASKED, CANCELLED, DONE, Branch, DurableCall, StepCall, Task, in_workflow
 from .context import RunContext
 from .notes import decide
@@ -372,6 +372,4 @@ def chain(
 
 
 def _plainly(coroutine: Coroutine[Any, Any, T]) -> Call[T]:
-    from ..workflows.definition import PlainCall  # noqa: PLC0415
-
     return PlainCall(lambda: coroutine, (), {})
