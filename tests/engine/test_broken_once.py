@@ -208,6 +208,30 @@ async def test_a_branch_left_open_is_a_mismatch_when_the_crash_came_before_the_e
         assert kinds[-2:] == ["step cancelled", "run finished"]
 
 
+async def test_a_child_that_continued_as_a_new_run_outlives_its_cancelled_parent():
+    @ks.workflow
+    async def child(count: int = 0) -> None:
+        await ks.wait_for("next")
+        ks.continue_as(count + 1)
+
+    @ks.workflow
+    async def parent() -> None:
+        await (await ks.start(child, run_id="child"))
+
+    async with ks.open("memory:") as engine:
+        run = await engine.start(parent)
+        async with asyncio.timeout(5):
+            while (await engine.list(id_prefix="child")).runs == ():  # noqa: ASYNC110 - the store has no event for it
+                await asyncio.sleep(0.005)
+        young = await engine.get("child")
+        await young.signal("next")
+        async with asyncio.timeout(5):
+            while (await young.latest()).id == "child":  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        await run.cancel()
+        await until(young, Status.CANCELLED)
+
+
 @pytest.mark.parametrize("shape", ["finally", "except", "fallback"])
 async def test_a_retry_of_a_run_that_cleaned_up_after_its_failure_is_a_mismatch(shape):
     works, cleaned = [], []

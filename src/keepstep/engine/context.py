@@ -573,7 +573,13 @@ class RunContext:
     def _cancel_children(self) -> None:
         for child in self.children.values():
             signal = Signal(child, CANCEL, id=f"cancel:{self.id}", sender=f"run {self.id}", sent_at=self.time())
-            self.append_special(None, {"sends": [Send(signal)], "progress": False}, refused=lambda _: None)
+            self.append_special(
+                None, {"sends": [Send(signal)], "progress": False}, refused=partial(self._too_late, child)
+            )
+
+    def _too_late(self, child: str, _: Answer) -> None:
+        """The child has ended; if another run goes on for it, that one is cancelled."""
+        self.engine.background(self.engine.cancel_successor(child))
 
     # -- waiting ------------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
-from ..errors import DefinitionError, DuplicateName, KeepstepError, RunConflict, RunNotFound, StoreError
+from ..errors import DefinitionError, DuplicateName, KeepstepError, RunConflict, RunError, RunNotFound, StoreError
 from ..executors.thread import ThreadExecutor
 from ..model import Claim, Event, Kind, Lease, Run, RunPage, RunQuery, Status
 from ..model.ids import check_id, new_id
@@ -361,6 +361,13 @@ class Engine:
         """Let a failed or set-aside run go on from where it failed."""
         await control.retry(self, run_id, reason, actor)
         self.poke()
+
+    async def cancel_successor(self, run_id: str) -> None:
+        """Cancel the run that goes on for an ended one, if there is one."""
+        with contextlib.suppress(RunError):
+            newest = await RunHandle[Any](self, run_id).latest()
+            if newest.id != run_id:
+                await newest.cancel("its parent was cancelled")
 
     async def cancel_now(self, run_id: str, reason: str = "", actor: str = "") -> None:
         """End a run that nobody drives, without its code."""
