@@ -54,7 +54,7 @@ class NotDone:
 class Attempt:
     """Where the body of a step is: a step called here just runs its body."""
 
-    __slots__ = ("emitted", "idempotency_key", "key", "number", "run")
+    __slots__ = ("emitted", "key", "number", "run")
 
     in_step = True
 
@@ -62,7 +62,6 @@ class Attempt:
         self.run: RunContext = call.run
         self.key = call.key
         self.number = 1
-        self.idempotency_key = ""
         self.emitted: list[Any] = []
 
     def call_step(self, step: Step[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> PlainCall[Any]:

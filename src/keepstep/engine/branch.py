@@ -58,11 +58,10 @@ class Branch:
         self.children = 0
         self.draws = 0
 
-    def child(self, item: int | None = None) -> Branch:
+    def child(self) -> Branch:
         """The branch of a task made here, numbered among all tasks made here."""
         self.children += 1
-        number = str(self.children) if item is None else f"{self.children}.{item}"
-        return Branch(self.run, self.prefix + number)
+        return Branch(self.run, f"{self.prefix}{self.children}")
 
     def item(self, group: str, index: int) -> Branch:
         """The branch of one item of a map: its number is the item's, whatever the concurrency."""

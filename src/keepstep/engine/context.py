@@ -716,7 +716,6 @@ class RunContext:
         self.moving = True
 
         def then(_: Answer) -> None:
-            self.run_status = status
             self.engine.observe(f"run.{status.value}", self)
             self.detach(reason)
             if status is Status.QUEUED:

@@ -17,7 +17,7 @@ from ..stores.records import Record, StoredError
 from ..values import VALUES
 from ..workflows.definition import Call
 from .branch import ASKED, CANCELLED, DONE, Branch, DurableCall, in_workflow
-from .context import RunContext, Wait
+from .context import Wait
 from .notes import note
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ def sleep(seconds: float = 0.0, *, minutes: float = 0.0, hours: float = 0.0, day
 class Request:
     """What `ks.wait_for` gives when someone asked with `handle.ask`: the payload, and the way to reply."""
 
-    def __init__(self, run: RunContext, branch: Branch, question: str, payload: Any) -> None:
-        self._run, self._branch, self._question = run, branch, question
+    def __init__(self, branch: Branch, question: str, payload: Any) -> None:
+        self._branch, self._question = branch, question
         self.payload = payload
 
     def reply(self, value: Any = None) -> None:
@@ -141,7 +141,7 @@ class SignalCall(HearingCall):
         raw = bytes(record.value)  # type: ignore[arg-type]
         if raw.startswith(b'{"$":"ask"'):
             question, payload = msgspec.json.decode(raw, type=_Ask).v
-            return Request(self.run, self.branch, question, VALUES.decode(bytes(payload), "question"))
+            return Request(self.branch, question, VALUES.decode(bytes(payload), "question"))
         return VALUES.decode(raw, f"signal {self.name!r}")
 
 
