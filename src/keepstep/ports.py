@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -21,7 +21,7 @@ from .model import Claims, Event, News, Run, RunPage, RunQuery, Signal, Status, 
 # -- what a store is asked to write ----------------------------------------------------------------------------------
 
 
-class Row(NamedTuple):
+class Row(msgspec.Struct, frozen=True, gc=False):
     """A sealed checkpoint as a store keeps it: the record's text, and a compressed value beside it if there is one.
 
     The checksum is SHA-256 over `record` followed by `body`.

@@ -7,6 +7,7 @@ import getpass
 import itertools
 
 import pytest
+from msgspec import structs
 
 import keepstep as ks
 from keepstep.engine.audit import audit, transitions
@@ -350,7 +351,7 @@ async def test_a_retry_that_cannot_read_the_history_leaves_the_run_as_it_is(worl
         read = engine.store.list_checkpoints
 
         def damaged(*args, **kwargs):
-            return [row._replace(record=row.record[:-2]) for row in read(*args, **kwargs)]
+            return [structs.replace(row, record=row.record[:-2]) for row in read(*args, **kwargs)]
 
         engine.store.list_checkpoints = damaged
         try:

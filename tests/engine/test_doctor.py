@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import apsw
 import pytest
+from msgspec import structs
 
 import keepstep as ks
 from keepstep.engine.doctor import Severity, examine
@@ -166,7 +167,7 @@ async def test_a_damaged_record_is_found_when_asked_for(world):
                 database.execute("UPDATE keepstep_checkpoint SET record = replace(record, 'abcdef', 'abcdeg')")
         else:
             rows = engine.store._runs[run.id].rows
-            rows[:] = [row._replace(record=bytes(row.record).replace(b"abcdef", b"abcdeg")) for row in rows]
+            rows[:] = [structs.replace(row, record=bytes(row.record).replace(b"abcdef", b"abcdeg")) for row in rows]
         assert (await examine(engine)).healthy
         report = await examine(engine, deep=True)
         assert finding(report, "corrupt").runs == (run.id,)

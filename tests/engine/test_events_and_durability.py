@@ -245,7 +245,7 @@ async def test_a_retry_after_a_buffered_failure_fails_again_without_running(worl
 @pytest.mark.one_store
 @pytest.mark.live_only
 async def test_a_very_long_run_is_not_warned_of(world, logged, monkeypatch):
-    monkeypatch.setattr("keepstep.engine.context.MANY_STEPS", 20)
+    monkeypatch.setattr("keepstep.engine.delivery.MANY_STEPS", 20)
 
     @ks.workflow
     async def long():

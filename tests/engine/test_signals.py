@@ -6,6 +6,7 @@ import contextlib
 import pytest
 
 import keepstep as ks
+from keepstep.engine.wakeups import receive
 from keepstep.model import Signal
 from keepstep.ports import Send
 from keepstep.values import VALUES
@@ -435,7 +436,7 @@ async def test_a_signal_is_lost_when_its_waiter_is_cancelled_at_that_moment(worl
         # Pass by pass, to be there in the very one.
         while not context.in_flight and not context.arrived and not engine.journal.holds(context):  # noqa: ASYNC110
             await asyncio.sleep(0)
-        context.receive([_sent_now(engine, "r", "word", "heard")])  # in the same pass as the step's outcome
+        receive(context, [_sent_now(engine, "r", "word", "heard")])  # in the same pass as the step's outcome
         await run.signal("go")
         assert await run.result(5) == ["decided", "heard"]
     async with world.engine() as engine:

@@ -25,6 +25,8 @@ from ..stores.records import Record, StoredError, check_size
 from ..values import VALUES
 from ..workflows.definition import Call, PlainCall
 from .branch import ASKED
+from .steering import cancel_when_settled
+from .wakeups import pause_until, signal_named
 
 if TYPE_CHECKING:
     from ..workflows.definition import Step
@@ -74,45 +76,98 @@ def idempotency_key(run: str, key: str, generation: int) -> str:
 
 
 async def perform(call: StepCall[Any]) -> None:
-    """Perform a step, in a task of its own beside the workflow's code."""
+    """Perform a step, in a task of its own beside the workflow's code: attempt it until it succeeds or is given up."""
     call.entered = True
-    run = call.run
+    run, step = call.run, call.step
+    engine = run.engine
     scope = Attempt(call)
     CURRENT.set(scope)
     try:
-        await _attempt_until_done(call, scope)
+        first_at = await _resume_attempts(call, scope) if run.tried else None
+        if step.at_most_once and not await _may_happen(call):
+            return
+        while run.may_start_body():
+            started_at = instant(engine.clock.now())
+            first_at = first_at or started_at
+            if engine.observed:
+                engine.observe("step.started", run, step=call.key, attempt=scope.number)
+            failure = await _attempt(call, scope, started_at, first_at)
+            if failure is None or not await _may_try_again(call, scope, failure, started_at, first_at):
+                return
     except Exception as error:  # noqa: BLE001 - not the step's failure, which is recorded, but the engine's
         run.engine_failed(error)
     finally:
         run.body_ended(call)
 
 
-async def _attempt_until_done(call: StepCall[Any], scope: Attempt) -> None:
-    """Attempt a step until it succeeds or its policy gives up; each end is a record."""
+async def _attempt(
+    call: StepCall[Any], scope: Attempt, started_at: datetime, first_at: datetime
+) -> BaseException | None:
+    """One attempt: its success is put into the journal, its failure returned."""
     step, run = call.step, call.run
-    first_at: datetime | None = await _resume_attempts(call, scope) if run.tried else None
-    if step.at_most_once and not await _may_happen(call):
-        return
-    while run.may_start_body():
-        started_at = instant(run.engine.clock.now())
-        first_at = first_at or started_at
-        if run.engine.observed:
-            run.engine.observe("step.started", run, step=call.key, attempt=scope.number)
-        failure = await _attempt(call, scope, started_at, first_at)
-        if failure is None:
-            return
-        if step.at_most_once and isinstance(failure, StepTimedOut):
-            if not await _resolve(call):
-                return
-            continue
-        retry_at = _failed(call, scope, failure, started_at, first_at)
-        if retry_at is None:
-            return
-        late = getattr(failure, "body", None)
-        if late is not None:  # a thread cannot be stopped, so the next attempt waits until it has returned
-            await _outlive(late)
-        await run.pause_until(retry_at)
-        scope.number += 1
+    try:
+        if step.simple:
+            value = await step.fn(*call.args, **call.kwargs)
+        elif step.transactional:
+            await _transact(call, scope, started_at)
+            return None
+        else:
+            value = await _limited(call, (started_at - first_at).total_seconds())
+        data = _encoded(call, value)
+    except asyncio.CancelledError as error:
+        if run.detached or call.state != ASKED:
+            raise
+        return error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - the body may raise what it likes, sys.exit() too
+        return error
+    if scope.emitted:
+        _flush_emitted(scope)
+    run.append(_completed(call, data, scope.number, started_at), call, last=True)
+    return None
+
+
+def _encoded(call: StepCall[Any], value: Any) -> bytes:
+    """The result as it is stored."""
+    if isinstance(value, Call):
+        raise NotSerializable(f"step {call.key!r} returned a call that was not awaited; did you forget `await`?")
+    data = call.step.values.encode(value, call.key)
+    check_size(call.key, data, call.run.engine.max_value_bytes)
+    return data
+
+
+def _completed(call: StepCall[Any], data: bytes, attempt: int, started_at: datetime) -> Record:
+    run = call.run
+    return Record(
+        run.id,
+        COMPLETED,
+        step=call.key,
+        ordinal=call.ordinal,
+        attempt=attempt,
+        worker=run.worker,
+        started_at=started_at,
+        finished_at=run.time(),
+        digest=call.digest,
+        value=msgspec.Raw(data),
+    )
+
+
+async def _may_try_again(
+    call: StepCall[Any], scope: Attempt, failure: BaseException, started_at: datetime, first_at: datetime
+) -> bool:
+    """Record a failed attempt, and wait until the next one may start; False if there is none."""
+    if call.step.at_most_once and isinstance(failure, StepTimedOut):
+        return await _resolve(call)
+    retry_at = _failed(call, scope, failure, started_at, first_at)
+    if retry_at is None:
+        return False
+    late = getattr(failure, "body", None)
+    if late is not None:  # a thread cannot be stopped, so the next attempt waits until it has returned
+        await _outlive(late)
+    await pause_until(call.run, retry_at)
+    scope.number += 1
+    return True
 
 
 async def _resume_attempts(call: StepCall[Any], scope: Attempt) -> datetime | None:
@@ -122,40 +177,8 @@ async def _resume_attempts(call: StepCall[Any], scope: Attempt) -> datetime | No
         return None
     scope.number = tried.attempts + 1
     if tried.retry_at is not None:
-        await call.run.pause_until(tried.retry_at.timestamp())
+        await pause_until(call.run, tried.retry_at.timestamp())
     return tried.first_at  # type: ignore[no-any-return]
-
-
-async def _attempt(
-    call: StepCall[Any], scope: Attempt, started_at: datetime, first_at: datetime
-) -> BaseException | None:
-    """One attempt: its success is put into the journal, its failure returned."""
-    step, run = call.step, call.run
-    try:
-        if step.transactional:
-            await _transact(call, scope, started_at)
-            return None
-        if step.simple:
-            value = await step.fn(*call.args, **call.kwargs)
-        else:
-            value = await _limited(call, (started_at - first_at).total_seconds())
-        if isinstance(value, Call):
-            raise NotSerializable(f"step {call.key!r} returned a call that was not awaited; did you forget `await`?")
-        data = step.values.encode(value, call.key)
-        check_size(call.key, data, run.engine.max_value_bytes)
-    except asyncio.CancelledError as error:
-        if run.detached or call.state != ASKED:
-            raise
-        return error
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # noqa: BLE001 - the body may raise what it likes, sys.exit() too
-        return error
-    record = call.record(COMPLETED, data, attempt=scope.number, started_at=started_at)
-    if scope.emitted:
-        _flush_emitted(scope)
-    run.append(record, call, last=True)
-    return None
 
 
 async def _limited(call: StepCall[Any], elapsed: float) -> Any:
@@ -329,8 +352,8 @@ async def _resolve(call: StepCall[Any]) -> bool:
             raise DefinitionError(f"verify= of step {step.name!r} must return ks.Done, ks.NotDone or None")
     run.engine.observe("step.in_doubt", run, step=call.key)
     call.doubtful = True
-    run.cancel_when_settled()  # it does not wait for a person
-    signal = await run.signal_named(f"{RESOLVE}:{call.key}")
+    cancel_when_settled(run)  # it does not wait for a person
+    signal = await signal_named(run, f"{RESOLVE}:{call.key}")
     verdict = msgspec.json.decode(signal.payload)
     data_ = {"signal": signal.seq, "sender": signal.sender, "reason": verdict.get("reason", "")}
     if verdict["verdict"] == "again":
@@ -363,10 +386,8 @@ async def _transact(call: StepCall[Any], scope: Attempt, started_at: datetime) -
     context = copy_context()
 
     def body(tx: Any) -> Record:
-        value = context.run(step.fn, tx, *call.args, **call.kwargs)
-        data = step.values.encode(value, f"step {call.key!r}: result")
-        check_size(call.key, data, run.engine.max_value_bytes)
-        return call.record(Kind.STEP_COMPLETED, data, attempt=scope.number, started_at=started_at)
+        data = _encoded(call, context.run(step.fn, tx, *call.args, **call.kwargs))
+        return _completed(call, data, scope.number, started_at)
 
     answered: asyncio.Future[Answer] = run.loop.create_future()
 

@@ -104,6 +104,8 @@ def in_workflow(verb: str) -> Branch:
 class Pending(asyncio.Future[None]):
     """What a task waits on while its call is under way; it notices when the code cancels the wait."""
 
+    __slots__ = ("call",)
+
     call: DurableCall[Any]
 
     def cancel(self, msg: Any | None = None) -> bool:

@@ -17,9 +17,9 @@ from ..workflows.definition import Bound, Call, Workflow
 from ..workflows.options import check_options, checked_tags
 from . import attempt as attempts
 from .branch import Branch, DurableCall, in_workflow
-from .context import Wait
 from .runner import ContinueAs
 from .waits import HearingCall
+from .wakeups import Wait, add_wait, take_signal
 
 if TYPE_CHECKING:
     pass
@@ -159,11 +159,11 @@ class ChildResult(HearingCall):
         if word is not None:
             self._write(word, {})
             return
-        signal = self.run.take_signal(self.name)
+        signal = take_signal(self.run, self.name)
         if signal is not None:
             self._come(signal)
         else:
-            self.run.add_wait(Wait(self, None, None, self.name, self._come))
+            add_wait(self.run, Wait(self, None, None, self.name, self._come))
 
     def _come(self, signal: Signal) -> None:
         self.heard = signal

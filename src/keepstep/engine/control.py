@@ -14,7 +14,7 @@ from ..model.ids import new_id
 from ..model.signal import CANCEL, CHILD, RESERVED
 from ..ports import Advance, ClaimRequest, Send, Verdict, instant
 from ..stores.records import Record, seal, unseal
-from .context import DEADLINE
+from .steering import DEADLINE
 
 if TYPE_CHECKING:
     from ..model import Claim, Run

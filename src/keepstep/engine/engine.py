@@ -30,12 +30,14 @@ from ..workflows.definition import KNOWN, Bound, Workflow
 from ..workflows.options import check_options, checked_tags
 from . import control
 from .attempt import perform
-from .context import LINGER_SECONDS, RunContext
+from .context import RunContext
 from .handle import RunHandle, event_name
 from .journal import Journal
+from .parking import LINGER_SECONDS, hand_back
 from .rest import RestWatch
 from .runner import Runner
 from .tasks import install, uninstall
+from .wakeups import receive
 from .worker import Worker
 
 if TYPE_CHECKING:
@@ -137,7 +139,7 @@ class Engine:
         self.run_threads = ThreadExecutor(RUN_THREADS, "keepstep-run")
         self.step_threads = ThreadExecutor(STEP_THREADS, "keepstep-step")
         worker = Worker(self, self.max_runs)
-        self.journal = Journal(self.store, worker.id)
+        self.journal = Journal(self.store, worker.id, self.rest)
         try:
             if self._with_worker:
                 self.worker = worker
@@ -176,7 +178,7 @@ class Engine:
         await _all_left(contexts, grace)
         for context in contexts:
             if not context.detached:
-                context.hand_back()
+                hand_back(context)
         await _all_left(contexts, LAST_WRITE_SECONDS)
         for context in contexts:
             if not context.detached:
@@ -463,7 +465,7 @@ class Engine:
                 if not page:
                     context.watch()
                     return
-                context.receive(page)
+                receive(context, page)
         except StoreError as error:
             log.warning("signals of run %s cannot be read yet: %s", context.id, error)
             self.loop.call_later(FETCH_AGAIN_SECONDS, self.fetch_signals, context, context=self.context)

@@ -12,6 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ..errors import StoreError, StoreUnavailable
 from ..model import Kind
 from ..model.ids import new_id
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from ..ports import Store
     from .branch import DurableCall
     from .context import RunContext
+    from .rest import RestWatch
 
 log = logging.getLogger("keepstep")
 
@@ -39,32 +42,26 @@ SAVE_PAUSE_SECONDS = 0.1
 _NO_PROGRESS = frozenset({Kind.RECOVERED.value, Kind.EMITTED.value, Kind.PUBLISHED.value})
 
 
-class Draft:
-    """A record on its way into the journal, and what is to happen once it is durable."""
+class Draft(msgspec.Struct):
+    """A record on its way into the journal, and what is to happen once it is durable.
 
-    __slots__ = ("call", "change", "record", "refused", "special", "then")
+    `call` is settled then, in order; `then` is told at once; `refused` is told when the store refused the change.
+    `change` holds fields of the Advance beyond its rows: such a draft is committed by itself.
+    """
 
-    def __init__(
-        self,
-        record: Record | None,
-        call: DurableCall[Any] | None = None,
-        then: Callable[[Answer], None] | None = None,
-        refused: Callable[[Answer], None] | None = None,
-        change: dict[str, Any] | None = None,
-    ) -> None:
-        self.record = record
-        self.call = call  # settled, in order, when the record is durable
-        self.then = then  # told at once when the record is durable
-        self.refused = refused  # told when the store refused the change
-        self.change = change  # fields of the Advance beyond its rows: such a draft is committed by itself
-        self.special = change is not None
+    record: Record | None
+    call: DurableCall[Any] | None = None
+    then: Callable[[Answer], None] | None = None
+    refused: Callable[[Answer], None] | None = None
+    change: dict[str, Any] | None = None
 
 
 class Journal:
     """The one committer of an engine: it gives sequence numbers and checksums, and settles what became of them."""
 
-    def __init__(self, store: Store, worker: str) -> None:
+    def __init__(self, store: Store, worker: str, rest: RestWatch) -> None:
         self._store = store
+        self._rest_watch = rest
         self.worker = worker
         self._loop = asyncio.get_running_loop()
         self._context = Context()
@@ -172,12 +169,24 @@ class Journal:
         pending = run.pending
         if not pending:
             return
-        if len(pending) == 1:
-            drafts, run.pending = pending, []
+        drafts, run.pending = pending, []
+        first = drafts[0]
+        if len(drafts) == 1 and first.change is None and first.record is not None:  # the common case
+            row, checksum = seal(first.record, run.seq + 1, run.checksum)
+            batch.changes.append(
+                Advance(
+                    run.id, self.worker, run.epoch, run.seq, (row,), checksum, progress=row.kind not in _NO_PROGRESS
+                )
+            )
         else:
-            drafts, run.pending = _until_special(pending)
+            drafts, run.pending = _until_special(drafts)
             if run.pending:
                 self._dirty[run] = None
+            batch.changes.append(self._change(run, drafts, batch))
+        run.in_flight += 1
+        batch.owners.append((run, drafts))
+
+    def _change(self, run: RunContext, drafts: list[Draft], batch: _Batch) -> Advance:
         change = Advance(run.id, self.worker, run.epoch, run.seq)
         special = drafts[0].change
         if special is not None:
@@ -198,9 +207,7 @@ class Journal:
             change.checksum = checksum
             if rows and rows[0].kind in _NO_PROGRESS and all(row.kind in _NO_PROGRESS for row in rows):
                 change.progress = False
-        run.in_flight += 1
-        batch.changes.append(change)
-        batch.owners.append((run, drafts))
+        return change
 
     def _commit_and_time(self, changes: Sequence[Change]) -> tuple[list[Answer], float]:
         started = time.perf_counter()
@@ -227,15 +234,19 @@ class Journal:
 
     def _answered(self, batch: _Batch, answers: Sequence[Answer]) -> None:
         self.commits += 1
+        watch = self._rest_watch
+        busy = watch.busy() if watch.exact else None
         for owner, change, answer in zip(batch.owners, batch.changes, answers, strict=True):
-            if isinstance(owner, tuple):
+            if type(owner) is tuple:
                 run, drafts = owner
                 run.in_flight -= 1
                 if answer.verdict is Verdict.DONE:
                     if change.rows:
                         run.seq = change.rows[-1].seq
                         run.checksum = change.checksum
-                    run.committed(drafts, answer, progress=change.progress)
+                    run.committed(
+                        drafts, answer, progress=change.progress, at_rest=busy is not None and run not in busy
+                    )
                 else:
                     run.refused(drafts, answer)
             elif not owner.done():
@@ -322,9 +333,9 @@ class Journal:
 
 def _until_special(pending: list[Draft]) -> tuple[list[Draft], list[Draft]]:
     """The drafts that can be one change, and those that must wait for it: one that carries more stands alone."""
-    if pending[0].special:
+    if pending[0].change is not None:
         return pending[:1], pending[1:]
-    split = next((i for i, draft in enumerate(pending) if draft.special), len(pending))
+    split = next((i for i, draft in enumerate(pending) if draft.change is not None), len(pending))
     return pending[:split], pending[split:]
 
 

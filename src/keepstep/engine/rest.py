@@ -11,6 +11,7 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
 from ..ports import CURRENT
+from .delivery import tell_next
 
 if TYPE_CHECKING:
     from .context import RunContext
@@ -27,12 +28,13 @@ class RestWatch:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._ready: Any = getattr(loop, "_ready", None)
+        self.exact = self._ready is not None
         self._waiting: dict[RunContext, int] = {}
         self._scheduled = False
         self._context = Context()
 
     def watch(self, run: RunContext) -> None:
-        """Have `run.at_rest()` called as soon as its tasks have come to rest."""
+        """Have `tell_next` called as soon as its tasks have come to rest."""
         if run not in self._waiting:
             self._waiting[run] = 0
             if not self._scheduled:
@@ -46,29 +48,30 @@ class RestWatch:
     def has_ready(self, run: RunContext) -> bool:
         """Whether a callback of the run may be waiting for its turn; a long queue is not searched."""
         ready = self._ready
-        return ready is None or len(ready) > SHORT_QUEUE or run in self._busy()
+        return ready is None or len(ready) > SHORT_QUEUE or run in self.busy()
 
     def _tick(self) -> None:
         self._scheduled = False
         waiting = self._waiting
         for run in [run for run in waiting if run.thread_busy]:
             del waiting[run]  # it asks again when its thread waits
-        busy = self._busy()
+        busy = self.busy()
         resting = [run for run in waiting if run not in busy]
-        if self._ready is None:
+        if not self.exact:
             resting = [run for run in resting if self._quiet(run)]
         for run in resting:
             del waiting[run]
         for run in resting:
             try:
-                run.at_rest()
+                tell_next(run)
             except Exception as error:  # noqa: BLE001 - one run's trouble must not keep the others waiting
                 run.engine_failed(error)
         if waiting and not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._tick, context=self._context)
 
-    def _busy(self) -> set[RunContext]:
+    def busy(self) -> set[RunContext]:
+        """The runs of which a callback waits for its turn."""
         busy: set[RunContext] = set()
         for handle in self._queue():
             context = handle._context  # noqa: SLF001 - the one place that says whose callback it is

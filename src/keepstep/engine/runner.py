@@ -26,9 +26,11 @@ from ..stores.records import Record, StoredError, check_size, seal
 from ..workflows.definition import Call
 from .attempt import clean, in_thread, stored_error
 from .branch import CANCELLED, Branch, DurableCall
-from .context import DEADLINE, Control, RunContext
+from .context import RunContext
 from .history import History
 from .journal import Draft, head_move
+from .steering import DEADLINE, Control, control
+from .wakeups import receive
 
 if TYPE_CHECKING:
     from ..model import Claim
@@ -129,7 +131,7 @@ class Runner:
             if not page:
                 break
             signals.extend(page)
-        context.receive(signals)
+        receive(context, signals)
 
     def begin(self, context: RunContext) -> None:
         """Call the code; everything it needs to know is in memory."""
@@ -235,7 +237,7 @@ class Runner:
                 return
             for entry in history.order:
                 if entry.record is not None and entry.key.startswith("ks:"):
-                    context.control(entry.record)  # a cancel that came after the code had ended
+                    control(context, entry.record)  # a cancel that came after the code had ended
             context.history = None
         self._write_end(context, future)
 
@@ -400,7 +402,7 @@ class Runner:
         except StoreError as error:
             context.halt(error)
             return
-        context.receive(signals)
+        receive(context, signals)
         again()
 
     # -- setting aside ------------------------------------------------------------------------------------------------

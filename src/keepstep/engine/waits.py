@@ -17,8 +17,8 @@ from ..stores.records import Record, StoredError
 from ..values import VALUES
 from ..workflows.definition import Call
 from .branch import ASKED, CANCELLED, DONE, Branch, DurableCall, in_workflow
-from .context import Wait
 from .notes import note
+from .wakeups import Wait, add_wait, end_wait, put_back, take_signal
 
 if TYPE_CHECKING:
     pass
@@ -40,14 +40,14 @@ class SleepCall(DurableCall[None]):
 
     def begin_live(self) -> None:
         due = self.asked_at.timestamp() + self.seconds
-        self.run.add_wait(Wait(self, due, self._over))
+        add_wait(self.run, Wait(self, due, self._over))
 
     def _over(self) -> None:
         self.run.append(self.record(Kind.TIMER), self)
 
     def stop(self) -> None:
         super().stop()
-        self.run.end_wait(self)
+        end_wait(self.run, self)
 
 
 def sleep(seconds: float = 0.0, *, minutes: float = 0.0, hours: float = 0.0, days: float = 0.0) -> Call[None]:
@@ -86,7 +86,7 @@ class HearingCall(DurableCall[Any]):
 
     def stop(self) -> None:
         super().stop()
-        self.run.end_wait(self)
+        end_wait(self.run, self)
 
     def cancelled_by_code(self) -> None:
         asked = self.state == ASKED
@@ -98,7 +98,7 @@ class HearingCall(DurableCall[Any]):
             sender = record.data.get("sender", "")
             signal = Signal(self.run.id, self.name, record.raw(), sender=sender, seq=record.data["signal"])
         if signal is not None:
-            self.run.put_back(signal)
+            put_back(self.run, signal)
 
 
 class SignalCall(HearingCall):
@@ -111,12 +111,12 @@ class SignalCall(HearingCall):
         super().__init__(branch, f"wait_for:{name}", "" if seconds is None else f"{seconds:g}", name)
 
     def begin_live(self) -> None:
-        signal = self.run.take_signal(self.name)
+        signal = take_signal(self.run, self.name)
         if signal is not None:
             self._come(signal)
             return
         due = None if self.seconds is None else self.asked_at.timestamp() + self.seconds
-        self.run.add_wait(Wait(self, due, self._late, self.name, self._come))
+        add_wait(self.run, Wait(self, due, self._late, self.name, self._come))
 
     def _come(self, signal: Signal) -> None:
         self.heard = signal
@@ -179,7 +179,7 @@ class TimeoutCall(DurableCall[None]):
         super().__init__(branch, "timeout", f"{seconds:g}")
 
     def begin_live(self) -> None:
-        self.run.add_wait(Wait(self, self.asked_at.timestamp() + self.seconds, self._over))
+        add_wait(self.run, Wait(self, self.asked_at.timestamp() + self.seconds, self._over))
 
     def _over(self) -> None:
         self.run.append(self.record(Kind.TIMER), self)
@@ -193,7 +193,7 @@ class TimeoutCall(DurableCall[None]):
 
     def stop(self) -> None:
         super().stop()
-        self.run.end_wait(self)
+        end_wait(self.run, self)
 
     def withdraw(self) -> None:
         """The block ended in time; nothing is recorded of a clock that did not ring."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
+from itertools import compress
 from typing import Any, NamedTuple
 
 import apsw
@@ -107,20 +108,20 @@ class Batch:
 
     def apply(self, changes: Sequence[Change], undone: dict[int, Exception]) -> list[Answer]:
         """One answer per change. `undone` holds, by identity, the changes that already failed, and how."""
-        together = len(changes) > 1 and self._extend_together(changes)
-        answers = [self._apply(change, undone, extended=together) for change in changes]
+        common = [type(change) is Advance and _is_common(change) for change in changes]
+        together = len(changes) > 1 and self._extend_together(changes, common)
+        answers = [
+            self._extend(change, extended=together) or self._apply(change, undone)  # type: ignore[arg-type]
+            if is_common
+            else self._apply(change, undone)
+            for change, is_common in zip(changes, common, strict=True)
+        ]
         if self._rows:
             self._cursor.executemany(_ADD_ROW, self._rows)
         return answers
 
-    def _apply(self, change: Change, undone: dict[int, Exception], *, extended: bool) -> Answer:
+    def _apply(self, change: Change, undone: dict[int, Exception]) -> Answer:
         if type(change) is Advance:
-            if _is_common(change):
-                if not extended:
-                    self._cursor.execute(_EXTEND, self._extension(change))
-                if extended or self._connection.changes():
-                    self._add(change.run, change.rows)
-                    return Answer(Verdict.DONE, None, change.rows[-1].seq)
             return self._advance(change, undone.get(id(change)))
         if type(change) is Create:
             return self._create(change)
@@ -128,17 +129,28 @@ class Batch:
 
     # -- the lease holder's changes ------------------------------------------------------------------------------------
 
-    def _extend_together(self, changes: Sequence[Change]) -> bool:
+    def _extend(self, change: Advance, *, extended: bool) -> Answer | None:
+        """Write a common change, whose head may have been moved already; None if its fence does not hold."""
+        if not extended:
+            self._cursor.execute(_EXTEND, self._extension(change))
+            if not self._connection.changes():
+                return None
+        run, rows = change.run, change.rows
+        for row in rows:
+            self._rows.append((run, row.seq, row.kind, row.record, row.body))
+        return Answer(Verdict.DONE, None, rows[-1].seq)
+
+    def _extend_together(self, changes: Sequence[Change], common: list[bool]) -> bool:
         """Move the heads of all common changes with one call; False, with nothing moved, unless every fence holds."""
-        advances = [change for change in changes if type(change) is Advance]
-        common = [self._extension(change) for change in advances if _is_common(change)]
-        if not common or len({change.run for change in advances}) < len(advances):
+        runs = [change.run for change in changes if type(change) is Advance]
+        heads = [self._extension(change) for change in compress(changes, common)]  # type: ignore[arg-type]
+        if not heads or len(set(runs)) < len(runs):
             return False
         cursor, connection = self._cursor, self._connection
         cursor.execute("SAVEPOINT keepstep_heads")
         before = connection.total_changes()
-        cursor.executemany(_EXTEND, common)
-        held = connection.total_changes() - before == len(common)
+        cursor.executemany(_EXTEND, heads)
+        held = connection.total_changes() - before == len(heads)
         if not held:
             cursor.execute("ROLLBACK TO keepstep_heads")
         cursor.execute("RELEASE keepstep_heads")
@@ -149,8 +161,7 @@ class Batch:
         return change.rows[-1].seq, change.checksum, at, change.run, change.after, change.epoch, change.worker
 
     def _add(self, run: str, rows: Iterable[Row]) -> None:
-        for seq, kind, record, body in rows:
-            self._rows.append((run, seq, kind, record, body))
+        self._rows.extend((run, row.seq, row.kind, row.record, row.body) for row in rows)
 
     def _advance(self, change: Advance, failed: Exception | None) -> Answer:
         """Any change of a lease holder: refused whole, or written whole."""

@@ -1,0 +1,125 @@
+"""Puts a run away: parks it until something wakes it, pauses it, or hands it back for any worker to go on with."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from ..model import Status
+from ..model.signal import CANCEL, RESUME
+from ..ports import Answer, Verdict, instant
+from ..stores.records import Record
+from .journal import head_move
+from .quiet import only_waits
+from .steering import signal_record
+from .wakeups import due_at, wakes
+
+if TYPE_CHECKING:
+    from .context import RunContext
+
+log = logging.getLogger("keepstep")
+
+#: A wait shorter than this stays in memory; a longer one puts the run away as soon as nothing else happens in it.
+SHORT_WAIT_SECONDS = 2.0
+#: A run that waits for a signal or a child stays in memory this long, in case the answer comes at once.
+LINGER_SECONDS = 1.0
+
+
+def idle(run: RunContext) -> None:
+    """At rest, with nothing to deliver: pause, hand back or park if that is called for."""
+    if run.held and not run.holding:
+        run.release_held()
+        return
+    if run.moving or run.finishing or run.performing or is_writing(run):
+        return
+    if run.main is None or run.main.done():
+        return
+    if run.holding:
+        if only_waits(run):
+            _put_down(run)
+        return
+    if not run.waits:
+        return
+    due = due_at(run)
+    far = due is None or due - run.engine.clock.now() > SHORT_WAIT_SECONDS
+    if not far:
+        return
+    if run.lingered == run.moves or all(wait.name is None for wait in run.waits.values()):
+        _park(run)
+    elif run.linger_timer is None:
+        run.linger_timer = run.loop.call_later(
+            run.engine.linger_seconds, _lingered, run, run.moves, context=run.engine.context
+        )
+
+
+def is_writing(run: RunContext) -> bool:
+    """Whether something is on its way to the store; what only rides with the next commit is not."""
+    return run.in_flight > 0 or run.journal.holds(run)
+
+
+def _lingered(run: RunContext, moves: int) -> None:
+    run.linger_timer = None
+    if run.detached:
+        return
+    run.lingered = moves  # the run is put away when it is at rest, unless it has moved since
+    run.watch()
+
+
+def _park(run: RunContext) -> None:
+    """Put the run away if nothing but its wake-ups can move it: only its row remains."""
+    if run.moving or run.finishing or run.main is None or run.main.done() or not only_waits(run):
+        return
+    move(run, Status.WAITING, due_at(run), wakes(run), reason="parked")
+
+
+def _put_down(run: RunContext) -> None:
+    """Everything under way has ended and nothing new may start: pause, or hand back."""
+    if run.pausing is not None:
+        record = signal_record(run, run.pausing)
+        move(run, Status.PAUSED, None, (RESUME, CANCEL), reason="paused", record=record)
+    elif run.draining and run.waits and not run.held and not run.performing:
+        move(run, Status.WAITING, due_at(run), wakes(run), reason="handed back")
+    elif run.draining:
+        hand_back(run)
+
+
+def hand_back(run: RunContext) -> None:
+    """Give the lease up, so that any worker can go on at once."""
+    if not run.moving and not run.finishing:
+        move(run, Status.QUEUED, run.engine.clock.now(), (), reason="handed back")
+
+
+def move(
+    run: RunContext,
+    status: Status,
+    due: float | None,
+    wakes: tuple[str, ...],
+    *,
+    reason: str,
+    record: Record | None = None,
+) -> None:
+    """Give the run up in this status, unless a signal came that was not yet seen."""
+    run.moving = True
+
+    def then(_: Answer) -> None:
+        run.engine.observe(f"run.{status.value}", run)
+        run.detach(reason)
+        if status is Status.QUEUED:
+            run.engine.poke()
+
+    def refused(answer: Answer) -> None:
+        run.moving = False
+        if answer.verdict is Verdict.MISSED:
+            run.engine.fetch_signals(run)
+        else:
+            log.error("run %s could not be %s: %s", run.id, reason, answer.verdict)
+
+    change = head_move(
+        status,
+        release=True,
+        due_at=None if due is None else instant(due),
+        wakes=wakes,
+        signals_seen=run.signals_seen,
+        progress=record is not None,
+    )
+    run.append_special(record, change, then, refused)

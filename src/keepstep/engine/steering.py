@@ -1,0 +1,120 @@
+"""What steers a whole run from outside: a cancel, a pause, a resume, the deadline."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ..model import Kind, Signal
+from ..model.signal import CANCEL, PAUSE
+from ..ports import Answer, Send
+from ..stores.records import Record
+
+if TYPE_CHECKING:
+    from .context import RunContext
+
+DEADLINE = "ks:deadline"
+
+
+class Control:
+    """Stands in for a call: what steers the whole run is delivered in order too."""
+
+    __slots__ = ("run",)
+
+    def __init__(self, run: RunContext) -> None:
+        self.run = run
+
+    def settle(self, record: Record) -> bool:
+        control(self.run, record)
+        return True
+
+
+def steer(run: RunContext, signal: Signal) -> None:
+    """Take a signal that is meant for the run, not for its code."""
+    if signal.name == CANCEL:
+        recorded = run.history is not None and CANCEL in run.history.entries
+        if not run.cancelling and not recorded:  # a second one would cut the cleanup short
+            run.cancelling = True
+            run.pausing = None
+            run.holding = True  # nothing new starts between the cancel and its delivery
+            run.cancel_signal = signal
+            cancel_when_settled(run)
+    elif signal.name == PAUSE:
+        if not run.cancelling and not run.finishing:
+            run.pausing = signal
+            run.holding = True
+            run.watch()
+    else:
+        run.append(signal_record(run, signal))
+        if run.pausing is not None:
+            run.append(signal_record(run, run.pausing))
+        _unhold(run)
+
+
+def cancel_when_settled(run: RunContext) -> None:
+    """Record the cancel, but not while an at-most-once step is under way: its outcome must not be left in doubt."""
+    signal = run.cancel_signal
+    if signal is None or any(call.step.at_most_once and not call.doubtful for call in run.bodies):
+        return
+    run.cancel_signal = None
+    run.append(signal_record(run, signal), Control(run))
+
+
+def _unhold(run: RunContext) -> None:
+    run.pausing = None
+    if run.holding and not run.draining:
+        run.holding = False
+        run.release_held()
+
+
+def signal_record(run: RunContext, signal: Signal) -> Record:
+    """What is kept of a signal that was taken: which, from whom, and what it said."""
+    data = {"signal": signal.seq, "sender": signal.sender}
+    record = Record(run.id, Kind.SIGNAL.value, step=signal.name, worker=run.worker, trigger="manual", data=data)
+    record.finished_at = run.time()
+    record.value = msgspec.Raw(signal.payload)
+    return record
+
+
+def control(run: RunContext, record: Record) -> None:
+    """Deliver what steers the whole run: a cancel, or the deadline."""
+    if record.step == CANCEL:
+        run.cancelling = True
+        _cancel_children(run)
+        _cancel_code(run)
+        run.holding = run.draining
+        run.watch()
+    elif record.step == DEADLINE:
+        run.timed_out = True
+        _cancel_code(run)
+        run.holding = run.draining
+        run.watch()
+
+
+def _cancel_code(run: RunContext) -> None:
+    run.moves += 1
+    if isinstance(run.main, asyncio.Task):
+        run.main.cancel()
+    elif run.blocked is not None:
+        run.thread_cancel = True
+        run.thread_busy = True
+        run.blocked.set()
+        run.blocked = None
+    else:
+        run.thread_cancel = True
+
+
+def _cancel_children(run: RunContext) -> None:
+    for child in run.children.values():
+        signal = Signal(child, CANCEL, id=f"cancel:{run.id}", sender=f"run {run.id}", sent_at=run.time())
+        run.append_special(
+            None, {"sends": [Send(signal)], "progress": False}, refused=partial(_too_late, run, child)
+        )
+
+
+def _too_late(run: RunContext, child: str, _: Answer) -> None:
+    """The child has ended; if another run goes on for it, that one is cancelled."""
+    run.engine.background(run.engine.cancel_successor(child))

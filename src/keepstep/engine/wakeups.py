@@ -1,0 +1,162 @@
+"""What a run waits for while it is in memory: times, and signals that its code has not read yet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..model import Signal
+from ..model.signal import CANCEL, PAUSE, RESUME
+from .steering import steer
+
+if TYPE_CHECKING:
+    from .context import RunContext
+
+T = TypeVar("T")
+
+
+class Wait:
+    """A call that waits for a time, a signal, or whichever comes first."""
+
+    __slots__ = ("call", "due", "name", "on_due", "on_signal", "timer")
+
+    def __init__(
+        self,
+        call: Any,
+        due: float | None,
+        on_due: Callable[[], None] | None,
+        name: str | None = None,
+        on_signal: Callable[[Signal], None] | None = None,
+    ) -> None:
+        self.call = call
+        self.due = due
+        self.on_due = on_due
+        self.name = name
+        self.on_signal = on_signal
+        self.timer: asyncio.TimerHandle | None = None
+
+
+def fulfil(future: asyncio.Future[T], value: T) -> None:
+    """Give a future its value, unless whoever waited has left."""
+    if not future.done():
+        future.set_result(value)
+
+
+def receive(run: RunContext, signals: list[Signal]) -> None:
+    """Take in signals that the store has for the run."""
+    if run.detached:
+        return
+    for signal in signals:
+        if signal.seq <= run.signals_seen:
+            continue
+        run.signals_seen = signal.seq
+        if signal.seq in run.consumed:
+            continue
+        if signal.name in (CANCEL, PAUSE, RESUME):
+            steer(run, signal)
+        else:
+            run.inbox.append(signal)
+            _match(run)
+
+
+def _match(run: RunContext) -> None:
+    for wait in list(run.waits.values()):
+        if wait.name is not None and wait.on_signal is not None:
+            signal = take_signal(run, wait.name)
+            if signal is not None:
+                end_wait(run, wait.call)
+                wait.on_signal(signal)
+
+
+def take_signal(run: RunContext, name: str) -> Signal | None:
+    """The oldest unread signal of a name, read with this."""
+    for index, signal in enumerate(run.inbox):
+        if signal.name == name:
+            return run.inbox.pop(index)
+    return None
+
+
+def put_back(run: RunContext, signal: Signal) -> None:
+    """A signal that was taken for a wait which no longer wants it: the next wait for it hears it."""
+    run.inbox.append(signal)
+    run.inbox.sort(key=lambda one: one.seq)
+    _match(run)
+
+
+def add_wait(run: RunContext, wait: Wait) -> None:
+    """Wait in memory; if nothing else happens for long, the run is put away with what makes it due."""
+    run.waits[wait.call] = wait
+    if wait.due is not None:
+        _arm(run, wait)
+    run.watch()
+
+
+def _arm(run: RunContext, wait: Wait) -> None:
+    assert wait.due is not None  # noqa: S101
+    delay = max(0.0, wait.due - run.engine.clock.now())
+    wait.timer = run.loop.call_later(min(delay, 86_400.0), _due, run, wait, context=run.engine.context)
+
+
+def _due(run: RunContext, wait: Wait) -> None:
+    if run.detached or run.waits.get(wait.call) is not wait or wait.due is None:
+        return
+    if run.engine.clock.now() < wait.due:
+        _arm(run, wait)
+        return
+    end_wait(run, wait.call)
+    if wait.on_due is not None:
+        wait.on_due()
+
+
+def end_wait(run: RunContext, call: Any) -> None:
+    """Whatever a call waited for, it waits no more."""
+    wait = run.waits.pop(call, None)
+    if wait is not None and wait.timer is not None:
+        wait.timer.cancel()
+
+
+async def pause_until(run: RunContext, due: float) -> None:
+    """A wait of the engine's own on behalf of a step, such as a backoff: it may end with the run put away."""
+    if due <= run.engine.clock.now():
+        return
+    future: asyncio.Future[None] = run.loop.create_future()
+    token = object()
+    run.performing -= 1
+    try:
+        add_wait(run, Wait(token, due, partial(fulfil, future, None)))
+        await future
+    finally:
+        end_wait(run, token)
+        run.performing += 1
+
+
+async def signal_named(run: RunContext, name: str) -> Signal:
+    """Wait, on behalf of a step, for a signal of the engine's own."""
+    signal = take_signal(run, name)
+    if signal is not None:
+        return signal
+    future: asyncio.Future[Signal] = run.loop.create_future()
+    token = object()
+    run.performing -= 1
+    try:
+        add_wait(run, Wait(token, None, None, name, partial(fulfil, future)))
+        return await future
+    finally:
+        end_wait(run, token)
+        run.performing += 1
+
+
+def due_at(run: RunContext) -> float | None:
+    """The next time at which the run has something to do by itself."""
+    dues = [wait.due for wait in run.waits.values() if wait.due is not None]
+    if run.deadline_at is not None and not run.timed_out:
+        dues.append(run.deadline_at.timestamp())
+    return min(dues, default=None)
+
+
+def wakes(run: RunContext) -> tuple[str, ...]:
+    """The signals that wake the run when it is put away."""
+    names = sorted({wait.name for wait in run.waits.values() if wait.name is not None})
+    return (*names, CANCEL, PAUSE, RESUME)
