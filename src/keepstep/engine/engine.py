@@ -33,6 +33,7 @@ from .attempt import perform
 from .context import RunContext
 from .handle import RunHandle, event_name
 from .journal import Journal
+from .pace import Pace
 from .parking import LINGER_SECONDS, hand_back
 from .rest import RestWatch
 from .runner import Runner
@@ -61,6 +62,8 @@ STOP_SECONDS = 5.0
 
 #: Signals that could not be read are asked for again after this.
 FETCH_AGAIN_SECONDS = 0.5
+#: How often an engine without a worker looks whether others wrote.
+READ_SECONDS = 0.02
 #: How long the store may take over the last writes of an engine that closes.
 LAST_WRITE_SECONDS = 5.0
 
@@ -108,6 +111,7 @@ class Engine:
         self.context = Context()
         self._background: set[asyncio.Task[Any]] = set()
         self._pulse: asyncio.Future[None] | None = None
+        self._pace = Pace(self.clock, READ_SECONDS)
         self._fetching: set[str] = set()
 
     # -- opening and closing ------------------------------------------------------------------------------------------
@@ -477,13 +481,17 @@ class Engine:
         if self._pulse is not None and not self._pulse.done():
             self._pulse.set_result(None)
         self._pulse = None
+        if self._pace.jumps:
+            self._pace.moved()
+            if self.worker is not None:
+                self.worker.look_soon()
 
     async def changed(self, seconds: float) -> None:
         """Wait until something was written, here or elsewhere, or so long."""
         self._must_be_open()
         if self._pulse is None:
             self._pulse = self.loop.create_future()
-        await asyncio.wait([self._pulse], timeout=seconds)
+        await asyncio.wait([self._pulse], timeout=max(seconds, self._pace.pause()))
 
     def _poll_as_reader(self, cursor: int) -> None:
         if self.closed:
@@ -498,7 +506,7 @@ class Engine:
                 self.pulse()
         except StoreError as error:
             log.warning("the store cannot be polled: %s", error)
-        self.loop.call_later(0.02, self._poll_as_reader, cursor, context=self.context)
+        self.loop.call_later(self._pace.pause(), self._poll_as_reader, cursor, context=self.context)
 
     # -- telling ------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ import logging
 import os
 import socket
 import threading
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from ..model import HEARTBEAT_SECONDS, LEASE_SECONDS, Run, RunQuery, Status, Wor
 from ..model.ids import new_id
 from ..policies import RecoverAlone
 from ..ports import Advance, ClaimRequest, Verdict, instant
+from .pace import Pace
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -57,13 +57,14 @@ class Worker:
         self.alone: str | None = None
         self._started_at = instant(engine.clock.now())
         self._renewed = 0.0
-        self._tick = time.monotonic()
+        self._tick = engine.clock.boot()[1]
         self._cursor = 0
         self._next_due: float | None = None
         self._last_claim = 0.0
         self._claiming = False
         self._claim_again = False
         self._stopping = False
+        self._pace = Pace(engine.clock, POLL_SECONDS)
         self._poll_timer: asyncio.TimerHandle | None = None
         self._beat = threading.Event()
         self._ended = threading.Event()
@@ -136,7 +137,7 @@ class Worker:
                 return
             if early:
                 self._beat.clear()
-            if time.monotonic() - self._tick > STUCK_SECONDS:
+            if self.engine.clock.boot()[1] - self._tick > STUCK_SECONDS:
                 log.error("the event loop has not moved for %d s; its leases are not renewed", STUCK_SECONDS)
                 continue
             self._beat_once()
@@ -180,10 +181,11 @@ class Worker:
 
     def _poll(self) -> None:
         """See what others wrote: signals for our runs, and runs that became due."""
-        self._tick = time.monotonic()
+        self._tick = self.engine.clock.boot()[1]
         if self.engine.closed:
             return
-        self._poll_timer = self.engine.loop.call_later(POLL_SECONDS, self._poll, context=self.engine.context)
+        until = None if self._next_due is None else self._next_due - self.engine.clock.now()
+        self._poll_again(self._pace.pause(until))
         if not self.engine.store.quick:
             self.engine.background(self._poll_slowly())
             return
@@ -193,6 +195,17 @@ class Worker:
             log.warning("the store cannot be polled: %s", error)
             return
         self._heard(news)
+
+    def look_soon(self) -> None:
+        """Something has happened here: on a clock that jumps, there may be something to see sooner than thought."""
+        self._pace.moved()
+        if self._poll_timer is not None and not self._stopping:
+            self._poll_again(POLL_SECONDS)
+
+    def _poll_again(self, seconds: float) -> None:
+        if self._poll_timer is not None:
+            self._poll_timer.cancel()
+        self._poll_timer = self.engine.loop.call_later(seconds, self._poll, context=self.engine.context)
 
     async def _poll_slowly(self) -> None:
         try:
@@ -210,7 +223,7 @@ class Worker:
             self.engine.pulse()
         now = self.engine.clock.now()
         due = self._next_due is not None and self._next_due <= now
-        if news.changed or due or time.monotonic() - self._last_claim > CLAIM_SECONDS:
+        if news.changed or due or self.engine.loop.time() - self._last_claim > CLAIM_SECONDS:
             self.claim_soon()
 
     def claim_soon(self) -> None:
@@ -227,7 +240,7 @@ class Worker:
         try:
             while not self._stopping:
                 self._claim_again = False
-                self._last_claim = time.monotonic()
+                self._last_claim = self.engine.loop.time()
                 full = await self._claim_once()
                 if not full and not self._claim_again:
                     break
@@ -249,7 +262,9 @@ class Worker:
             versions={w.name: w.version for w in self.engine.workflows.values() if w.on_change == "pin"},
         )
         claims = await self.engine.call(self.engine.store.claim_runs, request)
-        self._next_due = claims.next_due_at.timestamp() if claims.next_due_at is not None else None
+        before, self._next_due = self._next_due, claims.next_due_at.timestamp() if claims.next_due_at else None
+        if self._pace.jumps and before != self._next_due:
+            self.look_soon()
         if self._stopping:  # the engine closes: what was still claimed goes back when the worker leaves
             self._to_give_back |= {claim.run.id: claim.lease.epoch for claim in claims.claims}
             return False
@@ -271,7 +286,7 @@ class Worker:
             self.alone = chosen[0].run.id
             self._suspects_since = None
         elif self._suspects_since is None:
-            self._suspects_since = time.monotonic()
+            self._suspects_since = self.engine.loop.time()
         wait = 0.0 if self.alone is not None else PUT_BACK_SECONDS  # others can take them; this worker is taken
         due = instant(self.engine.clock.now() + wait)
         put_back = [self._release(claim.run, claim.lease.epoch, due) for claim in suspects]
@@ -285,7 +300,7 @@ class Worker:
 
     def _makes_room(self) -> bool:
         """Whether a run that must be driven alone has waited so long that nothing else is taken before it."""
-        waited = self._suspects_since is not None and time.monotonic() - self._suspects_since > MAKE_ROOM_SECONDS
+        waited = self._suspects_since is not None and self.engine.loop.time() - self._suspects_since > MAKE_ROOM_SECONDS
         return waited and bool(self.engine.live)
 
     def progressed(self, context: RunContext) -> None:
@@ -303,10 +318,10 @@ class Worker:
 
     def doubt(self) -> None:
         """The answer to a claim or a start was lost: something may be leased to this worker without its knowing."""
-        self._doubt_until = time.monotonic() + DOUBT_SECONDS
+        self._doubt_until = self.engine.loop.time() + DOUBT_SECONDS
 
     def _owes(self) -> bool:
-        return bool(self._to_give_back) or time.monotonic() < self._doubt_until
+        return bool(self._to_give_back) or self.engine.loop.time() < self._doubt_until
 
     def _give_back_soon(self) -> None:
         if not self.engine.closed:
@@ -320,7 +335,7 @@ class Worker:
         self._lost = lost
 
     async def _give_back(self) -> None:
-        if time.monotonic() < self._doubt_until:
+        if self.engine.loop.time() < self._doubt_until:
             try:
                 await self._find_lost()
             except StoreError as error:

@@ -24,6 +24,8 @@ class ThreadExecutor:
         self._threads = 0
         self._idle = 0
         self._waiting = 0
+        #: Functions that have been taken on and have not returned.
+        self.at_work = 0
 
     def submit(self, context: Context, function: Callable[[], Any]) -> Future[Any]:
         """Run a function in a thread, with these context variables."""
@@ -31,6 +33,7 @@ class ThreadExecutor:
         with self._lock:
             self._work.put((future, context, function))
             self._waiting += 1
+            self.at_work += 1
             if self._waiting > self._idle and self._threads < self._limit:
                 self._threads += 1
                 threading.Thread(target=self._loop, name=f"{self._name}-{self._threads}", daemon=True).start()
@@ -52,7 +55,11 @@ class ThreadExecutor:
             with self._lock:
                 self._idle -= 1
                 self._waiting -= 1
-            _do(future, context, function)
+            try:
+                _do(future, context, function)
+            finally:
+                with self._lock:
+                    self.at_work -= 1
             del future, context, function
 
 
