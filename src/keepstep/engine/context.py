@@ -70,7 +70,7 @@ class RunContext:
         self.unflushed = 0
         # the code's side
         self.main: asyncio.Future[Any] | None = None
-        self.tasks: set[asyncio.Task[Any]] = set()
+        self.tasks: dict[asyncio.Task[Any], None] = {}  # in the order in which they were made
         self.bodies: dict[StepCall[Any], asyncio.Task[None]] = {}
         self.performing = 0
         self.thread_busy = False
@@ -384,8 +384,8 @@ class RunContext:
         return task
 
     def adopt(self, task: asyncio.Task[Any]) -> None:
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        self.tasks[task] = None
+        task.add_done_callback(self.tasks.pop)
         if self.detached:
             task.cancel()
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import secrets
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 from ..errors import DefinitionError, DuplicateName, KeepstepError, RunConflict, RunError, RunNotFound, StoreError
 from ..executors.thread import ThreadExecutor
 from ..model import Claim, Event, Kind, Lease, Run, RunPage, RunQuery, Status
-from ..model.ids import check_id, new_id
+from ..model.ids import check_id, new_id, new_seed
 from ..observers import resolve
 from ..policies import RecoveryLimit
 from ..ports import Clock, Create, Row, Store, SystemClock, Verdict, instant
@@ -143,7 +142,7 @@ class Engine:
         self.run_threads = ThreadExecutor(RUN_THREADS, "keepstep-run")
         self.step_threads = ThreadExecutor(STEP_THREADS, "keepstep-step")
         worker = Worker(self, self.max_runs)
-        self.journal = Journal(self.store, worker.id, self.rest)
+        self.journal = Journal(self.store, worker.id, self.rest, self.clock)
         try:
             if self._with_worker:
                 self.worker = worker
@@ -273,7 +272,7 @@ class Engine:
             version=workflow.version,
             fingerprint=workflow.fingerprint,
             input=workflow.values.encode([[*args], kwargs], f"workflow {workflow.name!r}: input"),
-            seed=secrets.token_hex(8),
+            seed=new_seed(),
             queue=queue,
             priority=priority,
             key=key,

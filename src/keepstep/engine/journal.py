@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..model import Status
-    from ..ports import Store
+    from ..ports import Clock, Store
     from .branch import DurableCall
     from .context import RunContext
     from .rest import RestWatch
@@ -59,9 +58,10 @@ class Draft(msgspec.Struct):
 class Journal:
     """The one committer of an engine: it gives sequence numbers and checksums, and settles what became of them."""
 
-    def __init__(self, store: Store, worker: str, rest: RestWatch) -> None:
+    def __init__(self, store: Store, worker: str, rest: RestWatch, clock: Clock) -> None:
         self._store = store
         self._rest_watch = rest
+        self._boot = clock.boot
         self.worker = worker
         self._loop = asyncio.get_running_loop()
         self._context = Context()
@@ -150,7 +150,7 @@ class Journal:
 
     def _committed_here(self, batch: _Batch) -> bool:
         """Commit on the loop's thread, unless another process is writing: a hand-over costs half a commit."""
-        started = time.perf_counter()
+        started = self._boot()[1]
         try:
             answers = self._store.commit(batch.changes, wait=False)
         except WouldBlock:
@@ -160,7 +160,7 @@ class Journal:
         except Exception as error:  # noqa: BLE001 - whatever it was, the runs concerned are told
             self._give_up(batch, error)
         else:
-            self._learn(time.perf_counter() - started)
+            self._learn(self._boot()[1] - started)
             self._answered(batch, answers)
         return True
 
@@ -210,9 +210,9 @@ class Journal:
         return change
 
     def _commit_and_time(self, changes: Sequence[Change]) -> tuple[list[Answer], float]:
-        started = time.perf_counter()
+        started = self._boot()[1]
         answers = self._store.commit(changes)
-        return answers, time.perf_counter() - started
+        return answers, self._boot()[1] - started
 
     def _thread_answered(self, batch: _Batch, done: asyncio.Future[tuple[list[Answer], float]]) -> None:
         self._in_flight = False
@@ -275,14 +275,14 @@ class Journal:
 
     def _second_try(self, batch: _Batch, *, unknown: bool) -> None:
         def settle() -> tuple[list[Answer], float]:
-            started = time.perf_counter()
+            started = self._boot()[1]
             if not unknown:
                 return self._commit_and_time(batch.changes)
             answers: list[Answer | None] = [self._what_became_of(change) for change in batch.changes]
             missing = [i for i, answer in enumerate(answers) if answer is None]
             for i, answer in zip(missing, self._store.commit([batch.changes[i] for i in missing]), strict=True):
                 answers[i] = answer
-            return [answer for answer in answers if answer is not None], time.perf_counter() - started
+            return [answer for answer in answers if answer is not None], self._boot()[1] - started
 
         future = self._loop.run_in_executor(self._pool, settle)
         future.add_done_callback(partial(self._thread_answered, batch), context=self._context)

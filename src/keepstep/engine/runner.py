@@ -248,7 +248,7 @@ class Runner:
 
     async def _close_branches(self, context: RunContext) -> None:
         """When the workflow returns, what it left open is cancelled and reported."""
-        open_tasks = {task for task in context.tasks if not task.done()}
+        open_tasks = [task for task in context.tasks if not task.done()]
         for task in open_tasks:
             task.cancel()
         if open_tasks:

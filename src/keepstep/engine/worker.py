@@ -68,6 +68,7 @@ class Worker:
         self._poll_timer: asyncio.TimerHandle | None = None
         self._beat = threading.Event()
         self._ended = threading.Event()
+        self._on_loop = getattr(engine.clock, "on_loop", False)  # a clock that stands still unless the loop moves
         self._thread = threading.Thread(target=self._heart, name="keepstep-heartbeat", daemon=True)
         self._to_give_back: dict[str, int] = {}
         self._doubt_until = 0.0
@@ -79,7 +80,10 @@ class Worker:
     async def start(self) -> None:
         """Enrol in the store, then look for work at once: what was interrupted comes first."""
         await self.engine.call(self._renew)
-        self._thread.start()
+        if self._on_loop:
+            self._beat_on_loop()
+        else:
+            self._thread.start()
         self._cursor = (await self.engine.call(self.engine.store.news, self.id, 0)).cursor
         self.claim_soon()
         self._poll()
@@ -98,7 +102,8 @@ class Worker:
             await self._give_back()
         self._ended.set()
         self._beat.set()
-        await asyncio.to_thread(self._thread.join, 10.0)
+        if not self._on_loop:
+            await asyncio.to_thread(self._thread.join, 10.0)
         try:
             await self.engine.call(partial(self._renew, leaving=True))
         except StoreError as error:
@@ -143,6 +148,16 @@ class Worker:
             self._beat_once()
             if early:
                 self._ended.wait(PROGRESS_SECONDS)
+
+    def _beat_on_loop(self, *, first: bool = True) -> None:
+        """The heartbeat where a thread would be in no one's time."""
+        if self._ended.is_set() or self.engine.closed:
+            return
+        seconds = self.engine.store.lease_seconds * HEARTBEAT_SHARE
+        again = partial(self._beat_on_loop, first=False)
+        self.engine.loop.call_later(seconds, again, context=self.engine.context)
+        if not first:
+            self.engine.background(self.engine.call(self._beat_once))
 
     def _beat_once(self) -> None:
         try:

@@ -13,12 +13,20 @@ from ..errors import DefinitionError
 #: Longest id or name: it must fit a file name on every common file system with room for a suffix.
 MAX_ID = 200
 
+#: Where chance comes from, for every id and seed; a simulated world puts a seeded source here.
+draw = secrets.token_bytes
+
 _NAME = re.compile(r"[^\W\d][\w .:\-]*\Z")
 
 
 def new_id(prefix: str = "run") -> str:
     """A random id that is easy to read aloud and to paste."""
-    return f"{prefix}-{b32hexencode(secrets.token_bytes(10)).decode().lower()}"
+    return f"{prefix}-{b32hexencode(draw(10)).decode().lower()}"
+
+
+def new_seed() -> str:
+    """What a run's own chance is drawn from."""
+    return draw(8).hex()
 
 
 def check_id(value: str, what: str = "run id") -> str:
