@@ -166,7 +166,10 @@ class SQLiteStore:
             raise StoreUnavailable(f"{self._path} was moved or removed while it was open")
         if worker.id not in self._locks and not self._lock(worker.id):
             return False
-        return self._writer.run(lambda: self._renew(worker))
+        known = self._writer.run(lambda: self._renew(worker))
+        if known:  # told by the commit: a first heartbeat that could not be written is made again
+            self._enrolled.add(worker.id)
+        return known
 
     def _renew(self, worker: WorkerInfo) -> bool:
         now = self._now()
@@ -180,10 +183,7 @@ class SQLiteStore:
         if worker.id in self._enrolled:  # its row is gone or marked: it was given up for dead
             return False
         cursor.execute(_ENROL, (*row, seconds(worker.started_at) or now, worker.id))
-        if not connection.changes():
-            return False
-        self._enrolled.add(worker.id)
-        return True
+        return bool(connection.changes())
 
     def _lock(self, worker: str) -> bool:
         """Take the worker's lock, before anyone can see a lease of it; False if its id was used before."""
