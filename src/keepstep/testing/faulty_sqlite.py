@@ -1,0 +1,400 @@
+"""A disk under SQLite that fails and loses power: a VFS that records what is durable, and errs where it is told.
+
+Nothing above it knows. While a `FaultyDisk` is mounted, every connection that this process opens goes through it:
+
+    with FaultyDisk(folder) as disk:
+        store = SQLiteStore(folder / "runs.db")
+        ...
+    for _, moment in disk.moments():
+        write_image(image(moment, LOSE), other_folder)  # what a power cut there would have left
+
+The files themselves stand for the system's page cache. The journal of what was done to them tells, for any moment,
+which content is durable and which is only pending; of the pending, a power cut keeps what chance will have.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import apsw
+
+#: The smallest piece that a disk writes whole; SQLite counts on no more.
+SECTOR = 512
+
+#: What goes wrong with one call: an I/O error, or, if it is a write, no room for it or for only a part of it.
+Fault = Literal["io", "full", "short"]
+
+#: The calls that a disk can fail, and what SQLite is told when it does.
+_RESULTS = {
+    "read": apsw.SQLITE_IOERR_READ,
+    "write": apsw.SQLITE_IOERR_WRITE,
+    "truncate": apsw.SQLITE_IOERR_TRUNCATE,
+    "sync": apsw.SQLITE_IOERR_FSYNC,
+    "delete": apsw.SQLITE_IOERR_DELETE,
+    "size": apsw.SQLITE_IOERR_FSTAT,
+    "lock": apsw.SQLITE_IOERR_LOCK,
+    "access": apsw.SQLITE_IOERR_ACCESS,
+    "open": apsw.SQLITE_CANTOPEN,
+}
+
+_JOURNALS = apsw.SQLITE_OPEN_MAIN_JOURNAL | apsw.SQLITE_OPEN_SUPER_JOURNAL | apsw.SQLITE_OPEN_WAL
+
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """One entry of the journal: what was done to a file or a name, or a mark that someone made."""
+
+    what: Literal["create", "write", "truncate", "sync", "sync names", "delete", "mark"]
+    file: int = 0
+    name: str = ""
+    offset: int = 0
+    data: bytes = b""
+    note: Any = None
+
+
+@dataclass(slots=True)
+class _File:
+    """A file at one moment: what is durable, and what was done since."""
+
+    durable: bytearray = field(default_factory=bytearray)
+    pending: list[Done] = field(default_factory=list)
+
+    def sync(self) -> None:
+        for done in self.pending:
+            _apply(self.durable, done)
+        self.pending.clear()
+
+    def versions(self) -> list[bytes]:
+        """The content as it was when last synced, and after each thing done since."""
+        content = bytearray(self.durable)
+        found = [bytes(content)]
+        for done in self.pending:
+            _apply(content, done)
+            found.append(bytes(content))
+        return found
+
+
+def _apply(content: bytearray, done: Done) -> None:
+    if done.what == "truncate":
+        del content[done.offset :]
+        content.extend(bytes(done.offset - len(content)))
+        return
+    content.extend(bytes(max(done.offset - len(content), 0)))
+    content[done.offset : done.offset + len(done.data)] = done.data
+
+
+class Moment:
+    """What a disk held at one moment: files by number, and the names that lead to them, durable and pending."""
+
+    def __init__(self) -> None:
+        self.files: dict[int, _File] = {}
+        self.names: dict[str, int] = {}
+        self.pending_names: list[tuple[str, int | None]] = []
+
+    def play(self, done: Done) -> None:
+        """Go on by one entry."""
+        if done.what == "create":
+            self.files[done.file] = _File()
+            self.pending_names.append((done.name, done.file))
+        elif done.what == "delete":
+            self.pending_names.append((done.name, None))
+        elif done.what in ("write", "truncate"):
+            self.files[done.file].pending.append(done)
+        elif done.what == "sync":
+            self.files[done.file].sync()
+        elif done.what == "sync names":
+            for name, file in self.pending_names:
+                _point(self.names, name, file)
+            self.pending_names.clear()
+
+    def name_versions(self) -> dict[str, list[int | None]]:
+        """For each name the file it durably leads to, or None, and what was made of it since."""
+        found: dict[str, list[int | None]] = {name: [file] for name, file in self.names.items()}
+        for name, file in self.pending_names:
+            found.setdefault(name, [None]).append(file)
+        return found
+
+    @property
+    def uncertain(self) -> bool:
+        """Whether a power cut could leave more than one thing behind."""
+        return bool(self.pending_names) or any(file.pending for file in self.files.values())
+
+
+def _point(names: dict[str, int], name: str, file: int | None) -> None:
+    if file is None:
+        names.pop(name, None)
+    else:
+        names[name] = file
+
+
+# -- what a power cut leaves -------------------------------------------------------------------------------------------
+
+
+class Chance:
+    """Decides what of the pending outlives a power cut; the drawn subset is the same for the same seed.
+
+    Each sector of a file is as it was last synced or as it was after any of the writes since, whatever became of its
+    neighbours: that loses, keeps, reorders and tears. A file may have grown without its new sectors having been
+    written: they hold zeros, or what lay on the disk before. A name leads to what it led to at any time since.
+    """
+
+    def __init__(self, seed: object, sector: int = SECTOR) -> None:
+        self._random = random.Random(repr(seed))  # noqa: S311 - drawn again from its seed, not secret
+        self._sector = sector
+
+    def content(self, name: str, versions: Sequence[bytes]) -> bytes:
+        draw, last = self._random, len(versions) - 1
+        if last == 0:
+            return versions[0]
+        # Mostly lost, mostly kept, or anything: each finds other weaknesses than the two others.
+        kept = draw.choice((0.05, 0.5, 0.95))
+        picks = [last if draw.random() < kept else draw.randint(0, last) for _ in range(2)]
+        size = len(versions[picks[0]])
+        junk = draw.random() < 0.3
+        pieces = []
+        for start in range(0, size, self._sector):
+            end = min(start + self._sector, size)
+            if all(version[start:end] == versions[0][start:end] for version in versions[1:]):
+                pieces.append(versions[0][start:end])
+                continue
+            version = versions[last if draw.random() < kept else draw.randint(0, last)]
+            piece = version[start:end]
+            missing = end - start - len(piece)
+            pieces.append(piece + (draw.randbytes(missing) if junk else bytes(missing)))
+        return b"".join(pieces)
+
+    def file(self, name: str, versions: Sequence[int | None]) -> int | None:
+        return self._random.choice(versions)
+
+
+class Fixed:
+    """Keeps the pending of the files whose names end so, loses that of the others; `names` says the same of names."""
+
+    def __init__(self, *, kept: tuple[str, ...] = (), names: bool = False) -> None:
+        self._kept = kept
+        self._names = names
+
+    def content(self, name: str, versions: Sequence[bytes]) -> bytes:
+        return versions[-1 if any(name.endswith(end) for end in self._kept) else 0]
+
+    def file(self, name: str, versions: Sequence[int | None]) -> int | None:
+        return versions[-1 if self._names else 0]
+
+
+#: Everything pending is lost; everything pending is kept; and what lies in between, file by file.
+LOSE = Fixed()
+KEEP = Fixed(kept=("",), names=True)
+EXTREMES: Mapping[str, Fixed] = {
+    "all lost": LOSE,
+    "all kept": KEEP,
+    "only names kept": Fixed(names=True),
+    "all kept but names": Fixed(kept=("",)),
+    "only the database kept": Fixed(kept=(".db",), names=True),
+    "only the journals kept": Fixed(kept=("-wal", "-journal"), names=True),
+}
+
+
+def image(moment: Moment, fate: Fixed | Chance) -> dict[str, bytes]:
+    """The files that are left when the power is cut at this moment, by name."""
+    left: dict[str, bytes] = {}
+    for name, leads in sorted(moment.name_versions().items()):
+        file = fate.file(name, leads) if len(leads) > 1 else leads[0]
+        if file is not None:
+            left[name] = fate.content(name, moment.files[file].versions())
+    return left
+
+
+# -- the disk ----------------------------------------------------------------------------------------------------------
+
+
+class FaultyDisk:
+    """A folder whose SQLite files are watched and may fail; `with` mounts it for all connections of this process.
+
+    `journal` holds everything that was done, in order; `mark` adds what a test wants to find between. `fail` says
+    which calls fail, counted from 1 over all calls; `calls` lists what each was.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = os.path.realpath(os.fspath(folder))
+        self.journal: list[Done] = []
+        self.calls: list[str] = []
+        self._files: dict[str, int] = {}
+        self._fault: Callable[[int, str], Fault | None] = lambda _number, _call: None
+        self._vfs: _VFS | None = None
+
+    def __enter__(self) -> Self:
+        self._vfs = _VFS(f"keepstep-faulty-{next(_numbers)}", self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._vfs is not None:
+            self._vfs.unregister()
+            self._vfs = None
+
+    def mark(self, note: Any) -> None:
+        """Note something between what is done to the files."""
+        self.journal.append(Done("mark", note=note))
+
+    def marks(self, before: int) -> list[Any]:
+        """What was noted before a moment."""
+        return [done.note for done in self.journal[:before] if done.what == "mark"]
+
+    # -- failing -----------------------------------------------------------------------------------------------------
+
+    def fail(self, number: int, fault: Fault, times: int = 1) -> None:
+        """Have the call of this number fail, and those after it until so many have failed."""
+        self.fail_when(lambda call, _: fault if number <= call < number + times else None)
+
+    def fail_when(self, fault: Callable[[int, str], Fault | None]) -> None:
+        """Ask before every call, with its number and what it is, whether and how it fails."""
+        self._fault = fault
+
+    def repair(self) -> None:
+        """Fail no more."""
+        self._fault = lambda _number, _call: None
+
+    def begin(self, call: str) -> bool:
+        """Count a call; raise if it fails at once, True if it fails when a part of it is done."""
+        self.calls.append(call)
+        fault = self._fault(len(self.calls), call)
+        if fault == "io":
+            raise _failed(call)
+        if fault == "full" and call == "write":
+            raise apsw.FullError("the disk is full")
+        return fault == "short" and call == "write"
+
+    # -- keeping the journal -----------------------------------------------------------------------------------------
+
+    def opened(self, name: str, *, existed: bool) -> int | None:
+        """The number of a file that was opened, or None if it is not watched."""
+        if os.path.dirname(name) != self.folder or name.endswith("-shm"):  # noqa: PTH120 - SQLite's own spelling
+            return None
+        short = os.path.basename(name)  # noqa: PTH119
+        if not existed or short not in self._files:
+            self._files[short] = next(_numbers)
+            self.journal.append(Done("create", self._files[short], short))
+            if existed:  # it was there before the disk was mounted, so all of it is durable
+                number = self._files[short]
+                self.journal.append(Done("write", number, short, 0, Path(name).read_bytes()))
+                self.journal += [Done("sync", number, short), Done("sync names")]
+        return self._files[short]
+
+    def deleted(self, name: str, *, synced: bool) -> None:
+        if os.path.dirname(name) != self.folder:  # noqa: PTH120
+            return
+        short = os.path.basename(name)  # noqa: PTH119
+        self._files.pop(short, None)
+        self.journal.append(Done("delete", name=short))
+        if synced:
+            self.journal.append(Done("sync names"))
+
+    # -- power cuts --------------------------------------------------------------------------------------------------
+
+    def moments(self) -> Iterator[tuple[int, Moment]]:
+        """Every moment at which the power could go: before each entry of the journal that is no mark, and at the end.
+
+        The moment is one object that goes on; what is wanted of it is to be asked for at once.
+        """
+        moment = Moment()
+        for number, done in enumerate(self.journal):
+            if done.what != "mark":
+                yield number, moment
+                moment.play(done)
+        yield len(self.journal), moment
+
+
+def _failed(call: str) -> Exception:
+    kind: Any = apsw.CantOpenError if call == "open" else apsw.IOError
+    error: Exception = kind(f"the disk failed ({call})")
+    error.extendedresult = _RESULTS[call]  # type: ignore[attr-defined]
+    return error
+
+
+def write_image(files: Mapping[str, bytes], folder: str | os.PathLike[str]) -> None:
+    """Make a folder hold what a power cut left."""
+    place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (place / name).write_bytes(content)
+
+
+# -- what SQLite calls -------------------------------------------------------------------------------------------------
+
+
+class _VFS(apsw.VFS):
+    """Passes everything on to the system's own, and tells the disk."""
+
+    def __init__(self, name: str, disk: FaultyDisk) -> None:
+        self._disk = disk
+        super().__init__(name, "unix", makedefault=True)
+
+    def xOpen(self, name: Any, flags: list[int]) -> apsw.VFSFile:  # noqa: N802 - SQLite's names
+        path = name.filename() if isinstance(name, apsw.URIFilename) else name
+        self._disk.begin("open")
+        existed = path is None or Path(path).exists()
+        return _VFSFile(self._disk, name, path, flags, existed=existed)
+
+    def xDelete(self, name: str, syncdir: bool) -> None:  # noqa: N802
+        self._disk.begin("delete")
+        super().xDelete(name, False)
+        self._disk.deleted(name, synced=syncdir)
+
+    def xAccess(self, name: str, flags: int) -> bool:  # noqa: N802
+        self._disk.begin("access")
+        return super().xAccess(name, flags)
+
+
+class _VFSFile(apsw.VFSFile):
+    """One open file. Nothing is really synced: that would only be slow."""
+
+    def __init__(self, disk: FaultyDisk, name: Any, path: str | None, flags: list[int], *, existed: bool) -> None:
+        self._disk = disk
+        # SQLite syncs the folder with the first sync of a journal that it may have made, and of nothing else.
+        self._syncs_names = bool(flags[0] & _JOURNALS and flags[0] & apsw.SQLITE_OPEN_CREATE)
+        super().__init__("unix", name, flags)
+        self._file = None if path is None else disk.opened(path, existed=existed)
+
+    def _note(self, done: Done) -> None:
+        if self._file is not None:
+            self._disk.journal.append(done)
+
+    def xRead(self, amount: int, offset: int) -> bytes:  # noqa: N802
+        self._disk.begin("read")
+        return super().xRead(amount, offset)
+
+    def xWrite(self, data: Any, offset: int) -> None:  # noqa: N802
+        whole = bytes(data)
+        short = self._disk.begin("write")
+        written = whole[: len(whole) // 2] if short else whole
+        super().xWrite(written, offset)
+        self._note(Done("write", self._file or 0, offset=offset, data=written))
+        if short:
+            raise apsw.FullError("the disk is full, and was not quite")
+
+    def xTruncate(self, newsize: int) -> None:  # noqa: N802
+        self._disk.begin("truncate")
+        super().xTruncate(newsize)
+        self._note(Done("truncate", self._file or 0, offset=newsize))
+
+    def xSync(self, flags: int) -> None:  # noqa: N802
+        self._disk.begin("sync")
+        self._note(Done("sync", self._file or 0))
+        if self._syncs_names:
+            self._note(Done("sync names"))
+            self._syncs_names = False
+
+    def xFileSize(self) -> int:  # noqa: N802
+        self._disk.begin("size")
+        return super().xFileSize()
+
+    def xLock(self, level: int) -> None:  # noqa: N802
+        self._disk.begin("lock")
+        super().xLock(level)
