@@ -232,14 +232,60 @@ def test_every_public_name_states_its_promise():
     assert [name for name in keepstep.__all__ if not documented(getattr(keepstep, name))] == []
 
 
+def loaded_by(code: str) -> set[str]:
+    """The modules that a fresh interpreter loads for a piece of code, beyond those that it always has."""
+
+    def modules(said: str) -> set[str]:
+        script = f"import sys\n{said}\nprint(*sys.modules)"
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        return set(done.stdout.splitlines()[-1].split())
+
+    return modules(code) - modules("")
+
+
 def test_the_package_loads_without_what_is_slow_or_optional():
     slow = {"rich", "click", "pydantic", "uvloop", "psutil", "importlib.metadata"}
-    script = "import sys, keepstep; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
-    bare = subprocess.run(
-        [sys.executable, "-c", "import sys; print(*sys.modules)"], capture_output=True, text=True, check=True
-    ).stdout.split()
-    assert slow & (set(loaded) - set(bare)) == set()
+    everything = loaded_by("from keepstep import *")
+    assert "keepstep.engine.engine" in everything
+    assert slow & everything == set()
+
+
+def test_importing_the_package_loads_nothing_of_it():
+    assert {name for name in loaded_by("import keepstep") if part_of(name) in LEVEL} == {"keepstep"}
+
+
+def test_help_loads_no_command():
+    loaded = loaded_by("from keepstep.cli import main; main(['--help'])")
+    ours = {name for name in loaded if name.startswith("keepstep.")}
+    assert ours == {"keepstep.cli", "keepstep.cli.exits", "keepstep.cli.frame", "keepstep.errors"}
+    assert {"asyncio", "rich", "apsw", "msgspec"} & loaded == set()
+
+
+def test_a_name_is_loaded_from_where_type_checkers_see_it():
+    seen = {
+        (alias.name, node.module)
+        for block in TREES[PACKAGE].body
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "_TYPE_CHECKING"
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert seen == set(keepstep._HOME.items())
+    assert {name for name, _ in seen} == set(keepstep.__all__) - {"__version__"}
+
+
+def test_parts_of_the_package_need_no_import_of_their_own():
+    assert {part_of(name) for name in MODULES} - {PACKAGE, "__main__"} == keepstep._PARTS
+    found = "import keepstep; print(keepstep.errors.LeaseLost, keepstep.testing, keepstep.step)"
+    assert {"keepstep.errors", "keepstep.testing"} <= loaded_by(found)
+
+
+def test_all_names_are_listed_and_no_other_is_found():
+    assert set(keepstep.__all__) | keepstep._PARTS <= set(dir(keepstep))
+    with pytest.raises(AttributeError, match="no attribute 'stepp'"):
+        _ = keepstep.stepp
+    with pytest.raises(ImportError, match="stepp"):
+        from keepstep import stepp  # noqa: F401
 
 
 # -- what every file says ----------------------------------------------------------------------------------------------

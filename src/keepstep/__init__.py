@@ -2,44 +2,87 @@
 
 from __future__ import annotations
 
-from .engine.attempt import Done, NotDone
-from .engine.blocking import open, run  # noqa: A004 - the words users know: ks.open, ks.run
-from .engine.children import continue_as, signal, start
-from .engine.engine import Engine
-from .engine.facts import idempotency_key, now, random, run_id, uuid
-from .engine.handle import RunHandle
-from .engine.notes import checkpoint, emit, patched, progress, publish
-from .engine.together import as_completed, chain, gather, map, race  # noqa: A004
-from .engine.waits import sleep, timeout, wait_for
-from .errors import (
-    AlreadyFinished,
-    DefinitionError,
-    KeepstepError,
-    NotSerializable,
-    Permanent,
-    ReplayMismatch,
-    RetryAfter,
-    RunCancelled,
-    RunConflict,
-    RunError,
-    RunFailed,
-    RunNotFound,
-    RunSetAside,
-    RunTimedOut,
-    StepError,
-    StepFailed,
-    StepInDoubt,
-    StepTimedOut,
-    StoreError,
-    StoreUnavailable,
-    TimedOut,
-)
-from .model import Checkpoint, Event, Run, RunQuery, Status
-from .policies import All, Any, Durability, Quorum, Retry, Timeout
-from .values import Redactor, Secret, register
-from .workflows.definition import Call, step, workflow
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+if _TYPE_CHECKING:
+    from .engine.attempt import Done, NotDone
+    from .engine.blocking import open, run  # noqa: A004 - the words users know: ks.open, ks.run
+    from .engine.children import continue_as, signal, start
+    from .engine.engine import Engine
+    from .engine.facts import idempotency_key, now, random, run_id, uuid
+    from .engine.handle import RunHandle
+    from .engine.notes import checkpoint, emit, patched, progress, publish
+    from .engine.together import as_completed, chain, gather, map, race  # noqa: A004
+    from .engine.waits import sleep, timeout, wait_for
+    from .errors import (
+        AlreadyFinished,
+        DefinitionError,
+        KeepstepError,
+        NotSerializable,
+        Permanent,
+        ReplayMismatch,
+        RetryAfter,
+        RunCancelled,
+        RunConflict,
+        RunError,
+        RunFailed,
+        RunNotFound,
+        RunSetAside,
+        RunTimedOut,
+        StepError,
+        StepFailed,
+        StepInDoubt,
+        StepTimedOut,
+        StoreError,
+        StoreUnavailable,
+        TimedOut,
+    )
+    from .model import Checkpoint, Event, Run, RunQuery, Status
+    from .policies import All, Any, Durability, Quorum, Retry, Timeout
+    from .values import Redactor, Secret, register
+    from .workflows.definition import Call, step, workflow
 
 __version__ = "0.1.0"
+
+#: Where each public name lives. A module is loaded when a name of it is first asked for, so that a program pays for
+#: what it uses; type checkers and editors read the imports above, which say the same.
+_HOMES = {
+    "engine.attempt": "Done NotDone",
+    "engine.blocking": "open run",
+    "engine.children": "continue_as signal start",
+    "engine.engine": "Engine",
+    "engine.facts": "idempotency_key now random run_id uuid",
+    "engine.handle": "RunHandle",
+    "engine.notes": "checkpoint emit patched progress publish",
+    "engine.together": "as_completed chain gather map race",
+    "engine.waits": "sleep timeout wait_for",
+    "errors": (
+        "AlreadyFinished DefinitionError KeepstepError NotSerializable Permanent ReplayMismatch RetryAfter "
+        "RunCancelled RunConflict RunError RunFailed RunNotFound RunSetAside RunTimedOut StepError StepFailed "
+        "StepInDoubt StepTimedOut StoreError StoreUnavailable TimedOut"
+    ),
+    "model": "Checkpoint Event Run RunQuery Status",
+    "policies": "All Any Durability Quorum Retry Timeout",
+    "values": "Redactor Secret register",
+    "workflows.definition": "Call step workflow",
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
+#: The parts of the package, which need no import of their own: `keepstep.errors.LeaseLost`.
+_PARTS = {
+    "cli",
+    "engine",
+    "errors",
+    "executors",
+    "model",
+    "observers",
+    "policies",
+    "ports",
+    "stores",
+    "testing",
+    "values",
+    "workflows",
+}
 
 __all__ = [
     "All",
@@ -109,3 +152,17 @@ __all__ = [
     "wait_for",
     "workflow",
 ]
+
+if not _TYPE_CHECKING:  # or a type checker would believe in any name
+
+    def __getattr__(name: str) -> object:
+        if name in _HOME:
+            value = getattr(_import_module(f"{__name__}.{_HOME[name]}"), name)
+            globals()[name] = value  # found at once from now on
+            return value
+        if name in _PARTS:
+            return _import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__, *_PARTS})

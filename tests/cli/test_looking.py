@@ -232,8 +232,8 @@ def test_help_names_every_command(keepstep):
 
     done = keepstep("--help")
     assert done.code == 0
-    for name in COMMANDS:
-        assert f"\n  {name} " in done.out
+    for name, (_, text) in COMMANDS.items():
+        assert f"\n  {name:<7}  {text}\n" in done.out
         told = keepstep(name, "--help")
         assert told.code == 0
         assert "--json" in told.out

@@ -13,27 +13,28 @@ from .. import __version__
 from . import exits
 from .frame import Settings, common_options
 
-#: Every command and where it lives. A new command is one new file, or function, and one line here.
+#: Every command: where it lives, and what `keepstep --help` says of it without loading it. A new command is one new
+#: file, or function, and one line here.
 COMMANDS = {
-    "demo": "demo:demo",
-    "run": "run:run",
-    "start": "run:start",
-    "worker": "worker:worker",
-    "list": "look:list_",
-    "show": "look:show",
-    "history": "look:history",
-    "watch": "watch:watch",
-    "signal": "steer:signal",
-    "approve": "steer:approve",
-    "ask": "steer:ask",
-    "pause": "steer:pause",
-    "resume": "steer:resume",
-    "cancel": "steer:cancel",
-    "retry": "steer:retry",
-    "resolve": "steer:resolve",
-    "audit": "audit:audit",
-    "doctor": "doctor:doctor",
-    "version": "version:version",
+    "demo": ("demo:demo", "See a run be killed half-way and go on."),
+    "run": ("run:run", "Run a workflow to its end and print its result."),
+    "start": ("run:start", "Create a run for a worker to drive."),
+    "worker": ("worker:worker", "Drive runs, and recover what was interrupted."),
+    "list": ("look:list_", "List runs, newest first."),
+    "show": ("look:show", "Show one run: where it stands, input, result."),
+    "history": ("look:history", "Show the timeline of a run."),
+    "watch": ("watch:watch", "Print what happens in a run, as it happens."),
+    "signal": ("steer:signal", "Send a run a durable message."),
+    "approve": ("steer:approve", "Answer a run that waits for a yes or a no."),
+    "ask": ("steer:ask", "Send a run a question and print its reply."),
+    "pause": ("steer:pause", "Stop a run at its next step boundary."),
+    "resume": ("steer:resume", "Let a paused run go on."),
+    "cancel": ("steer:cancel", "Cancel a run, for good."),
+    "retry": ("steer:retry", "Let a failed or set-aside run go on."),
+    "resolve": ("steer:resolve", "Settle an at-most-once step that is in doubt."),
+    "audit": ("audit:audit", "Show who did what to a run, and why."),
+    "doctor": ("doctor:doctor", "Examine the store, its workers and its runs."),
+    "version": ("version:version", "Print the version."),
 }
 
 
@@ -46,9 +47,13 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module, _, name = COMMANDS[cmd_name].partition(":")
+        module, _, name = COMMANDS[cmd_name][0].partition(":")
         found: click.Command = getattr(import_module(f"{__name__}.{module}"), name)
         return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, help_text) for name, (_, help_text) in COMMANDS.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

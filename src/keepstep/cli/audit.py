@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..engine.engine import Engine
 
 
-@command("audit", short_help="Show who did what to a run, and why.")
+@command("audit")
 @RUN
 @click.option("--moves", is_flag=True, help="Only what moved the run from one status to another.")
 def audit(settings: Settings, *, run_id: str, moves: bool) -> None:

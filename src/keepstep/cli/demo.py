@@ -35,7 +35,7 @@ class Effect(NamedTuple):
     step: str
 
 
-@command("demo", short_help="See a run be killed half-way and go on.")
+@command("demo")
 @click.option("--keep", is_flag=True, help="Keep the demo's folder, to look at it with other commands.")
 def demo(settings: Settings, *, keep: bool) -> int:
     """Watch a run of eight steps be killed half-way, go on in a new process, and repeat nothing that was finished."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 
 
-@command("doctor", short_help="Examine the store, its workers and its runs.")
+@command("doctor")
 @click.option(
     "--stale",
     type=click.FloatRange(0, min_open=True),

@@ -40,7 +40,7 @@ def tag_of(value: str) -> tuple[str, str]:
     return name, text
 
 
-@command("list", short_help="List runs, newest first.")
+@command("list")
 @click.option("--status", type=_status, multiple=True, help="Only these; 'unfinished' is all that has not ended.")
 @click.option("--workflow", metavar="NAME", help="Only runs of this workflow.")
 @click.option("--parent", metavar="RUN", help="Only children of this run.")
@@ -108,7 +108,7 @@ def _row(run: Run) -> tuple[str, ...]:
 # -- show --------------------------------------------------------------------------------------------------------------
 
 
-@command("show", short_help="Show one run: where it stands, input, result.")
+@command("show")
 @RUN
 @click.option("--traceback", is_flag=True, help="With the whole traceback of its error.")
 def show(settings: Settings, *, run_id: str, traceback: bool) -> None:
@@ -185,7 +185,7 @@ def _hints(run: Run) -> list[str]:
 # -- history -----------------------------------------------------------------------------------------------------------
 
 
-@command("history", short_help="Show the timeline of a run.")
+@command("history")
 @RUN
 @click.option("--failed", is_flag=True, help="Only what failed.")
 @click.option("--values", is_flag=True, help="With the whole of each result, and tracebacks.")

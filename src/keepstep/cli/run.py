@@ -61,7 +61,7 @@ _EPILOG = (
 # -- run ---------------------------------------------------------------------------------------------------------------
 
 
-@command("run", short_help="Run a workflow to its end and print its result.", epilog=_EPILOG)
+@command("run", epilog=_EPILOG)
 @_shared
 def run(
     settings: Settings,
@@ -255,7 +255,7 @@ class Stop:
 # -- start -------------------------------------------------------------------------------------------------------------
 
 
-@command("start", short_help="Create a run for a worker to drive.", epilog=_EPILOG)
+@command("start", epilog=_EPILOG)
 @_shared
 @click.option("--queue", default="default", metavar="NAME")
 @click.option("--priority", default=0, metavar="N", help="Higher comes first.")

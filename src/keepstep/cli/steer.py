@@ -20,7 +20,7 @@ LOOK_SECONDS = 2.0
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 
-@command("signal", short_help="Send a run a durable message.")
+@command("signal")
 @RUN
 @click.argument("name")
 @click.argument("payload", required=False, metavar="[JSON]")
@@ -45,7 +45,7 @@ def signal(settings: Settings, *, run_id: str, name: str, payload: str | None, s
     settings.answer({"run": run_id, "signal": name, "sent": True}, f"sent {name} to {run_id}{alone}")
 
 
-@command("approve", short_help="Answer a run that waits for a yes or a no.")
+@command("approve")
 @RUN
 @click.argument("name", required=False)
 @click.option("--deny", is_flag=True, help="Send false instead of true.")
@@ -107,7 +107,7 @@ def _the_one(run: Run) -> str:
     )
 
 
-@command("ask", short_help="Send a run a question and print its reply.")
+@command("ask")
 @RUN
 @click.argument("name")
 @click.argument("payload", required=False, metavar="[JSON]")
@@ -131,7 +131,7 @@ def ask(settings: Settings, *, run_id: str, name: str, payload: str | None, time
 # -- stopping and going on ---------------------------------------------------------------------------------------------
 
 
-@command("pause", short_help="Stop a run at its next step boundary.")
+@command("pause")
 @RUN
 @REASON
 def pause(settings: Settings, *, run_id: str, reason: str) -> None:
@@ -147,7 +147,7 @@ def pause(settings: Settings, *, run_id: str, reason: str) -> None:
     settings.answer({"run": run_id, "asked": "pause"}, told)
 
 
-@command("resume", short_help="Let a paused run go on.")
+@command("resume")
 @RUN
 @REASON
 def resume(settings: Settings, *, run_id: str, reason: str) -> None:
@@ -174,7 +174,7 @@ def _must_be_driven(run: Run, participle: str) -> None:
         )
 
 
-@command("cancel", short_help="Cancel a run, for good.")
+@command("cancel")
 @RUN
 @REASON
 @click.option(
@@ -207,7 +207,7 @@ def cancel(settings: Settings, *, run_id: str, reason: str, force: bool) -> None
         )
 
 
-@command("retry", short_help="Let a failed or set-aside run go on.")
+@command("retry")
 @RUN
 @REASON
 def retry(settings: Settings, *, run_id: str, reason: str) -> None:
@@ -224,7 +224,7 @@ def retry(settings: Settings, *, run_id: str, reason: str) -> None:
 # -- at most once ------------------------------------------------------------------------------------------------------
 
 
-@command("resolve", short_help="Settle an at-most-once step that is in doubt.")
+@command("resolve")
 @RUN
 @click.argument("step")
 @click.option("--result", metavar="JSON", help="It happened, with this result.")

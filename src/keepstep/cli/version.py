@@ -7,7 +7,7 @@ import platform
 from .frame import Settings, command
 
 
-@command("version", short_help="Print the version.")
+@command("version")
 def version(settings: Settings) -> None:
     """Print the version of Keepstep, Python and SQLite."""
     import apsw

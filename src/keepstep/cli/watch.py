@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..model import Event, Status
 
 
-@command("watch", short_help="Print what happens in a run, as it happens.")
+@command("watch")
 @RUN
 @click.option("--after", type=click.IntRange(0), default=0, metavar="SEQ", help="Only what was recorded after this.")
 def watch(settings: Settings, *, run_id: str, after: int) -> int:

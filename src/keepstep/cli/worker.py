@@ -22,7 +22,7 @@ STOP_SECONDS = 20.0
 IDLE_SECONDS = 0.5
 
 
-@command("worker", short_help="Drive runs, and recover what was interrupted.")
+@command("worker")
 @click.argument("targets", nargs=-1, required=True, metavar="FILE.py|MODULE[:WORKFLOW]...")
 @click.option("--max-runs", type=click.IntRange(1), default=1000, show_default=True, help="Runs driven at once.")
 @click.option(
