@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -95,6 +96,23 @@ def test_history_tells_attempts_durations_and_failures(keepstep):
     ]
     assert len(keepstep("history", "bad-1", "--failed", "--json").json["checkpoints"]) == 3
     assert len(keepstep("history", "bad-1", "--limit", "1", "--json").json["checkpoints"]) == 1
+    assert keepstep("history", "bad-1", "--limit", "1").out.endswith(
+        "\nbad-1: failed, 0 steps completed, 2 attempts failed\n"
+    )
+
+
+@pytest.mark.usefixtures("three")
+@pytest.mark.parametrize(
+    "words, end",
+    [
+        (["bad-1", "--failed"], "\n\nbad-1: failed, 2 attempts failed\n"),
+        (["done-1", "--failed"], "done-1: completed, nothing has failed\n"),
+        (["new-1"], "new-1: queued, nothing is recorded yet; waits for a worker\n"),
+        (["new-1", "--failed"], "new-1: queued, nothing has failed; waits for a worker\n"),
+    ],
+)
+def test_history_ends_with_the_run_in_a_sentence(keepstep, words, end):
+    assert keepstep("history", *words).out.endswith(end)
 
 
 @pytest.mark.usefixtures("three")
@@ -195,6 +213,72 @@ def test_a_file_that_is_no_database_is_told(keepstep, folder):
     done = keepstep("list", "--store", "notes.txt")
     assert done.code == 6
     assert "no SQLite database" in done.err
+
+
+@pytest.mark.parametrize("words", [["list"], ["show", "x"], ["doctor"]], ids=" ".join)
+def test_an_empty_file_is_no_store_and_stays_empty(keepstep, folder, words):
+    (folder / "empty.db").touch()
+    done = keepstep(*words, "--store", "empty.db")
+    assert done.code == 6
+    assert "there is no store at empty.db: the file is empty" in done.err
+    assert (folder / "empty.db").read_bytes() == b""
+
+
+def damaged(folder, statement):
+    """The store of this folder, changed by a statement, as its path."""
+    import apsw
+
+    with contextlib.closing(apsw.Connection(str(folder / ".keepstep" / "runs.db"))) as database:
+        database.execute(statement)
+
+
+@pytest.mark.usefixtures("three")
+@pytest.mark.parametrize(
+    "statement, said",
+    [
+        ("UPDATE keepstep_meta SET value = '99' WHERE name = 'schema'", "written by a newer Keepstep"),
+        ("UPDATE keepstep_meta SET value = 'x' WHERE name = 'schema'", "its schema is 'x', which no Keepstep wrote"),
+        ("DROP TABLE keepstep_head", "no whole Keepstep store (no such table: keepstep_head)"),
+    ],
+)
+def test_a_store_that_cannot_be_this_ones_is_told(keepstep, folder, statement, said):
+    damaged(folder, statement)
+    for words in (["list"], ["show", "new-1"]):
+        done = keepstep(*words)
+        assert done.code == 6
+        assert said in done.err
+    done = keepstep("doctor")
+    assert done.code in (1, 6)
+    assert said in done.out + done.err
+
+
+def test_a_folder_is_no_store(keepstep, folder):
+    (folder / "dir.db").mkdir()
+    done = keepstep("list", "--store", "dir.db")
+    assert done.code == 6
+    assert "it is a folder" in done.err
+
+
+@pytest.mark.usefixtures("three")
+@pytest.mark.parametrize(
+    "words, name",
+    [
+        (["list", "--nope"], "usage"),
+        (["show", "nobody"], "not-found"),
+        (["list", "--store", "none.db"], "store"),
+        (["retry", "done-1"], "conflict"),
+        (["ask", "new-1", "go", "--timeout", "0.05"], "timed-out"),
+    ],
+)
+def test_an_error_as_json_has_a_name_that_stays(keepstep, words, name):
+    from keepstep.cli import exits
+
+    done = keepstep(*words, "--json")
+    told = json.loads(done.err)
+    assert list(told) == ["error", "message", "hint", "exit"]
+    assert (told["error"], told["exit"]) == (name, done.code)
+    assert exits.NAMES[done.code] == name
+    assert told["message"]
 
 
 def test_an_unknown_kind_of_store_is_a_usage_error(keepstep):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from keepstep.engine.handle import actor
 from tests.cli.test_runs import wait_for
 
 
@@ -59,6 +60,26 @@ def test_approve_of_a_run_that_does_not_wait_says_so(keepstep):
     assert keepstep("show", "a", "--json").json["result"] == "yes"
 
 
+@pytest.mark.usefixtures("worker")
+@pytest.mark.parametrize("command", ["signal", "approve"])
+def test_a_signal_that_the_run_does_not_wait_for_promises_nothing(keepstep, status, command):
+    waiting(keepstep, status, "approval", "a")
+    done = keepstep(command, "a", "aproved")
+    assert done.code == 0
+    assert "it is kept until the run asks for it. Now it waits for signal approved" in done.out
+    assert "goes on" not in done.out
+    assert keepstep(command, "a", "again", "--json").json["awaited"] is False
+    assert keepstep(command, "a", "approved", "--json").json["awaited"] is True
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_signal_to_a_run_that_stands_says_what_lets_it_go_on(keepstep, status):
+    waiting(keepstep, status, "approval", "a")
+    keepstep("pause", "a")
+    wait_for(lambda: status("a") == "paused")
+    assert "The run is paused: keepstep resume a lets it go on" in keepstep("signal", "a", "approved").out
+
+
 @pytest.mark.parametrize("words", [["signal", "a", "go", "{x"], ["signal", "a", "ks:cancel"], ["signal", "a", "1x"]])
 def test_a_bad_signal_is_refused(keepstep, words):
     keepstep("start", "program.py:approval", "--id", "a")
@@ -79,6 +100,19 @@ def test_ask_without_a_reply_ends_with_8(keepstep):
     assert "did not reply" in done.err
 
 
+@pytest.mark.parametrize(
+    "text, quoted",
+    [("hello", "'\"hello\"'"), ("it's me", """'"it'"'"'s me"'"""), ("{x", ""), ("12.3.4", "")],
+)
+def test_text_that_is_no_json_is_shown_as_it_has_to_be_written(keepstep, text, quoted):
+    keepstep("start", "program.py:oracle", "--id", "o")
+    done = keepstep("ask", "o", "question", text)
+    assert done.code == 2
+    assert "the question is not JSON" in done.err
+    assert ("quotes of its own" in done.err) == bool(quoted)
+    assert quoted in done.err
+
+
 @pytest.mark.usefixtures("worker")
 def test_pause_and_resume(keepstep, status):
     waiting(keepstep, status, "approval", "a")
@@ -97,6 +131,8 @@ def test_cancel_reaches_a_step_that_hangs(keepstep, folder):
     assert keepstep("cancel", "s", "--force").code == 7  # its worker lives: it is asked, not robbed
     assert keepstep("cancel", "s").code == 0
     assert keepstep("watch", "s").code == 4
+    assert f"by {actor()} at " in keepstep("show", "s").out
+    assert ", without a reason\n" in keepstep("show", "s").out
     assert keepstep("cancel", "s").code == 7
     assert keepstep("run", "program.py:stuck", "--id", "s").code == 4
 
@@ -105,12 +141,27 @@ def test_cancel_says_when_nobody_is_there_to_do_it_and_force_does(keepstep, stat
     keepstep("start", "program.py:approval", "--id", "a")
     asked = keepstep("cancel", "a")
     assert asked.code == 0
-    assert "--force" in asked.err
+    assert "end it without its clean-up: keepstep cancel a --force" in asked.err
     assert status("a") == "queued"
     assert keepstep("cancel", "a", "--force", "--reason", "nobody left").code == 0
     assert status("a") == "cancelled"
     assert "nobody left" in keepstep("audit", "a").out
+    assert ": nobody left\n" in keepstep("show", "a").out
+    told = keepstep("show", "a", "--json").json["cancelled"]
+    assert (told["by"], told["reason"]) == (actor(), "nobody left")
     assert keepstep("doctor", "--json").json["workers"] == []
+
+
+def test_what_a_hint_shows_can_be_pasted(keepstep):
+    keepstep("run", "program.py:call", "--id", "it's $HOME; ls")
+    quoted = """'it'"'"'s $HOME; ls'"""
+    assert f"keepstep retry {quoted}\n" in keepstep("show", "it's $HOME; ls").out
+    assert f"(keepstep history {quoted})" in keepstep("show", "it's $HOME; ls").out
+    assert f"keepstep retry {quoted} lets it go on" in keepstep("run", "program.py:call", "--id", "it's $HOME; ls").err
+    keepstep("start", "program.py:approval", "--id", "a b")
+    assert "keepstep approve 'a b' NAME" in keepstep("approve", "a b").err
+    assert "keepstep cancel 'a b' --force" in keepstep("cancel", "a b").err
+    assert "keepstep resume 'a b'" in keepstep("pause", "a b").out
 
 
 def test_retry_of_a_run_that_has_not_failed_ends_with_7(keepstep):
@@ -130,7 +181,7 @@ def test_resolve_settles_a_step_in_doubt(keepstep, spawn, status, folder):
     first.wait()
     spawn("worker", "program.py")
     wait_for(lambda: status("p") == "waiting")
-    assert "keepstep resolve p pay#1" in keepstep("show", "p").out
+    assert "keepstep resolve p pay --result" in keepstep("show", "p").out
     assert keepstep("doctor").code == 0
     assert "pay#1" in keepstep("doctor").out
     assert keepstep("resolve", "p", "pay").code == 2

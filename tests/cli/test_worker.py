@@ -131,3 +131,30 @@ def test_a_damaged_store_ends_with_1(keepstep, folder):
         or "head names" in done.out
         or "corrupt" in keepstep("doctor", "--deep", "--json").out
     )
+
+
+GUARDED = """
+import keepstep as ks
+
+
+@ks.step
+async def look(at): ...
+
+
+@ks.workflow
+async def guarded():
+    await look("left")
+    await ks.wait_for("go")
+"""
+
+
+def test_a_worker_tells_once_that_a_run_is_set_aside(keepstep, folder, caplog):
+    (folder / "guard.py").write_text(GUARDED, encoding="utf-8")
+    keepstep("start", "guard.py", "--id", "g")
+    keepstep("worker", "guard.py", "--until-idle")
+    (folder / "guard.py").write_text(GUARDED.replace("left", "right!"), encoding="utf-8")
+    keepstep("signal", "g", "go")
+    done = keepstep("worker", "guard.py", "--until-idle")
+    said = [*done.err.splitlines(), *caplog.messages]
+    assert len([line for line in said if "set aside" in line]) == 1
+    assert "look#1" in done.err

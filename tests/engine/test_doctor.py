@@ -305,7 +305,7 @@ async def test_a_step_in_doubt_is_told(world):
     fresh = await world.crash_and_recover(dead)
     await until_status(await fresh.get("r"), "waiting")
     told = finding(await examine(fresh), "in-doubt")
-    assert "keepstep resolve r pay#1" in told.advice
+    assert "keepstep resolve r pay --result" in told.advice
     await fresh.close()
 
 

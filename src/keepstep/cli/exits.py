@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -39,6 +40,20 @@ CONFLICT = 7  # the run has ended already, its id is taken, or someone else was 
 TIMED_OUT = 8  # no answer within the time given
 INTERNAL = 70  # a defect of Keepstep
 INTERRUPTED = 130
+
+#: What a program reads with --json: one word for each exit code, which stays as it is when a sentence is improved.
+NAMES = {
+    FAILED: "failed",
+    USAGE: "usage",
+    NOT_FOUND: "not-found",
+    CANCELLED: "cancelled",
+    SET_ASIDE: "set-aside",
+    STORE: "store",
+    CONFLICT: "conflict",
+    TIMED_OUT: "timed-out",
+    INTERNAL: "internal",
+    INTERRUPTED: "interrupted",
+}
 
 _CODES: tuple[tuple[type[KeepstepError], int], ...] = (
     (RunNotFound, NOT_FOUND),
@@ -89,8 +104,8 @@ def told(error: BaseException, settings: Settings) -> int:
         traceback.print_exception(error)
     message, hint = _words(error, code)
     if settings.json:
-        body: dict[str, Any] = {"error": type(error).__name__, "message": message, "exit": code}
-        click.echo(json.dumps(body | ({"hint": hint} if hint else {}), ensure_ascii=False), err=True)
+        body = {"error": NAMES[code], "message": message, "hint": hint, "exit": code}
+        click.echo(json.dumps(body, ensure_ascii=False), err=True)
         return code
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is not None:
@@ -116,10 +131,16 @@ def _words(error: BaseException, code: int) -> tuple[str, str]:
         return f"something unexpected happened: {about}", "run it again with --debug for the whole traceback"
     hint = ""
     if isinstance(error, (RunFailed, RunSetAside)):
-        hint = f"keepstep history {error.run_id} shows what happened\nkeepstep retry {error.run_id} lets it go on"
+        hint = f"{line('history', error.run_id)} shows what happened\n{line('retry', error.run_id)} lets it go on"
     if isinstance(error, RunConflict) and error.existing is not None:
-        hint = f"keepstep show {error.run_id} shows it\nkeepstep run WORKFLOW --id {error.run_id} goes on with it"
+        again = line("run", "WORKFLOW", "--id", error.run_id)
+        hint = f"{line('show', error.run_id)} shows it\n{again} goes on with it"
     return str(error).replace("keepstep.errors.", ""), hint
+
+
+def line(*words: str) -> str:
+    """A command that can be pasted: what a shell would read in its own way is quoted."""
+    return shlex.join(("keepstep", *words))
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

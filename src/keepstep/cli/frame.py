@@ -55,11 +55,12 @@ class Settings:
 
     def _check(self, *, create: bool) -> None:
         path = _path_of(self.store)
-        if path is None or path.exists():
+        empty = path is not None and path.is_file() and path.stat().st_size == 0
+        if path is None or (path.exists() and not empty):
             return
         if not create:
             raise exits.Refused(
-                f"there is no store at {self.store}",
+                f"there is no store at {self.store}" + (": the file is empty" if empty else ""),
                 "name another with --store or KEEPSTEP_STORE, or make this one with `keepstep run` or `start`",
                 exits.STORE,
             )

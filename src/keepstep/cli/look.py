@@ -12,6 +12,7 @@ from .frame import RUN, Settings, command, find, shown_url
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from ..engine.audit import AuditEntry
     from ..engine.engine import Engine
     from ..model import Checkpoint, Run
 
@@ -115,7 +116,7 @@ def show(settings: Settings, *, run_id: str, traceback: bool) -> None:
     """Show one run: where it stands, its input and its result."""
     from . import words
 
-    async def look(engine: Engine) -> tuple[Run, dict[str, Any], str]:
+    async def look(engine: Engine) -> tuple[Run, dict[str, Any], str, AuditEntry | None]:
         handle = await find(engine, run_id)
         run = await handle.run()
         workers = {worker.id: worker for worker in await engine.call(engine.store.list_workers)}
@@ -123,14 +124,28 @@ def show(settings: Settings, *, run_id: str, traceback: bool) -> None:
         name = run.worker or ""
         if owner is not None:
             name = words.worker_name(owner) + ("" if owner.alive else ", which is dead")
-        return run, {key: words.plain(value) for key, value in (await handle.published_raw()).items()}, name
+        published = {key: words.plain(value) for key, value in (await handle.published_raw()).items()}
+        return run, published, name, await _cancel(engine, run)
 
-    run, published, worker = settings.talk(look)
+    run, published, worker, cancel = settings.talk(look)
     value = words.run_as_json(run, whole=True) | {"published": published}
-    settings.answer(value, lambda: _shown(run, published, worker, traceback=traceback))
+    if cancel is not None:
+        value["cancelled"] = {"by": cancel.actor, "reason": cancel.reason, "at": words.iso(cancel.at)}
+    settings.answer(value, lambda: _shown(run, published, worker, cancel, traceback=traceback))
 
 
-def _shown(run: Run, published: dict[str, Any], worker: str, *, traceback: bool) -> str:
+async def _cancel(engine: Engine, run: Run) -> AuditEntry | None:
+    """Who cancelled a run, when and why: the entry that ended it."""
+    from ..engine.audit import audit, transitions
+    from ..model import Status
+
+    if run.status is not Status.CANCELLED:
+        return None
+    ends = [entry for entry in transitions(await audit(engine, run.id)) if entry.after is Status.CANCELLED]
+    return ends[-1] if ends else None
+
+
+def _shown(run: Run, published: dict[str, Any], worker: str, cancel: AuditEntry | None, *, traceback: bool) -> str:
     from ..model import FINISHED
     from . import words
 
@@ -145,12 +160,13 @@ def _shown(run: Run, published: dict[str, Any], worker: str, *, traceback: bool)
         ("run", words.one_line(run.id)),
         ("workflow", f"{words.one_line(run.workflow)} (version {words.one_line(run.version)})"),
         ("status", words.coloured(run.status) + (f" after {took}" if ended else "")),
+        ("cancelled", words.one_line(_who_cancelled(cancel)) if cancel is not None else ""),
         ("waits for", words.one_line(words.waits_for(run))),
         ("created", f"{words.local(run.created_at)} ({words.ago(run.created_at)})"),
         ("updated", f"{words.local(run.updated_at)} ({words.ago(run.updated_at)})"),
         ("deadline", f"{words.local(run.deadline_at)} ({words.ago(run.deadline_at)})" if run.deadline_at else ""),
         ("worker", words.one_line(worker)),
-        ("records", f"{run.seq} (keepstep history {run.id})"),
+        ("records", f"{run.seq} ({exits.line('history', run.id)})"),
         ("recoveries", str(run.recoveries) if run.recoveries else ""),
         ("parent", words.one_line(run.parent or "")),
         ("continued as", words.one_line(run.continued_as or "")),
@@ -166,17 +182,26 @@ def _shown(run: Run, published: dict[str, Any], worker: str, *, traceback: bool)
     return words.facts(pairs) + ("\n\n" + "\n".join(hints) if hints else "")
 
 
+def _who_cancelled(cancel: AuditEntry) -> str:
+    from . import words
+
+    why = f": {cancel.reason}" if cancel.reason else ", without a reason"
+    return f"by {cancel.actor} at {words.local(cancel.at)}{why}"
+
+
 def _hints(run: Run) -> list[str]:
     """What can be done now."""
     from ..model import Status
     from . import words
 
-    hints = [f"keepstep approve {run.id} {name}" for name in words.awaited(run) if words.waits_for(run) != "a worker"]
-    hints += [f"keepstep resolve {run.id} {step} --result JSON | --failed | --again" for step in words.in_doubt(run)]
+    line = exits.line
+    hints = [line("approve", run.id, name) for name in words.awaited(run) if words.waits_for(run) != "a worker"]
+    doubted = [line("resolve", run.id, words.step_name(step)) for step in words.in_doubt(run)]
+    hints += [f"{settle} --result JSON | --failed | --again" for settle in doubted]
     if run.status is Status.PAUSED:
-        hints.append(f"keepstep resume {run.id}")
+        hints.append(line("resume", run.id))
     if run.status in (Status.FAILED, Status.SET_ASIDE):
-        hints.append(f"keepstep retry {run.id}")
+        hints.append(line("retry", run.id))
     if words.waits_for(run) == "a worker":
         hints.append("keepstep worker FILE.py    (a process that drives it, if none is there)")
     return hints
@@ -187,7 +212,7 @@ def _hints(run: Run) -> list[str]:
 
 @command("history")
 @RUN
-@click.option("--failed", is_flag=True, help="Only what failed.")
+@click.option("--failed", is_flag=True, help="Only attempts that failed, and errors that ended the run.")
 @click.option("--values", is_flag=True, help="With the whole of each result, and tracebacks.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the last N records.")
 def history(settings: Settings, *, run_id: str, failed: bool, values: bool, limit: int | None) -> None:
@@ -200,17 +225,16 @@ def history(settings: Settings, *, run_id: str, failed: bool, values: bool, limi
 
     run, found = settings.talk(look)
     shown = found[-limit:] if limit else found
+    summary = _summary(run, found, failed=failed)
     settings.answer(
         {"run": run.id, "status": run.status.value, "checkpoints": [words.checkpoint_as_json(one) for one in shown]},
-        lambda: _timeline(run, shown, values=values),
+        lambda: _timeline(run, shown, values=values) + summary,
     )
 
 
 def _timeline(run: Run, shown: list[Checkpoint], *, values: bool) -> str:
     from . import words
 
-    if not shown:
-        return f"nothing is recorded yet: the run is {run.status.value}"
     rows = [
         (
             str(one.seq),
@@ -222,13 +246,24 @@ def _timeline(run: Run, shown: list[Checkpoint], *, values: bool) -> str:
         )
         for one in shown
     ]
-    steps = sum(1 for one in shown if one.kind == "step completed")
-    failures = sum(1 for one in shown if one.kind == "step failed")
-    end = f"{run.id}: {words.coloured(run.status)}, {words.count(steps, 'step')} completed"
-    end += f", {words.count(failures, 'attempt')} failed" if failures else ""
+    return words.table(("SEQ", "AFTER", "WHAT", "STEP", "TOOK", ""), rows, cut=not values) + "\n\n" if rows else ""
+
+
+def _summary(run: Run, found: list[Checkpoint], *, failed: bool) -> str:
+    """The run in a sentence: how it stands, and how much of it there is."""
+    from . import words
+
+    steps = sum(1 for one in found if one.kind == "step completed")
+    failures = sum(1 for one in found if one.kind == "step failed")
+    parts = [words.coloured(run.status)]
+    if not found:
+        parts.append("nothing has failed" if failed else "nothing is recorded yet")
+    elif not failed:
+        parts.append(f"{words.count(steps, 'step')} completed")
+    if failures:
+        parts.append(f"{words.count(failures, 'attempt')} failed")
     waits = words.waits_for(run)
-    end += f"; waits for {waits}" if waits else ""
-    return words.table(("SEQ", "AFTER", "WHAT", "STEP", "TOOK", ""), rows, cut=not values) + "\n\n" + end
+    return f"{words.one_line(run.id)}: {', '.join(parts)}" + (f"; waits for {waits}" if waits else "")
 
 
 def _offset(start: datetime, at: datetime) -> str:

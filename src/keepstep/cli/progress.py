@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import click
 
 from . import words
+from .exits import line
 
 if TYPE_CHECKING:
     from ..model import Event, Run
@@ -19,7 +20,7 @@ _SILENT = frozenset({"published", "emitted", "decision", "patch", "reply", "toke
 
 #: The signals by which a person steers a run, in words.
 _CONTROL = {
-    "ks:pause": "paused by a person: keepstep resume {}",
+    "ks:pause": "paused by a person: {}",
     "ks:resume": "resumed by a person",
     "ks:cancel": "cancelled by a person",
 }
@@ -86,11 +87,14 @@ class Lines:
             self.say("done", f"{step}", event.run, "green")
         elif event.name == "signal.received":
             said = _CONTROL.get(event.step) or f"signal received: {step.removeprefix('wait_for:')}"
-            self.say("note", said.format(event.run), event.run, "cyan")
+            self.say("note", said.format(line("resume", event.run)), event.run, "cyan")
         elif event.name == "child" and self._steps:
             self.say("note", f"child {step}", event.run, "cyan")
         elif event.name == "step.in_doubt":
-            self.say("waiting", f"{step} is in doubt: keepstep resolve {event.run} {event.step}", event.run, "magenta")
+            settle = line("resolve", event.run, words.step_name(event.step))
+            self.say(
+                "waiting", f"{step} is in doubt: {settle} --result JSON | --failed | --again", event.run, "magenta"
+            )
         elif event.run == self.run or (event.name == "run.started" and "outcome" in event.data):
             return  # how it ends is told by whoever waits for it; its first record says again that it has started
         elif event.name in ("run.failed", "run.set aside", "run.halted", "lease.lost"):
@@ -106,7 +110,7 @@ class Lines:
         waits = words.waits_for(run)
         self.say("waiting", f"waits for {waits}" if waits else run.status.value, run.id, "blue")
         for name in words.awaited(run):
-            self.plain(f"    keepstep approve {run.id} {name}")
+            self.plain(f"    {line('approve', run.id, name)}")
 
     def say(self, mark: str, text: str, run: str = "", colour: str | None = None) -> None:
         whose = f"{words.one_line(run)}  " if run and run != self.run else ""

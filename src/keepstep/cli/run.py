@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import os
-import shlex
 import signal
 import sys
 from contextlib import redirect_stdout, suppress
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import click
 
 from . import exits
-from .frame import Settings, command, shown_url, unattended
+from .frame import DEFAULT_STORE, Settings, command, shown_url, unattended
 from .look import tag_of
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ def run(
     from .target import load_workflow
 
     workflow = load_workflow(target, debug=settings.debug)
-    logging.getLogger("keepstep").addFilter(_not_twice)
+    logging.getLogger("keepstep").addFilter(not_twice)
     options = {"run_id": run_id, "tags": dict(tag), "deadline": deadline}
     driven = _Driven(settings, workflow, target, options, words=words, text=text)
     with redirect_stdout(sys.stderr):  # what the workflow prints is no part of its result
@@ -88,7 +87,7 @@ def run(
     return driven.conclude() if driven.ended is not None else code
 
 
-def _not_twice(record: logging.LogRecord) -> bool:
+def not_twice(record: logging.LogRecord) -> bool:
     """What is told as a line of progress, or as the end of the run, is not logged beside it."""
     return " is set aside: " not in str(record.msg) % (record.args or ())
 
@@ -184,8 +183,8 @@ class _Driven:
         lines.plain(f"stopping: a step that is under way has {STOP_SECONDS:g} s to finish (Ctrl-C again: at once)")
         await engine.close(STOP_SECONDS)
         lines.stop()
-        store = "" if self.settings.store == ".keepstep/runs.db" else f" --store {shlex.quote(self.settings.store)}"
-        again = f"keepstep run {shlex.quote(self.target)} --id {handle.id}{store}"
+        store = [] if self.settings.store == DEFAULT_STORE else ["--store", self.settings.store]
+        again = exits.line("run", self.target, "--id", handle.id, *store)
         if self.settings.json:
             click.echo(json.dumps({"run": handle.id, "status": "interrupted", "again": again}), file=sys.__stdout__)
         lines.plain(f"run {handle.id} is not finished; nothing that it finished is lost. It goes on with\n  {again}")
@@ -300,4 +299,4 @@ def start(
     settings.answer({"run": started, "workflow": workflow.name, "status": status}, started)
     if not known and not settings.json and status == "queued":
         where = target.rpartition(":")[0] or target
-        click.echo(f"no worker drives {workflow.name!r} yet: keepstep worker {shlex.quote(where)}", err=True)
+        click.echo(f"no worker drives {workflow.name!r} yet: {exits.line('worker', where)}", err=True)

@@ -36,13 +36,15 @@ def signal(settings: Settings, *, run_id: str, name: str, payload: str | None, s
 
     value = True if payload is None else read_json(payload, "the payload")
 
-    async def send(engine: Engine) -> str:
+    async def send(engine: Engine) -> tuple[bool | None, str]:
         handle = await find(engine, run_id)
+        before = await handle.run()
         await handle.signal(name, value, id=signal_id)
-        return await _alone(engine, run_id)
+        return await _prospect(engine, before, name)
 
-    alone = settings.talk(send)
-    settings.answer({"run": run_id, "signal": name, "sent": True}, f"sent {name} to {run_id}{alone}")
+    awaited, prospect = settings.talk(send)
+    told = f"sent {name} to {run_id}{prospect}"
+    settings.answer({"run": run_id, "signal": name, "sent": True, "awaited": awaited}, told)
 
 
 @command("approve")
@@ -55,15 +57,33 @@ def approve(settings: Settings, *, run_id: str, name: str | None, deny: bool) ->
     NAME is the signal that it waits for; it may be left out if there is only one.
     """
 
-    async def send(engine: Engine) -> tuple[str, str]:
+    async def send(engine: Engine) -> tuple[str, bool | None, str]:
         handle = await find(engine, run_id)
-        chosen = name or _the_one(await _settled(engine, run_id))
+        before = await _settled(engine, run_id)
+        chosen = name or _the_one(before)
         await handle.signal(chosen, not deny)
-        return chosen, await _alone(engine, run_id)
+        return chosen, *await _prospect(engine, before, chosen)
 
-    sent, alone = settings.talk(send)
-    told = f"sent {sent}={'false' if deny else 'true'} to {run_id}{alone}"
-    settings.answer({"run": run_id, "signal": sent, "approved": not deny}, told)
+    sent, awaited, prospect = settings.talk(send)
+    told = f"sent {sent}={'false' if deny else 'true'} to {run_id}{prospect}"
+    settings.answer({"run": run_id, "signal": sent, "approved": not deny, "awaited": awaited}, told)
+
+
+async def _prospect(engine: Engine, before: Run, name: str) -> tuple[bool | None, str]:
+    """Whether the run waited for a signal when it was sent (None: it was driven), and the end of the sentence on it."""
+    from ..model import Status
+    from . import words
+
+    if before.status.active:
+        return None, ""
+    if name in words.awaited(before):
+        return True, await _alone(engine, before.id)
+    kept = "; it is kept until the run asks for it"
+    if before.status is Status.PAUSED:
+        return False, f"{kept}. The run is paused: {exits.line('resume', before.id)} lets it go on"
+    if before.status is Status.SET_ASIDE:
+        return False, f"{kept}. The run is set aside: {exits.line('retry', before.id)} lets it go on"
+    return False, f"{kept}. Now it waits for {words.one_line(words.waits_for(before))}"
 
 
 async def _alone(engine: Engine, run_id: str) -> str:
@@ -102,7 +122,7 @@ def _the_one(run: Run) -> str:
         raise exits.Refused(f"run {run.id!r} is already {run.status.value}", code=exits.CONFLICT)
     raise exits.Refused(
         f"run {run.id!r} is {run.status.value} and waits for no signal just now",
-        f"a signal may also be sent early, by its name: keepstep approve {run.id} NAME",
+        f"a signal may also be sent early, by its name: {exits.line('approve', run.id, 'NAME')}",
         exits.CONFLICT,
     )
 
@@ -143,7 +163,7 @@ def pause(settings: Settings, *, run_id: str, reason: str) -> None:
         await handle.pause(reason)
 
     settings.talk(act)
-    told = f"{run_id} pauses at its next step boundary; keepstep resume {run_id} lets it go on"
+    told = f"{run_id} pauses at its next step boundary; {exits.line('resume', run_id)} lets it go on"
     settings.answer({"run": run_id, "asked": "pause"}, told)
 
 
@@ -169,7 +189,7 @@ def _must_be_driven(run: Run, participle: str) -> None:
     if run.status is Status.SET_ASIDE:
         raise exits.Refused(
             f"run {run.id!r} is set aside and cannot be {participle}",
-            f"keepstep retry {run.id} lets it go on, keepstep cancel {run.id} ends it",
+            f"{exits.line('retry', run.id)} lets it go on, {exits.line('cancel', run.id)} ends it",
             exits.CONFLICT,
         )
 
@@ -178,12 +198,12 @@ def _must_be_driven(run: Run, participle: str) -> None:
 @RUN
 @REASON
 @click.option(
-    "--force", is_flag=True, help="End it in the store, if no worker is there to do it; no cleanup code runs."
+    "--force", is_flag=True, help="End it in the store, without its clean-up, if no worker is there to do it."
 )
 def cancel(settings: Settings, *, run_id: str, reason: str, force: bool) -> None:
     """Cancel a run: its steps, waits and children are stopped. This is final.
 
-    A worker that drives the run carries it out, with the workflow's own cleanup. A run that is set aside ends at once.
+    A worker that drives the run carries it out, with the workflow's own clean-up. A run that is set aside ends at once.
     """
     from ..engine.control import cancel_now
     from ..engine.handle import actor
@@ -202,9 +222,8 @@ def cancel(settings: Settings, *, run_id: str, reason: str, force: bool) -> None
     told = f"{run_id} is cancelled" if done else f"{run_id} is asked to stop"
     settings.answer({"run": run_id, "cancelled": done, "asked": "cancel"}, told)
     if not driven and not settings.json:
-        click.echo(
-            f"no worker drives it just now: start one, or end it with keepstep cancel {run_id} --force", err=True
-        )
+        forced = exits.line("cancel", run_id, "--force")
+        click.echo(f"no worker is there to do it: start one, or end it without its clean-up: {forced}", err=True)
 
 
 @command("retry")

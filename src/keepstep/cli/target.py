@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import json
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -209,12 +210,18 @@ def read_json(text: str, what: str) -> Any:
         return json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         near = text[max(error.pos - 10, 0) : error.pos + 10]
-        hint = f"text is written in quotes: {what} '\"{text}\"'" if text.isalnum() else ""
+        quoted = shlex.quote(json.dumps(text, ensure_ascii=False))
+        hint = f"text is written in quotes of its own, for JSON and for the shell: {quoted}" if _is_word(text) else ""
         raise exits.Refused(
             f"{what} is not JSON: {error.msg} at character {error.pos + 1}" + (f", near {near!r}" if near else ""), hint
         ) from None
     except (ValueError, RecursionError) as error:
         raise exits.Refused(f"{what} is not JSON: {error}") from None
+
+
+def _is_word(text: str) -> bool:
+    """Whether plain text may have been meant, not a list, an object or a number that went wrong."""
+    return bool(text.strip()) and text.strip()[0] not in "{[\"'-0123456789"
 
 
 def _refuse_constant(name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -77,8 +78,10 @@ async def _serve(
     settings: Settings, options: dict[str, Any], stop_seconds: float, *, until_idle: bool, quiet: bool, verbose: bool
 ) -> int:
     from .progress import Lines
-    from .run import Stop
+    from .run import Stop, not_twice
 
+    if not quiet:
+        logging.getLogger("keepstep").addFilter(not_twice)
     lines = Lines(steps=verbose, live=False)
     observers = None if quiet else lines.observe
     with Stop() as stop:

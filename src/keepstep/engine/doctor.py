@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
-from ..errors import StoreError
+from ..errors import StoreError, StoreUnavailable
 from ..model import FINISHED, Kind, Run, RunQuery, Signal, Status, WorkerInfo
 from ..model.signal import CHILD, RESERVED, RESOLVE, RESUME
 from ..ports import Send, instant
@@ -130,6 +131,8 @@ class _Doctor:
             await self.engine.call(self.engine.store.commit, [probe])
         except StoreError as error:
             advice = "a stopped process goes on with kill -CONT, or ends with kill; its runs are then recovered"
+            if not isinstance(error, StoreUnavailable):
+                advice = "restore the store from a copy"
             self.find(Severity.ERROR, "store", f"the store cannot be written: {error}", advice)
 
     def look_at_workers(self) -> None:
@@ -157,7 +160,7 @@ class _Doctor:
                 Severity.ERROR,
                 "not-leased",
                 f"run {run.id} is {run.status.value}, but nobody holds its lease",
-                f"keepstep cancel {run.id} --force ends it",
+                f"keepstep cancel {quote(run.id)} --force ends it, without its clean-up",
                 runs=[run.id],
             )
         elif run.status is Status.SET_ASIDE:
@@ -193,7 +196,7 @@ class _Doctor:
                 Severity.WARNING,
                 "stale",
                 f"run {run.id} is driven by {_name(owner)}, but has recorded nothing for {minutes:.0f} min",
-                f"keepstep history {run.id} shows its last step; keepstep cancel {run.id} stops it",
+                f"keepstep history {quote(run.id)} shows its last step; keepstep cancel {quote(run.id)} stops it",
                 runs=[run.id],
                 worker=owner.id,
             )
@@ -207,7 +210,7 @@ class _Doctor:
             Severity.WARNING,
             "set-aside",
             f"run {run.id} ({run.workflow}) is set aside: {reason}{parent}",
-            f"keepstep retry {run.id}, or keepstep cancel {run.id}",
+            f"keepstep retry {quote(run.id)}, or keepstep cancel {quote(run.id)}",
             runs=[run.id],
         )
 
@@ -231,7 +234,8 @@ class _Doctor:
                     Severity.WARNING,
                     "in-doubt",
                     f"step {step} of run {run.id} may or may not have happened, and waits for a person",
-                    f"keepstep resolve {run.id} {step} --result JSON | --failed | --again",
+                    f"keepstep resolve {quote(run.id)} {quote(step.removesuffix('#1'))} "
+                    "--result JSON | --failed | --again",
                     runs=[run.id],
                 )
             elif name.startswith(CHILD):
@@ -271,7 +275,7 @@ class _Doctor:
             Severity.ERROR,
             "stalled",
             f"run {run.id} ({run.workflow}) can never go on: {why}",
-            f"keepstep cancel {run.id} --force ends it; please report how it came to this",
+            f"keepstep cancel {quote(run.id)} --force ends it, without its clean-up; please report how it came to this",
             runs=[run.id],
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -46,6 +47,9 @@ _UNAVAILABLE = (
 #: Errors that say something about the store, not about the statement.
 OUTAGES = (*_UNAVAILABLE, apsw.FullError, apsw.CorruptError, apsw.NotADBError)
 
+#: A table or column of ours is gone. Tables of users, in transactional steps, are named otherwise.
+_LACKING = re.compile(r"no such (table|column): .*keepstep_")
+
 
 def translated(error: apsw.Error, path: str, *, committing: bool = False) -> StoreError:
     """SQLite's error as one of Keepstep's. A commit that failed while it was made durable may have happened."""
@@ -55,6 +59,8 @@ def translated(error: apsw.Error, path: str, *, committing: bool = False) -> Sto
         return CheckpointCorrupt(f"{path} is damaged: {error}; restore it, or copy out what can be read")
     if isinstance(error, _UNAVAILABLE):
         return StoreUnavailable(f"{path}: {error}", unknown=committing and isinstance(error, apsw.IOError))
+    if isinstance(error, apsw.SQLError) and _LACKING.match(str(error)):
+        return SchemaMismatch(f"{path} is no whole Keepstep store ({error}); restore it from a copy")
     return StoreError(f"{path}: {type(error).__name__}: {error}")
 
 
@@ -212,7 +218,12 @@ class Writer:
                 "choose another path; Keepstep writes only to files that it made"
             )
         rows = self.cursor.execute("SELECT value FROM keepstep_meta WHERE name = 'schema'").fetchall()
-        return int(rows[0][0]) if rows else 0
+        try:
+            return int(rows[0][0]) if rows else 0
+        except (TypeError, ValueError):
+            raise SchemaMismatch(
+                f"{self._path} says that its schema is {rows[0][0]!r}, which no Keepstep wrote; restore it from a copy"
+            ) from None
 
     def _apply_scripts(self) -> None:
         # Read again inside the transaction: another process may have been first.
