@@ -147,16 +147,16 @@ class Store(Protocol):
         """
 
     def get_run(self, run_id: str) -> Run | None:
-        """The run with its output, error and progress, or None."""
+        """The run with its output, error and progress, or None; `CheckpointCorrupt` if what is stored is damaged."""
 
     def list_runs(self, query: RunQuery) -> RunPage:
-        """One page of runs, newest first, without outputs."""
+        """One page of runs, newest first, without outputs. Damaged runs are named on it and never stop the list."""
 
     def list_checkpoints(self, run_id: str, after: int = 0, limit: int = 1000, kinds: Iterable[str] = ()) -> list[Row]:
         """Rows of a run in sequence order, those after `after`; at most `limit`, and about 4 MB."""
 
     def list_signals(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Signal]:
-        """Signals of a run in sequence order, those after `after`."""
+        """Signals of a run in sequence order, those after `after`; `CheckpointCorrupt` if one is damaged."""
 
     def news(self, worker: str, cursor: int) -> News:
         """What others wrote since `cursor` that concerns this worker; cheap enough to ask 40 times a second."""

@@ -252,6 +252,72 @@ def test_a_store_that_cannot_be_this_ones_is_told(keepstep, folder, statement, s
     assert said in done.out + done.err
 
 
+DAMAGE = {
+    "tags": "UPDATE keepstep_run SET tags = '{' WHERE id = 'new-1'",
+    "status": "UPDATE keepstep_head SET status = 'flying' WHERE run = 'new-1'",
+    "text": "UPDATE keepstep_run SET version = CAST(x'ff' AS TEXT) WHERE id = 'new-1'",
+    "head": "DELETE FROM keepstep_run WHERE id = 'new-1'",
+}
+
+
+@pytest.mark.usefixtures("three")
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_damaged_run_is_named_by_list_and_doctor(keepstep, folder, what):
+    damaged(folder, DAMAGE[what])
+    done = keepstep("list", *(["--status", "unfinished"] if what == "head" else []))
+    assert done.code == 6
+    assert "cannot be read, for their rows are damaged: new-1 (keepstep doctor tells more)" in done.err
+    told = keepstep("list", "--json", "--status", "unfinished", "--status", "failed")
+    assert (told.code, told.json["unreadable"], [run["id"] for run in told.json["runs"]]) == (6, ["new-1"], ["bad-1"])
+    doctor = keepstep("doctor", "--json")
+    assert doctor.code == 1
+    [finding] = doctor.json["findings"]
+    assert (finding["code"], finding["runs"]) == ("corrupt", ["new-1"])
+    assert "run 'new-1': " in finding["message"]
+    assert "restore the store from a copy" in finding["advice"]
+    deep = keepstep("doctor", "--deep", "--json").json["findings"]
+    assert [one["runs"] for one in deep] == [["new-1"]]
+
+
+@pytest.mark.usefixtures("three")
+def test_a_damaged_run_cannot_be_shown_and_is_told(keepstep, folder):
+    damaged(folder, DAMAGE["tags"])
+    for words in (["show", "new-1"], ["history", "new-1"], ["signal", "new-1", "go"], ["cancel", "new-1"]):
+        done = keepstep(*words)
+        assert done.code == 6
+        assert "run 'new-1': its row cannot be read" in done.err
+
+
+@pytest.mark.usefixtures("three")
+@pytest.mark.parametrize(
+    "statement, said",
+    [
+        ("UPDATE keepstep_checkpoint SET record = '{' WHERE run = 'done-1' AND seq = 2", "the record at seq 2"),
+        ("UPDATE keepstep_checkpoint SET body = 5 WHERE run = 'done-1' AND seq = 2", "the value at seq 2"),
+        ("DELETE FROM keepstep_checkpoint WHERE run = 'done-1' AND seq = 2", "seq 2"),
+        ("UPDATE keepstep_signal SET payload = '{' WHERE run = 'new-1'", "its signal 1 cannot be read"),
+        ("UPDATE keepstep_signal SET sent_at = 'x' WHERE run = 'new-1'", "its signal 1 cannot be read"),
+    ],
+)
+def test_damage_behind_a_run_is_found_by_the_doctor_when_it_looks_deep(keepstep, folder, statement, said):
+    keepstep("signal", "new-1", "early")
+    damaged(folder, statement)
+    assert keepstep("list").code == 0
+    doctor = keepstep("doctor", "--deep", "--json")
+    assert doctor.code == 1
+    [found] = [one for one in doctor.json["findings"] if one["severity"] == "error"]
+    assert said in found["message"]
+    assert found["runs"] == ["done-1" if "done-1" in statement else "new-1"]
+
+
+@pytest.mark.usefixtures("three")
+def test_a_damaged_row_of_a_worker_is_told_by_the_doctor(keepstep, folder):
+    damaged(folder, "INSERT INTO keepstep_worker VALUES ('w', 'h', 'x', 0, 0, 'b', 0, '', '{}', NULL)")
+    doctor = keepstep("doctor", "--json")
+    assert [(one["code"], one["worker"]) for one in doctor.json["findings"] if one["worker"]] == [("worker-row", "w")]
+    assert keepstep("show", "new-1").code == 0
+
+
 def test_a_folder_is_no_store(keepstep, folder):
     (folder / "dir.db").mkdir()
     done = keepstep("list", "--store", "dir.db")

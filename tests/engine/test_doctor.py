@@ -287,6 +287,29 @@ async def test_a_run_that_is_set_aside_is_told_with_its_reason(world):
         assert "keepstep retry r" in told.advice
 
 
+async def test_a_damaged_signal_sets_its_run_aside_and_nothing_is_written_of_it(world):
+    @ks.workflow
+    async def patient():
+        return await ks.wait_for("go")
+
+    async with world.engine(linger_seconds=60) as engine:
+        if engine.store.url.startswith("memory"):
+            pytest.skip("nothing in memory is damaged")
+        handle = await engine.start(patient, run_id="r")
+        await until(lambda: "r" in engine.live)
+        database = apsw.Connection(engine.store.url.removeprefix("sqlite:///"))
+        database.execute(
+            "CREATE TRIGGER spoil AFTER INSERT ON keepstep_signal BEGIN"
+            " UPDATE keepstep_signal SET payload = '{' WHERE position = new.position; END"
+        )
+        await handle.signal("go", {"a": 1})
+        await until_status(handle, "set aside")
+        database.close()
+        told = finding(await examine(engine, deep=True), "corrupt")
+        assert "its signal 1 cannot be read" in told.message
+        assert "its signal 1" in (await handle.run()).error.message
+
+
 async def test_a_step_in_doubt_is_told(world):
     began = asyncio.Event()
 

@@ -24,7 +24,7 @@ WORKERS = st.sampled_from(["w1", "w2", "w3"])
 NAMES = st.sampled_from(["go", "stop", "ks:cancel"])
 SECONDS = st.sampled_from([0.0, 0.5, 3.0, 14.0, 16.0, 100.0])
 STATUSES = st.sampled_from(list(Status))
-PAYLOADS = st.sampled_from([b"true", b'{"n":1}', b'"\xc3\xa9"', b""])
+PAYLOADS = st.sampled_from([b"true", b'{"n":1}', b'"\xc3\xa9"', b"[]"])
 MOMENTS = st.none() | st.integers(-100, 1000).map(lambda tenths: at(tenths / 10))
 WAKES = st.lists(NAMES, max_size=2, unique=True).map(tuple)
 #: Ids may only be used by the process that first used them, so a worker that comes back has a new one.

@@ -59,8 +59,8 @@ def list_(
     tag: tuple[tuple[str, str], ...],
     limit: int,
     after: str | None,
-) -> None:
-    """List runs, newest first."""
+) -> int:
+    """List runs, newest first. Exit code 6 if the rows of some are damaged; they are named."""
     from ..model import FINISHED, RunQuery, Status
     from . import words
 
@@ -81,10 +81,11 @@ def list_(
 
     with settings.reading() as store:
         page, url = store.list_runs(query), shown_url(store)
-    value = {"runs": [words.run_as_json(run) for run in page.runs], "next": page.next}
+    found = [words.run_as_json(run) for run in page.runs]
+    value = {"runs": found, "next": page.next, "unreadable": list(page.unreadable)}
 
     def text() -> str:
-        if not page.runs:
+        if not page.runs and not page.unreadable:
             chosen = any((wanted, workflow, parent, prefix, tag, after))
             return f"no runs {'like that ' if chosen else ''}in {url}"
         rows = [_row(run) for run in page.runs]
@@ -92,6 +93,12 @@ def list_(
         return shown + (f"\nmore: keepstep list --after {page.next}" if page.next else "")
 
     settings.answer(value, text)
+    if not page.unreadable:
+        return exits.OK
+    if not settings.json:
+        named = ", ".join(map(words.one_line, page.unreadable))
+        click.echo(f"cannot be read, for their rows are damaged: {named} (keepstep doctor tells more)", err=True)
+    return exits.STORE
 
 
 def _row(run: Run) -> tuple[str, ...]:

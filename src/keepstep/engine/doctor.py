@@ -12,11 +12,11 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from ..errors import StoreError, StoreUnavailable
+from ..errors import CheckpointCorrupt, SchemaMismatch, StoreError, StoreUnavailable
 from ..model import FINISHED, Kind, Run, RunQuery, Signal, Status, WorkerInfo
 from ..model.signal import CHILD, RESERVED, RESOLVE, RESUME
 from ..ports import Send, instant
-from ..stores.records import unseal
+from ..stores.records import checkpoint, unseal
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -71,31 +71,19 @@ async def examine(engine: Engine, *, stale_seconds: float = STALE_SECONDS, deep:
     doctor = _Doctor(engine, report, stale_seconds)
     await doctor.look_at_store()
     try:
-        report.workers = await engine.call(engine.store.list_workers)
-        doctor.look_at_workers()
-        async for run in _runs(engine, UNFINISHED):
+        await doctor.look_at_workers()
+        async for run in doctor.runs(UNFINISHED):
             report.runs[run.status] = report.runs.get(run.status, 0) + 1
             await doctor.look_at_run(run)
         doctor.conclude()
         if deep:
-            async for run in _runs(engine, frozenset(Status)):
+            async for run in doctor.runs(frozenset(Status)):
                 await doctor.verify(run)
     except StoreError as error:
-        doctor.find(Severity.ERROR, "store", f"the store cannot be read: {error}")
+        doctor.find(Severity.ERROR, "store", f"the store cannot be read: {error}", _RESTORE)
     order = list(Severity)
     report.findings.sort(key=lambda finding: order.index(finding.severity))
     return report
-
-
-async def _runs(engine: Engine, statuses: frozenset[Status]) -> AsyncIterator[Run]:
-    after: str | None = None
-    while True:
-        page = await engine.call(engine.store.list_runs, RunQuery(status=statuses, limit=1000, after=after))
-        for run in page.runs:
-            yield run
-        after = page.next
-        if after is None:
-            return
 
 
 class _Doctor:
@@ -109,6 +97,7 @@ class _Doctor:
         self.unknown: dict[str, list[Run]] = {}
         self.late: dict[str, list[Run]] = {}
         self.orphans: dict[str, list[Run]] = {}
+        self.unreadable: set[str] = set()
 
     def find(
         self,
@@ -132,12 +121,24 @@ class _Doctor:
         except StoreError as error:
             advice = "a stopped process goes on with kill -CONT, or ends with kill; its runs are then recovered"
             if not isinstance(error, StoreUnavailable):
-                advice = "restore the store from a copy"
+                advice = _RESTORE
             self.find(Severity.ERROR, "store", f"the store cannot be written: {error}", advice)
 
-    def look_at_workers(self) -> None:
+    async def look_at_workers(self) -> None:
+        try:
+            self.report.workers = await self.engine.call(self.engine.store.list_workers)
+        except CheckpointCorrupt as error:
+            self.find(Severity.ERROR, "store", f"the workers cannot be read: {error}", _RESTORE)
         for worker in self.report.workers:
             self.workers[worker.id] = worker
+            if worker.damage:
+                self.find(
+                    Severity.WARNING,
+                    "worker-row",
+                    f"worker {worker.id}: {worker.damage}",
+                    "a living worker mends it with its next heartbeat; if it stays, restart that worker",
+                    worker=worker.id,
+                )
             if not worker.alive:
                 continue
             self.known.update(worker.workflows)
@@ -152,7 +153,41 @@ class _Doctor:
 
     # -- one run ------------------------------------------------------------------------------------------------------
 
+    async def runs(self, statuses: frozenset[Status]) -> AsyncIterator[Run]:
+        """Runs in these statuses; those that cannot be read are told of on the way."""
+        after: str | None = None
+        while True:
+            query = RunQuery(status=statuses, limit=1000, after=after)
+            page = await self.engine.call(self.engine.store.list_runs, query)
+            for name in page.unreadable:
+                await self._unreadable(name)
+            for run in page.runs:
+                yield run
+            after = page.next
+            if after is None:
+                return
+
+    async def _unreadable(self, run_id: str) -> None:
+        if run_id in self.unreadable:
+            return
+        self.unreadable.add(run_id)
+        said = f"run {run_id!r}: of its two rows one is gone"
+        try:
+            await self.engine.read(self.engine.store.get_run, run_id)
+        except CheckpointCorrupt as error:
+            said = str(error)
+        self._corrupt(run_id, said)
+
+    def _corrupt(self, run_id: str, said: str) -> None:
+        self.find(Severity.ERROR, "corrupt", said, f"{_RESTORE}; no worker will drive the run as it is", runs=[run_id])
+
     async def look_at_run(self, run: Run) -> None:
+        try:
+            await self._look_at_run(run)
+        except CheckpointCorrupt as error:  # of this run alone: the others are looked at all the same
+            self._corrupt(run.id, str(error))
+
+    async def _look_at_run(self, run: Run) -> None:
         if run.worker is not None:
             self._leased(run)
         elif run.status in (Status.RUNNING, Status.RECOVERING):
@@ -312,26 +347,30 @@ class _Doctor:
             )
 
     async def verify(self, run: Run) -> None:
-        """Read the whole chain of a run and hold it against its head."""
-        after, previous = 0, ""
+        """Read the whole chain of a run and hold it against its head; read its signals too."""
+        after, previous, signal = 0, "", 0
         try:
             while rows := await self.engine.read(self.engine.store.list_checkpoints, run.id, after):
                 for record, checksum in unseal(rows, run.id, after, previous):
+                    checkpoint(record, checksum)
                     after, previous = record.seq, checksum
-        except StoreError as error:
-            self.find(Severity.ERROR, "corrupt", str(error), "restore the store from a copy", runs=[run.id])
+            while signals := await self.engine.read(self.engine.store.list_signals, run.id, signal):
+                signal = signals[-1].seq
+            fresh = await self.engine.read(self.engine.store.get_run, run.id)
+        except (CheckpointCorrupt, SchemaMismatch) as error:
+            self._corrupt(run.id, str(error))
             return
-        fresh = await self.engine.read(self.engine.store.get_run, run.id)
         if fresh is not None and fresh.seq == run.seq and (after, previous) != (run.seq, run.checksum):
             self.find(
                 Severity.ERROR,
                 "corrupt",
                 f"run {run.id}: its head names record {run.seq}, but its records end at {after}",
-                "restore the store from a copy",
+                _RESTORE,
                 runs=[run.id],
             )
 
 
+_RESTORE = "restore the store from a copy"
 _LATE = timedelta(seconds=LATE_SECONDS)
 #: The kinds of record that say that a signal was read.
 _READS = tuple(

@@ -14,7 +14,16 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
-from ..errors import DefinitionError, DuplicateName, KeepstepError, RunConflict, RunError, RunNotFound, StoreError
+from ..errors import (
+    CheckpointCorrupt,
+    DefinitionError,
+    DuplicateName,
+    KeepstepError,
+    RunConflict,
+    RunError,
+    RunNotFound,
+    StoreError,
+)
 from ..executors.thread import ThreadExecutor
 from ..model import Claim, Event, Kind, Lease, Run, RunPage, RunQuery, Status
 from ..model.ids import check_id, new_id, new_seed
@@ -356,7 +365,7 @@ class Engine:
         return RunHandle(self, run_id, self.workflows.get(run.workflow))
 
     async def list(self, query: RunQuery | None = None, **filters: Any) -> RunPage:
-        """One page of runs, newest first."""
+        """One page of runs, newest first. Runs whose rows are damaged are named in its `unreadable`."""
         self._must_be_open()
         if query is None:
             query = RunQuery(**{**filters, "status": _statuses(filters.get("status"))})
@@ -469,6 +478,8 @@ class Engine:
                     context.watch()
                     return
                 receive(context, page)
+        except CheckpointCorrupt as error:
+            self.runner.set_aside(context, "CheckpointCorrupt", str(error))
         except StoreError as error:
             log.warning("signals of run %s cannot be read yet: %s", context.id, error)
             self.loop.call_later(FETCH_AGAIN_SECONDS, self.fetch_signals, context, context=self.context)

@@ -40,7 +40,7 @@ class Claims:
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """A worker as its heartbeat row shows it. `leases` counts the runs it holds."""
+    """A worker as its heartbeat row shows it. `leases` counts its runs, `damage` says why it is unreadable."""
 
     id: str
     host: str = ""
@@ -51,3 +51,4 @@ class WorkerInfo:
     leases: int = 0
     workflows: tuple[str, ...] = ()
     progress: dict[str, bytes] = field(default_factory=dict)
+    damage: str = ""

@@ -27,10 +27,14 @@ class RunQuery:
 
 @dataclass(frozen=True, slots=True)
 class RunPage:
-    """One page of runs; `next` continues the list, None ends it."""
+    """One page of runs; `next` continues the list, None ends it.
+
+    `unreadable` names the runs of this page whose rows are damaged: they are not among `runs`, and not kept back.
+    """
 
     runs: tuple[Run, ...] = ()
     next: str | None = None
+    unreadable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,6 +153,15 @@ def _unpack(run: str, record: Record, body: bytes) -> bytes:
 
 def checkpoint(record: Record, checksum: str) -> Checkpoint:
     """The record as a reader sees it."""
+    try:
+        return _checkpoint(record, checksum)
+    except ValueError as error:
+        raise CheckpointCorrupt(
+            f"run {record.run!r}: the record at seq {record.seq} is not readable: {error}"
+        ) from None
+
+
+def _checkpoint(record: Record, checksum: str) -> Checkpoint:
     return Checkpoint(
         run=record.run,
         seq=record.seq,

@@ -8,18 +8,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import apsw
 import msgspec
 
-from ..errors import DefinitionError, SchemaMismatch, StoreUnavailable
+from ..errors import CheckpointCorrupt, DefinitionError, SchemaMismatch, StoreUnavailable
 from ..model import LEASE_SECONDS, Claim, Claims, Lease, News, Run, RunPage, RunQuery, Signal, Status, WorkerInfo
 from ..model.ids import check_id
 from ..ports import Advance, Answer, Change, ClaimRequest, Clock, Create, Row, SystemClock, instant
 from . import rules
 from .sqlite_claims import Found, by_name, due_runs, later_times, orphans
-from .sqlite_commit import RUN_COLUMNS, Batch, Undone, names, names_text, read_runs, run_from, seconds
+from .sqlite_commit import Batch, Undone, names, names_text, read_run, run_from, run_name, run_rows, seconds
 from .sqlite_connection import Cursor, Reader, Writer, refuse_old_sqlite, translated
 from .sqlite_liveness import WorkerLocks, abandon_in_children, network_file_system
 
@@ -47,10 +47,21 @@ _RENEW = (
     " progress = CAST(? AS TEXT), started_at = coalesce(?, started_at) WHERE id = ? AND gone_at IS NULL"
 )
 
+T = TypeVar("T")
+
 log = logging.getLogger("keepstep")
 
 _json = msgspec.json.Encoder().encode
 _progress = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_json_text = msgspec.json.Decoder(msgspec.Raw).decode
+
+#: Tags that cannot be read match any query, so that it names their run.
+_HAS_TAG = (
+    "r.tags <> '' AND CASE WHEN json_valid(r.tags) THEN"
+    " EXISTS (SELECT 1 FROM json_each(r.tags) t WHERE t.key = ? AND t.value = ?) ELSE 1 END"
+)
+_STATUSES = {status.value.encode() for status in Status}
+_NEXT_STATUS = "SELECT CAST(status AS BLOB) FROM keepstep_head WHERE status > CAST(? AS TEXT) ORDER BY status LIMIT 1"
 
 
 class _Seen(NamedTuple):
@@ -261,9 +272,11 @@ class SQLiteStore:
             old, taken = Status(one.status), one.owner is not None
             status = rules.status_when_claimed(old, taken=taken)
             cursor.execute(_CLAIM, (status, worker, int(taken and old.active), now, one.run))
-            (run,) = read_runs(cursor, one.run)
-        except (ValueError, TypeError, KeyError, OverflowError, msgspec.MsgspecError) as error:
-            log.error("run %s is set aside: its row cannot be read: %s", one.run, error)  # noqa: TRY400 - said briefly
+            run = read_run(cursor, one.run)
+            if run is None:
+                raise CheckpointCorrupt(f"run {one.run!r}: of its two rows one is gone")
+        except (ValueError, CheckpointCorrupt) as error:
+            log.error("run %s is set aside: %s", one.run, error)  # noqa: TRY400 - said briefly
             cursor.execute(_PUT_ASIDE, (one.run,))
             return None
         self._note_writers({worker})
@@ -284,8 +297,10 @@ class SQLiteStore:
         rows: list[Any] = cursor.execute("SELECT gone_at FROM keepstep_worker WHERE id = ?", (worker,)).fetchall()
         return rows != [(None,)]
 
-    def _is_alive(self, worker: str, boot: str, renewed: float) -> bool:
+    def _is_alive(self, worker: str, boot: str, renewed: Any) -> bool:
         boot_id, now = self._clock.boot()
+        if not isinstance(renewed, float):  # a damaged row says nothing: its lock does, and the next heartbeat mends it
+            return not self._locks.proves_death(worker)
         return boot == boot_id and now - renewed <= self.lease_seconds and not self._locks.proves_death(worker)
 
     def _bury(self, dead: list[str], now: float) -> None:
@@ -305,14 +320,13 @@ class SQLiteStore:
         return self._reader.read(lambda cursor: self._get(cursor, run_id))
 
     def _get(self, cursor: Cursor, run_id: str) -> Run | None:
-        found = read_runs(cursor, run_id)
-        if not found:
+        run = read_run(cursor, run_id)
+        if run is None:
             return None
-        run = found[0]
         kind = rules.outcome_kind(run.status)
         if kind is not None:
             final = cursor.execute(
-                "SELECT seq, kind, CAST(record AS BLOB), body FROM keepstep_checkpoint"
+                "SELECT seq, kind, CAST(record AS BLOB), CAST(body AS BLOB) FROM keepstep_checkpoint"
                 " WHERE run = ? AND kind = ? ORDER BY seq DESC LIMIT 1",
                 (run_id, kind),
             ).fetchall()
@@ -322,7 +336,7 @@ class SQLiteStore:
             rows = cursor.execute(
                 "SELECT CAST(progress AS BLOB) FROM keepstep_worker WHERE id = ?", (run.worker,)
             ).fetchall()
-            progress = _progress(rows[0][0]).get(run_id) if rows else None
+            progress = _progress_in(rows[0][0]).get(run_id) if rows else None
             if progress is not None:
                 run = replace(run, progress=bytes(progress))
         return run
@@ -333,24 +347,34 @@ class SQLiteStore:
     def _list(self, cursor: Cursor, query: RunQuery) -> RunPage:
         # One ordered read per status, because an index gives the order only within one.
         where, values = _conditions(query)
-        limit = max(query.limit, 0)
-        rows: list[tuple[Any, ...]] = []
-        select = f"SELECT {RUN_COLUMNS} FROM keepstep_run r JOIN keepstep_head h ON h.run = r.id WHERE {where}"
+        start, limit = rules.page_start(query), max(query.limit, 0)
+        rows: list[Sequence[Any]] = []
         if not query.status:
-            sql = f"{select} ORDER BY r.number DESC LIMIT ?"
-            rows += cursor.execute(sql, (*values, limit + 1)).fetchall()
-        for status in query.status:
-            sql = f"{select} AND h.status = ? ORDER BY h.number DESC LIMIT ?"
-            rows += cursor.execute(sql, (*values, status, limit + 1)).fetchall()
+            sql = f"FROM keepstep_run r LEFT JOIN keepstep_head h ON h.run = r.id WHERE {where}"
+            after, bound = ("", []) if start is None else (" AND r.number < ?", [start])
+            rows += run_rows(cursor, f"{sql}{after} ORDER BY r.number DESC LIMIT ?", (*values, *bound, limit + 1))
+        for status in [*query.status, *_unknown_statuses(cursor)] if query.status else ():
+            sql = f"FROM keepstep_head h LEFT JOIN keepstep_run r ON r.id = h.run WHERE {where}"
+            after, bound = ("", []) if start is None else (" AND h.number < ?", [start])
+            sql += f"{after} AND h.status = CAST(? AS TEXT) ORDER BY h.number DESC LIMIT ?"
+            rows += run_rows(cursor, sql, (*values, *bound, status, limit + 1))
         rows.sort(key=lambda row: -row[0])
         page = rows[:limit]
-        return RunPage(tuple(map(run_from, page)), str(page[-1][0]) if page and len(rows) > len(page) else None)
+        runs: list[Run] = []
+        unreadable: list[str] = []
+        for row in page:
+            try:
+                runs.append(run_from(row))
+            except CheckpointCorrupt:
+                unreadable.append(run_name(row))
+        more = str(page[-1][0]) if page and len(rows) > len(page) else None
+        return RunPage(tuple(runs), more, tuple(unreadable))
 
     def list_checkpoints(self, run_id: str, after: int = 0, limit: int = 1000, kinds: Iterable[str] = ()) -> list[Row]:
         wanted = list(kinds)
         only = f" AND kind IN ({', '.join('?' * len(wanted))})" if wanted else ""
         sql = (
-            "SELECT seq, kind, CAST(record AS BLOB), body FROM keepstep_checkpoint"
+            "SELECT seq, kind, CAST(record AS BLOB), CAST(body AS BLOB) FROM keepstep_checkpoint"
             f" WHERE run = ? AND seq > ?{only} ORDER BY seq LIMIT ?"
         )
 
@@ -373,10 +397,7 @@ class SQLiteStore:
             " WHERE run = ? AND seq > ? ORDER BY seq LIMIT ?"
         )
         rows = self._reader.read(lambda cursor: cursor.execute(sql, (run_id, after, max(limit, 0))).fetchall())
-        return [
-            Signal(run, name, payload, id=identity, sender=sender, sent_at=instant(sent_at), seq=seq)
-            for run, name, payload, identity, sender, sent_at, seq in rows
-        ]
+        return [_signal(row) for row in rows]
 
     def news(self, worker: str, cursor: int) -> News:
         version = self._writer.foreign_writes()
@@ -412,21 +433,26 @@ class SQLiteStore:
             "SELECT id, host, pid, started_at, renewed_at, boot, boot_seconds, workflows, CAST(progress AS BLOB),"
             " gone_at FROM keepstep_worker ORDER BY id"
         ).fetchall()
-        return [
-            WorkerInfo(
-                id=worker,
-                host=host,
-                pid=pid,
-                started_at=instant(started_at),
-                renewed_at=instant(renewed_at),
-                alive=gone_at is None and self._is_alive(worker, boot, renewed),
-                leases=leases.get(worker, 0),
-                workflows=names(workflows),
-                progress={run: bytes(value) for run, value in _progress(progress).items()},
-            )
-            for worker, host, pid, started_at, renewed_at, boot, renewed, workflows, progress, gone_at in rows
-            if gone_at is None or worker in leases
-        ]
+        found = []
+        for worker, host, pid, started_at, renewed_at, boot, renewed, workflows, progress, gone_at in rows:
+            if gone_at is not None and worker not in leases:
+                continue
+            alive = gone_at is None and self._is_alive(worker, boot, renewed)
+            one = WorkerInfo(worker, alive=alive, leases=leases.get(worker, 0))
+            try:
+                one = replace(
+                    one,
+                    host=_typed(host, str),
+                    pid=_typed(pid, int),
+                    started_at=instant(_typed(started_at, float)),
+                    renewed_at=instant(_typed(renewed_at, float)),
+                    workflows=names(_typed(workflows, str)),
+                    progress={run: bytes(value) for run, value in _progress(progress).items()},
+                )
+            except (ValueError, TypeError, OverflowError, msgspec.MsgspecError) as error:
+                one = replace(one, damage=f"its row cannot be read: {error}")
+            found.append(one)
+        return found
 
     # -- ends --------------------------------------------------------------------------------------------------------
 
@@ -484,6 +510,45 @@ def _identity(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
+def _typed(value: Any, kind: type[T]) -> T:
+    """A stored value, if it is of its type."""
+    if type(value) is not kind:
+        raise TypeError(f"{value!r} stands where {kind.__name__} should")
+    return value
+
+
+def _progress_in(stored: Any) -> dict[str, msgspec.Raw]:
+    """The progress that a heartbeat row holds: worth showing, never worth failing for."""
+    try:
+        return _progress(stored)
+    except (TypeError, ValueError, msgspec.MsgspecError):
+        return {}
+
+
+def _signal(row: Sequence[Any]) -> Signal:
+    """The signal in a row. Its payload must be JSON, or the record that takes it up would be none."""
+    run, name, payload, identity, sender, sent_at, seq = row
+    try:
+        _json_text(payload)
+        at = instant(_typed(sent_at, float))
+        return Signal(run, _typed(name, str), payload, _typed(identity, str), _typed(sender, str), at, _typed(seq, int))
+    except (ValueError, TypeError, OverflowError, msgspec.MsgspecError) as error:
+        raise CheckpointCorrupt(f"run {run!r}: its signal {seq} cannot be read: {error}") from None
+
+
+def _unknown_statuses(cursor: Cursor) -> list[bytes]:
+    """Statuses that no Keepstep wrote: runs that have one match every query by status, as unreadable ones."""
+    found: list[bytes] = []
+    last = b""
+    while rows := cursor.execute(_NEXT_STATUS, (last,)).fetchall():
+        if rows[0][0] == last:
+            break
+        last = rows[0][0]
+        if last not in _STATUSES:
+            found.append(last)
+    return found
+
+
 def _author(change: Change) -> str | None:
     """The worker that is known to have made a change, or None when anyone may have."""
     if type(change) is Advance:
@@ -518,12 +583,7 @@ def _conditions(query: RunQuery) -> tuple[str, list[Any]]:
     if query.worker is not None:
         asked.append(("h.worker = ?", (query.worker,)))
     for name, value in query.tags.items():
-        asked.append(
-            (
-                "r.tags <> '' AND EXISTS (SELECT 1 FROM json_each(r.tags) t WHERE t.key = ? AND t.value = ?)",
-                (name, value),
-            )
-        )
+        asked.append((_HAS_TAG, (name, value)))
     if query.created_before is not None:
         asked.append(("r.created_at < ?", (query.created_before.timestamp(),)))
     if query.created_after is not None:
@@ -533,7 +593,4 @@ def _conditions(query: RunQuery) -> tuple[str, list[Any]]:
     if query.id_prefix is not None:
         prefix = query.id_prefix
         asked.append(("r.id >= ? AND substr(r.id, 1, ?) = ?", (prefix, len(prefix), prefix)))
-    start = rules.page_start(query)
-    if start is not None:
-        asked.append(("h.number < ? AND r.number < ?", (start, start)))
     return " AND ".join(condition for condition, _ in asked), [value for _, values in asked for value in values]

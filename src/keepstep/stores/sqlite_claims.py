@@ -13,6 +13,8 @@ from .sqlite_connection import Cursor
 _LEVELS = 8
 
 _FREE = "worker IS NULL AND due_at IS NOT NULL"
+#: Read as bytes: a status that is no UTF-8 belongs to one damaged run, and must not stop the claim of others.
+_STATUS = "CAST(status AS BLOB)"
 
 
 class Found(NamedTuple):
@@ -54,19 +56,18 @@ def orphans(cursor: Cursor, request: ClaimRequest, alive: set[str]) -> list[Foun
                 return found
             pin, values = _pinned(request, workflow)
             runs = cursor.execute(
-                f"SELECT run, status FROM keepstep_head WHERE worker = ? AND workflow = ?{pin} ORDER BY run LIMIT ?",
+                f"SELECT run, {_STATUS} FROM keepstep_head WHERE worker = ? AND workflow = ?{pin} ORDER BY run LIMIT ?",
                 (owner, workflow, *values, room),
             ).fetchall()
-            found += [Found((0, 0.0), run, status, owner) for run, status in runs]
+            found += [Found((0, 0.0), run, _status(status), owner) for run, status in runs]
 
 
 def due_runs(cursor: Cursor, request: ClaimRequest, workflow: str, now: float) -> list[Found]:
     """Free runs of one workflow whose time has come, the highest priority first."""
     found: list[Found] = []
     pin, values = _pinned(request, workflow)
-    select = (
-        f"SELECT priority, due_at, run, status FROM keepstep_head WHERE {_FREE} AND workflow = ?{pin} AND due_at <= ?"
-    )
+    which = f"{_FREE} AND workflow = ?{pin} AND due_at <= ?"
+    select = f"SELECT priority, due_at, run, {_STATUS} FROM keepstep_head WHERE {which}"
     levels = _levels(cursor, workflow)
     for level in levels:
         room = request.limit - len(found)
@@ -75,14 +76,14 @@ def due_runs(cursor: Cursor, request: ClaimRequest, workflow: str, now: float) -
         rows = cursor.execute(
             f"{select} AND priority = ? ORDER BY due_at, run LIMIT ?", (workflow, *values, now, level, room)
         )
-        found += [Found((-priority, due_at), run, status) for priority, due_at, run, status in rows.fetchall()]
+        found += [Found((-priority, due_at), run, _status(said)) for priority, due_at, run, said in rows.fetchall()]
     room = request.limit - len(found)
     if len(levels) == _LEVELS and room > 0:
         rows = cursor.execute(
             f"{select} AND priority < ? ORDER BY priority DESC, due_at, run LIMIT ?",
             (workflow, *values, now, levels[-1], room),
         )
-        found += [Found((-priority, due_at), run, status) for priority, due_at, run, status in rows.fetchall()]
+        found += [Found((-priority, due_at), run, _status(said)) for priority, due_at, run, said in rows.fetchall()]
     return found
 
 
@@ -99,6 +100,10 @@ def later_times(cursor: Cursor, request: ClaimRequest, workflow: str, now: float
         rows = cursor.execute(f"{select} AND priority < ?", (workflow, *values, now, levels[-1])).fetchall()
         found.append(rows[0][0])
     return [at for at in found if at is not None]
+
+
+def _status(said: bytes) -> str:
+    return said.decode("utf-8", "replace")
 
 
 def _levels(cursor: Cursor, workflow: str) -> list[int]:

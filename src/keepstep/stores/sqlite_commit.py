@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from itertools import compress
+from types import NoneType
 from typing import Any, NamedTuple
 
 import apsw
 import msgspec
 
-from ..errors import DefinitionError, StoreError
+from ..errors import CheckpointCorrupt, DefinitionError, StoreError
 from ..model import Run, Signal, Status, may_move
 from ..ports import Advance, Answer, Change, Create, Row, Verdict, instant
 from . import rules
@@ -47,12 +48,40 @@ _ADD_SIGNAL = (
     "INSERT INTO keepstep_signal (run, seq, name, payload, id, sender, sent_at)"
     " VALUES (?, ?, ?, CAST(? AS TEXT), ?, ?, ?)"
 )
-RUN_COLUMNS = (
-    "r.number, r.id, r.workflow, h.status, r.created_at, r.version, r.fingerprint, CAST(r.input AS BLOB), r.seed,"
-    " r.parent, r.parent_key, r.origin, r.queue, r.priority, r.key, r.tags, r.deadline_at, r.traceparent, h.seq,"
-    " h.checksum, h.epoch, h.worker, h.due_at, h.wakes, h.signals, h.recoveries, h.updated_at"
-)
-_ONE_RUN = f"SELECT {RUN_COLUMNS} FROM keepstep_run r JOIN keepstep_head h ON h.run = r.id WHERE r.id = ?"
+#: What a run is read from, in order: SQLite takes any value in any column, so each is held against its type.
+_COLUMNS: dict[str, tuple[type, ...]] = {
+    "coalesce(r.number, h.number)": (int,),
+    "coalesce(r.id, h.run)": (str,),
+    "r.workflow": (str,),
+    "h.status": (str,),
+    "r.created_at": (float,),
+    "r.version": (str,),
+    "r.fingerprint": (str,),
+    "CAST(r.input AS BLOB)": (bytes,),
+    "r.seed": (str,),
+    "r.parent": (str, NoneType),
+    "r.parent_key": (str, NoneType),
+    "r.origin": (str, NoneType),
+    "r.queue": (str,),
+    "r.priority": (int,),
+    "r.key": (str, NoneType),
+    "r.tags": (str,),
+    "r.deadline_at": (float, NoneType),
+    "r.traceparent": (str, NoneType),
+    "h.seq": (int,),
+    "h.checksum": (str,),
+    "h.epoch": (int,),
+    "h.worker": (str, NoneType),
+    "h.due_at": (float, NoneType),
+    "h.wakes": (str,),
+    "h.signals": (int,),
+    "h.recoveries": (int,),
+    "h.updated_at": (float,),
+}
+_RUN_COLUMNS = ", ".join(_COLUMNS)
+#: The same, for rows that hold text which is no UTF-8.
+_RAW_COLUMNS = ", ".join(f"CAST({name} AS BLOB)" if str in kinds else name for name, kinds in _COLUMNS.items())
+_ONE_RUN = "FROM keepstep_run r LEFT JOIN keepstep_head h ON h.run = r.id WHERE r.id = ?"
 
 
 class _Head(NamedTuple):
@@ -275,7 +304,7 @@ class Batch:
             ),
         )
         if not self._connection.changes():
-            return Answer(Verdict.EXISTS, run=read_runs(cursor, run.id)[0])
+            return Answer(Verdict.EXISTS, run=self._existing(run.id))
         cursor.execute(
             _ADD_HEAD,
             (
@@ -298,6 +327,13 @@ class Batch:
         )
         self._add(run.id, create.rows)
         return Answer(Verdict.DONE, run, run.seq)
+
+    def _existing(self, run_id: str) -> Run | None:
+        """The run that is there already; None if its row is damaged, which must not stop the rest of the batch."""
+        try:
+            return read_run(self._cursor, run_id)
+        except CheckpointCorrupt:
+            return None
 
     def _send(self, signal: Signal) -> Answer:
         cursor = self._cursor
@@ -456,13 +492,47 @@ def names_text(values: Sequence[str]) -> str:
     return _json(tuple(values)).decode() if values else ""
 
 
-def read_runs(cursor: Cursor, run_id: str) -> list[Run]:
+def read_run(cursor: Cursor, run_id: str) -> Run | None:
     """The run with this id and its head, or nothing."""
-    return [run_from(row) for row in cursor.execute(_ONE_RUN, (run_id,)).fetchall()]
+    rows = run_rows(cursor, _ONE_RUN, (run_id,))
+    return run_from(rows[0]) if rows else None
+
+
+def run_rows(cursor: Cursor, where: str, values: Sequence[Any]) -> list[Sequence[Any]]:
+    """The rows of some runs, for `run_from`: the number first, then the id. Damage is left for it to tell."""
+    try:
+        rows: list[Sequence[Any]] = cursor.execute(f"SELECT {_RUN_COLUMNS} {where}", values).fetchall()
+    except UnicodeDecodeError:
+        found = cursor.execute(f"SELECT {_RAW_COLUMNS} {where}", values).fetchall()
+        rows = [[*map(_text, row, _COLUMNS.values())] for row in found]
+    return rows
+
+
+def _text(value: Any, kinds: tuple[type, ...]) -> Any:
+    """Text that was read as bytes; bytes if it is none."""
+    try:
+        return value.decode() if str in kinds and isinstance(value, bytes) else value
+    except UnicodeDecodeError:
+        return value
 
 
 def run_from(row: Sequence[Any]) -> Run:
-    """The run in a row of RUN_COLUMNS."""
+    """The run in a row; `CheckpointCorrupt` names one whose row is damaged."""
+    try:
+        for value, (name, kinds) in zip(row, _COLUMNS.items(), strict=True):
+            if type(value) not in kinds:
+                raise TypeError(f"{name} is {value!r}")
+        return _run(row)
+    except (ValueError, TypeError, OverflowError, msgspec.MsgspecError) as error:
+        raise CheckpointCorrupt(f"run {run_name(row)!r}: its row cannot be read: {error}") from None
+
+
+def run_name(row: Sequence[Any]) -> str:
+    """The id in a row of a run, as far as it can be read."""
+    return row[1].decode("utf-8", "backslashreplace") if isinstance(row[1], bytes) else str(row[1])
+
+
+def _run(row: Sequence[Any]) -> Run:
     return Run(
         id=row[1],
         workflow=row[2],

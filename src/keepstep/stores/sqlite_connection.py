@@ -51,11 +51,11 @@ OUTAGES = (*_UNAVAILABLE, apsw.FullError, apsw.CorruptError, apsw.NotADBError)
 _LACKING = re.compile(r"no such (table|column): .*keepstep_")
 
 
-def translated(error: apsw.Error, path: str, *, committing: bool = False) -> StoreError:
+def translated(error: apsw.Error | UnicodeDecodeError, path: str, *, committing: bool = False) -> StoreError:
     """SQLite's error as one of Keepstep's. A commit that failed while it was made durable may have happened."""
     if isinstance(error, apsw.FullError):
         return StoreFull(f"{path}: no room left to write ({error})")
-    if isinstance(error, (apsw.CorruptError, apsw.NotADBError)):
+    if isinstance(error, (apsw.CorruptError, apsw.NotADBError, UnicodeDecodeError)):
         return CheckpointCorrupt(f"{path} is damaged: {error}; restore it, or copy out what can be read")
     if isinstance(error, _UNAVAILABLE):
         return StoreUnavailable(f"{path}: {error}", unknown=committing and isinstance(error, apsw.IOError))
@@ -106,7 +106,7 @@ class Writer:
             self._begin(wait=wait)
             try:
                 result = work()
-            except apsw.Error as error:
+            except (apsw.Error, UnicodeDecodeError) as error:
                 raise translated(error, self._path) from error
             self._commit()
             return result
@@ -275,7 +275,7 @@ class Reader:
                 finally:
                     if self._connection.in_transaction:
                         cursor.execute("COMMIT")
-            except apsw.Error as error:
+            except (apsw.Error, UnicodeDecodeError) as error:
                 raise translated(error, self._path) from error
 
     def close(self) -> None:

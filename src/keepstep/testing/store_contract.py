@@ -1115,6 +1115,7 @@ class StoreContract:
         assert query.after is None
         assert seen == [f"r{n}" for n in reversed(range(7))]
         assert store.list_runs(RunQuery()).runs[0] == get(store, "r6")
+        assert store.list_runs(RunQuery()).unreadable == ()
 
     def test_a_page_that_never_was_is_refused(self, store: Store) -> None:
         with pytest.raises(DefinitionError, match="not the `next`"):
