@@ -369,29 +369,66 @@ class Poison(BaseException):
     """What no one should raise."""
 
 
-@pytest.mark.parametrize("error", [Poison, SystemExit, GeneratorExit])
-@pytest.mark.parametrize("where", ["a step", "a thread", "the workflow"])
-def test_code_that_raises_the_unheard_of_stops_no_worker(error, where, tmp_path):
-    @ks.step
-    async def bad_step():
+def raising(where, error):
+    """A workflow that raises an error in some place."""
+
+    async def leave():
+        await asyncio.sleep(0)
         raise error("poison")
 
+    async def bad_group():
+        async with asyncio.TaskGroup() as group:
+            group.create_task(leave())
+
     @ks.step
-    def bad_thread():
+    async def bad_task():
+        await asyncio.create_task(leave())
+
+    def bad(*_):
         raise error("poison")
+
+    ways = {
+        "a step": ks.step(leave),
+        "a thread": ks.step(bad),
+        "a transaction": ks.step(bad, name="pay", transactional=True),
+        "the workflow": leave,
+        "a branch": lambda: asyncio.create_task(leave()),
+        "a group": bad_group,
+        "a task of a step": bad_task,
+    }
 
     @ks.workflow
     async def poisoned():
-        if where == "the workflow":
-            raise error("poison")
-        await (bad_step() if where == "a step" else bad_thread())
+        await ways[where]()
+
+    return ks.workflow(bad, name="thread") if where == "a def workflow" else poisoned
+
+
+@pytest.mark.parametrize("error", [Poison, SystemExit, GeneratorExit])
+@pytest.mark.parametrize(
+    "where",
+    [
+        "a step",
+        "a thread",
+        "a transaction",
+        "the workflow",
+        "a branch",
+        "a group",
+        "a task of a step",
+        "a def workflow",
+    ],
+)
+def test_code_that_raises_the_unheard_of_stops_no_worker(error, where, tmp_path):
+    poisoned = raising(where, error)
 
     async def main():
         programs.record_to(tmp_path / "effects")
         async with ks.open(tmp_path / "runs.db") as engine:
             bad = await engine.start(poisoned, run_id="bad")
-            with pytest.raises(ks.RunFailed, match=error.__name__):
+            with pytest.raises(ks.RunFailed) as caught:
                 await bad.result(timeout=10)
+            assert error.__name__ in caught.value.error.traceback
+            assert where == "a group" or error.__name__ in str(caught.value)
             good = await engine.start(programs.sequence, 3)
             assert await good.result(timeout=10) == 6
 

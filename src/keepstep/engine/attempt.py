@@ -26,6 +26,7 @@ from ..values import VALUES
 from ..workflows.definition import Call, PlainCall
 from .branch import ASKED
 from .steering import cancel_when_settled
+from .tasks import left
 from .wakeups import pause_until, signal_named
 
 if TYPE_CHECKING:
@@ -339,7 +340,7 @@ async def _resolve(call: StepCall[Any]) -> bool:
             answer = step.verify(*call.args, **call.kwargs)
             if hasattr(answer, "__await__"):
                 answer = await answer
-        except Exception as error:  # noqa: BLE001 - a verify that fails leaves the doubt to a person
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a verify that fails leaves the doubt to a person
             run.engine.observe("step.in_doubt", run, step=call.key, error=repr(error))
             answer = None
         if isinstance(answer, Done):
@@ -386,8 +387,13 @@ async def _transact(call: StepCall[Any], scope: Attempt, started_at: datetime) -
     context = copy_context()
 
     def body(tx: Any) -> Record:
-        data = _encoded(call, context.run(step.fn, tx, *call.args, **call.kwargs))
-        return _completed(call, data, scope.number, started_at)
+        try:
+            value = context.run(step.fn, tx, *call.args, **call.kwargs)
+        except (Exception, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # to the store it would be no refusal, but the end
+            raise left(error) from error
+        return _completed(call, _encoded(call, value), scope.number, started_at)
 
     answered: asyncio.Future[Answer] = run.loop.create_future()
 

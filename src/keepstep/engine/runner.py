@@ -30,6 +30,7 @@ from .context import RunContext
 from .history import History
 from .journal import Draft, head_move
 from .steering import DEADLINE, Control, control
+from .tasks import left
 from .wakeups import receive
 
 if TYPE_CHECKING:
@@ -450,4 +451,4 @@ async def _contained(fn: Callable[..., Any], args: list[Any], kwargs: dict[str, 
     try:
         return await fn(*args, **kwargs)
     except SystemExit as error:
-        raise RuntimeError(f"SystemExit: {error}") from error
+        raise left(error) from error

@@ -110,9 +110,7 @@ def _cancel_code(run: RunContext) -> None:
 def _cancel_children(run: RunContext) -> None:
     for child in run.children.values():
         signal = Signal(child, CANCEL, id=f"cancel:{run.id}", sender=f"run {run.id}", sent_at=run.time())
-        run.append_special(
-            None, {"sends": [Send(signal)], "progress": False}, refused=partial(_too_late, run, child)
-        )
+        run.append_special(None, {"sends": [Send(signal)], "progress": False}, refused=partial(_too_late, run, child))
 
 
 def _too_late(run: RunContext, child: str, _: Answer) -> None:

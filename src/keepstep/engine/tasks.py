@@ -5,9 +5,51 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from contextvars import copy_context
+from types import CoroutineType
 from typing import Any
 
 from ..ports import CURRENT
+
+#: To the loop the first is the order to end, and to the coroutine that awaits the task the second is one.
+_ORDERS = (SystemExit, GeneratorExit)
+
+
+class Contained(Coroutine[Any, Any, Any]):
+    """A coroutine whose `sys.exit` is an error like others, and does not end the worker.
+
+    No coroutine of its own: one that is cancelled before it starts would leave the other behind, never awaited.
+    """
+
+    __slots__ = ("_inner",)
+
+    def __init__(self, inner: Coroutine[Any, Any, Any]) -> None:
+        self._inner = inner
+
+    def send(self, value: Any) -> Any:
+        try:
+            return self._inner.send(value)
+        except _ORDERS as error:
+            raise left(error) from error
+
+    def throw(self, *error: Any) -> Any:
+        try:
+            return self._inner.throw(*error)
+        except _ORDERS as order:
+            raise left(order) from order
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def __await__(self) -> Any:
+        return self._inner.__await__()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)  # its frame and its name, for those who look inside
+
+
+def left(error: BaseException) -> RuntimeError:
+    """What code meant by leaving with `sys.exit` and its like: an error that ends the run or step, not the worker."""
+    return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 class BranchingFactory:
@@ -19,7 +61,11 @@ class BranchingFactory:
 
     def __call__(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **options: Any) -> Any:
         scope = CURRENT.get()
-        if scope is None or scope.in_step:
+        if scope is None:
+            return self._make(loop, coroutine, options)
+        if type(coroutine) is CoroutineType:  # a call of ours raises nothing that would end the loop
+            coroutine = Contained(coroutine)
+        if scope.in_step:
             return self._make(loop, coroutine, options)
         given = options.get("context")
         context = copy_context() if given is None else given.copy()
