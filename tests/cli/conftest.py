@@ -41,6 +41,16 @@ async def total(a: int, b: int = 10) -> int:
     return await add(a, b)
 
 
+@ks.step
+async def say(text: str) -> str:
+    return text
+
+
+@ks.workflow
+async def echo(text: str) -> int:
+    return len(await say(text))
+
+
 @ks.workflow
 async def greet(name: str) -> tuple[str, int]:
     return (f"hello {name}", len(name))

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 
+import click
 import pytest
 
 import keepstep as ks
@@ -139,6 +140,29 @@ def test_audit_tells_who_and_what(keepstep):
         ("running", "completed"),
     ]
     assert len(keepstep("audit", "done-1", "--moves", "--json").json["entries"]) == 3
+
+
+LONG = "x" * 5000
+
+
+@pytest.mark.parametrize("command", ["history", "watch"])
+def test_a_long_value_is_shown_in_brief_and_whole_when_asked_for(keepstep, command):
+    keepstep("run", "program.py:echo", LONG, "--id", "e")
+    brief = keepstep(command, "e").out
+    assert "x" * 150 in brief
+    assert "x" * 250 not in brief
+    assert LONG in keepstep(command, "e", "--full").out
+
+
+@pytest.mark.parametrize("command", ["history", "watch"])
+def test_lines_fit_the_terminal(keepstep, command, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    keepstep("run", "program.py:echo", LONG, "--id", "e")
+    lines = click.unstyle(keepstep(command, "e").out).splitlines()
+    assert any(line.endswith("…") for line in lines)
+    assert max(map(len, lines)) <= 60
+    assert LONG in keepstep(command, "e", "--full").out
 
 
 def test_version(keepstep):

@@ -220,9 +220,9 @@ def _hints(run: Run) -> list[str]:
 @command("history")
 @RUN
 @click.option("--failed", is_flag=True, help="Only attempts that failed, and errors that ended the run.")
-@click.option("--values", is_flag=True, help="With the whole of each result, and tracebacks.")
+@click.option("--full", "--values", "full", is_flag=True, help="With the whole of each result, and tracebacks.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the last N records.")
-def history(settings: Settings, *, run_id: str, failed: bool, values: bool, limit: int | None) -> None:
+def history(settings: Settings, *, run_id: str, failed: bool, full: bool, limit: int | None) -> None:
     """Show the timeline of a run: steps, attempts, durations and failures."""
     from . import words
 
@@ -235,11 +235,11 @@ def history(settings: Settings, *, run_id: str, failed: bool, values: bool, limi
     summary = _summary(run, found, failed=failed)
     settings.answer(
         {"run": run.id, "status": run.status.value, "checkpoints": [words.checkpoint_as_json(one) for one in shown]},
-        lambda: _timeline(run, shown, values=values) + summary,
+        lambda: _timeline(run, shown, full=full) + summary,
     )
 
 
-def _timeline(run: Run, shown: list[Checkpoint], *, values: bool) -> str:
+def _timeline(run: Run, shown: list[Checkpoint], *, full: bool) -> str:
     from . import words
 
     rows = [
@@ -249,11 +249,11 @@ def _timeline(run: Run, shown: list[Checkpoint], *, values: bool) -> str:
             _kind(one),
             words.one_line(words.step_name(one.step)),
             _took(one),
-            _detail(one, values=values),
+            _detail(one, full=full),
         )
         for one in shown
     ]
-    return words.table(("SEQ", "AFTER", "WHAT", "STEP", "TOOK", ""), rows, cut=not values) + "\n\n" if rows else ""
+    return words.table(("SEQ", "AFTER", "WHAT", "STEP", "TOOK", ""), rows, cut=not full) + "\n\n" if rows else ""
 
 
 def _summary(run: Run, found: list[Checkpoint], *, failed: bool) -> str:
@@ -292,7 +292,7 @@ def _took(one: Checkpoint) -> str:
     return words.duration((one.finished_at - one.started_at).total_seconds())
 
 
-def _detail(one: Checkpoint, *, values: bool) -> str:
+def _detail(one: Checkpoint, *, full: bool) -> str:
     """What there is to say about a record beyond its step: its attempt, its error, its value."""
     from . import words
 
@@ -300,15 +300,15 @@ def _detail(one: Checkpoint, *, values: bool) -> str:
     if one.attempt > 1 or one.kind == "step failed":
         parts.append(f"attempt {one.attempt}")
     if one.error is not None:
-        parts.append(words.one_line(words.error_line(one.error)))
+        parts.append(words.one_line(words.error_line(one.error), 0 if full else words.BRIEF))
     if one.retry_at is not None:
         parts.append(f"again after {words.duration((one.retry_at - one.finished_at).total_seconds())}")
     if one.trigger.value != "automatic":
         parts.append("by a person" if one.trigger.value == "manual" else "by recovery")
     text = "; ".join(parts)
-    if values and one.error is not None and one.error.traceback:
+    if full and one.error is not None and one.error.traceback:
         text += "\n" + words.printable(one.error.traceback)
     if one.value is not None and one.kind != "run finished":
-        shown = words.brief(words.plain(one.value), 0 if values else 200)
+        shown = words.brief(words.plain(one.value), 0 if full else words.BRIEF)
         text = f"{text}  {shown}" if text else shown
     return text

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 @command("watch")
 @RUN
 @click.option("--after", type=click.IntRange(0), default=0, metavar="SEQ", help="Only what was recorded after this.")
-def watch(settings: Settings, *, run_id: str, after: int) -> int:
+@click.option("--full", is_flag=True, help="With the whole of each value and error.")
+def watch(settings: Settings, *, run_id: str, after: int, full: bool) -> int:
     """Print what happens in a run until it ends; the exit code says how it ended.
 
     With --json, one object per line.
@@ -27,7 +28,7 @@ def watch(settings: Settings, *, run_id: str, after: int) -> int:
     async def follow(engine: Engine) -> Status:
         handle = await find(engine, run_id)
         async for event in handle.watch(after):
-            click.echo(_as_json(event) if settings.json else _as_line(event))
+            click.echo(_as_json(event) if settings.json else _as_line(event, full=full))
         return await handle.status()
 
     status = settings.talk(follow)
@@ -51,9 +52,10 @@ def _as_json(event: Event) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _as_line(event: Event) -> str:
+def _as_line(event: Event, *, full: bool) -> str:
     from . import words
 
+    width = 0 if full else words.BRIEF
     clock = event.at.astimezone().strftime("%H:%M:%S")
     colour = {"failure": "red", "cancelled": "yellow"}.get(str(event.data.get("outcome")))
     name = click.style(f"{event.name:<16}", fg=colour)
@@ -61,8 +63,9 @@ def _as_line(event: Event) -> str:
     if event.attempt > 1:
         parts.append(f"attempt {event.attempt}")
     if "error" in event.data:
-        parts.append(words.one_line(str(event.data["error"]), 200))
+        parts.append(words.one_line(str(event.data["error"]), width))
     elif "value" in event.data:
         value = event.data["value"]
-        parts.append(words.brief(words.plain(json.dumps(value).encode())))
-    return f"{clock} {event.seq:>5}  {name}  {'  '.join(parts)}".rstrip()
+        parts.append(words.brief(words.plain(json.dumps(value).encode()), width))
+    line = f"{clock} {event.seq:>5}  {name}  {'  '.join(parts)}".rstrip()
+    return line if full else words.on_terminal(line)

@@ -143,6 +143,10 @@ def arguments(run: Run) -> dict[str, Any]:
     return {"args": [], "kwargs": {}}
 
 
+#: A value or an error in a timeline is cut to this, unless the whole of it is asked for.
+BRIEF = 200
+
+
 def brief(value: Any, width: int = 60) -> str:
     """A value on one line."""
     return one_line(json.dumps(value, ensure_ascii=False), width)
@@ -282,11 +286,20 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, cut: bool = Tr
     body = [[*row] for row in rows]
     widths = [max(len(click.unstyle(cell)) for cell in column) for column in zip(heads, *body, strict=True)]
     if cut and sys.stdout.isatty():
-        import shutil
-
-        _narrow(widths, shutil.get_terminal_size().columns - 2 * (len(widths) - 1))
+        _narrow(widths, _columns() - 2 * (len(widths) - 1))
         body = [[_cut(cell, width) for cell, width in zip(row, widths, strict=True)] for row in body]
     return "\n".join([click.style(_joined(heads, widths), bold=True), *(_joined(row, widths) for row in body)])
+
+
+def on_terminal(line: str) -> str:
+    """A line as wide as the terminal allows; in a pipe it is left as it is."""
+    return _cut(line, _columns()) if sys.stdout.isatty() else line
+
+
+def _columns() -> int:
+    import shutil
+
+    return shutil.get_terminal_size().columns
 
 
 def _narrow(widths: list[int], room: int) -> None:
