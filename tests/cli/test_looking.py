@@ -478,9 +478,9 @@ def test_it_starts_without_what_is_slow(words):
 
 def test_values_of_types_that_only_the_users_file_knows_are_shown_plainly(keepstep, folder):
     (folder / "typed.py").write_text(
-        "from dataclasses import dataclass\nimport keepstep as ks\n\n\n@dataclass\nclass Point:\n    x: int\n\n\n"
-        "ks.register(Point)\n\n\n@ks.workflow\nasync def place() -> Point:\n    ks.publish('where', Point(1))\n"
-        "    return Point(2)\n",
+        "from dataclasses import dataclass\nimport keepstep as ks\n\n\n@dataclass\nclass Spot:\n    x: int\n\n\n"
+        "ks.register(Spot)\n\n\n@ks.workflow\nasync def place() -> Spot:\n    ks.publish('where', Spot(1))\n"
+        "    return Spot(2)\n",
         encoding="utf-8",
     )
     assert keepstep("run", "typed.py:place", "--id", "p").code == 0

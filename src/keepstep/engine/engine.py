@@ -30,7 +30,7 @@ from ..model.ids import check_id, new_id, new_seed
 from ..observers import resolve
 from ..policies import RecoveryLimit
 from ..ports import Clock, Create, Row, Store, SystemClock, Verdict, instant
-from ..stores.open import open_store
+from ..stores.open import is_store, open_store
 from ..stores.records import MAX_VALUE, Record, seal
 from ..values import Redactor
 from ..workflows import definition
@@ -140,7 +140,7 @@ class Engine:
         self._pid = os.getpid()
         self.loop = asyncio.get_running_loop()
         self.thread_id = threading.get_ident()
-        self._owns_store = not isinstance(self._url, Store)
+        self._owns_store = not is_store(self._url)
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="keepstep-reader")
         self.store: Store = await self.loop.run_in_executor(self._pool, self._open_store)
         self.closed = False

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeGuard
 
 from ..errors import DefinitionError, UnknownStore
 from ..ports import Clock, Store
@@ -22,6 +22,10 @@ BUILT_IN = {
 
 #: Two letters at least, so that a Windows drive is a path.
 _SCHEME = re.compile(r"([a-z][a-z0-9+.\-]+):", re.IGNORECASE)
+
+
+#: From Python 3.12 on, `isinstance` does not see what `__getattr__` gives.
+_VERBS = tuple(name for name in vars(Store) if not name.startswith("_"))
 
 
 def open_store(url: str | os.PathLike[str] | Store, *, clock: Clock | None = None, **options: Any) -> Store:
@@ -45,8 +49,13 @@ def schemes() -> list[str]:
     return sorted({*BUILT_IN, *(point.name for point in _registered())})
 
 
+def is_store(value: Any) -> TypeGuard[Store]:
+    """Whether something answers to every verb of a store; one that passes them on to another does so too."""
+    return all(hasattr(value, verb) for verb in _VERBS)
+
+
 def _pass_through(store: Any, options: dict[str, Any]) -> Store:
-    if not isinstance(store, Store):
+    if not is_store(store):
         raise DefinitionError(f"a store is opened from a URL or a path, not from {type(store).__name__}")
     if options:
         raise DefinitionError(f"options ({', '.join(options)}) belong to opening a store; this one is open already")
