@@ -196,7 +196,11 @@ async def _limited(call: StepCall[Any], elapsed: float) -> Any:
             raise
     future = call.run.engine.step_threads.submit(copy_context(), partial(in_thread, step.fn, *call.args, **call.kwargs))
     body = asyncio.wrap_future(future)
-    done, _ = await asyncio.wait([body], timeout=seconds)
+    try:
+        done, _ = await asyncio.wait([body], timeout=seconds)
+    except asyncio.CancelledError:
+        future.cancel()  # if no thread has taken it up yet, none shall
+        raise
     if done:
         return body.result()
     late = _timed_out(call, seconds)

@@ -143,7 +143,8 @@ class RunContext:
         if self.gathers and then is None and record.error is None:
             # A failure is flushed at once: the error that the code sees names its record, for a later retry.
             self.unflushed += 1
-            if not self.workflow.durability.flushes(self.unflushed):
+            writing = self.in_flight > 0 or self.journal.holds(self)  # what is on its way must not be overtaken
+            if not writing and not self.workflow.durability.flushes(self.unflushed):
                 self.pending.append(draft)
                 if call is not None:
                     self.arrived.append(Draft(record, call))
@@ -213,6 +214,7 @@ class RunContext:
             if answer.verdict is not Verdict.FENCED:
                 log.error("run %s: the store refused a change: %s %s", self.id, answer.verdict, answer.about)
             self.detach("its lease was lost")
+            self.engine.give_back_later(self)  # should the store have it as this worker's all the same
             self.engine.observe("lease.lost", self)
         else:
             handler(answer)

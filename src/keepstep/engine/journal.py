@@ -270,13 +270,14 @@ class Journal:
         log.warning("a commit failed (try %d of %d): %s", batch.tries, SAVE_TRIES, error)
         self._in_flight = True
         pause = SAVE_PAUSE_SECONDS * 2 ** (batch.tries - 1)
-        again = partial(self._second_try, batch, unknown=error.unknown)
+        batch.unknown |= error.unknown  # and stays so, however the tries after it fail
+        again = partial(self._second_try, batch)
         self._loop.call_later(pause, again, context=self._context)
 
-    def _second_try(self, batch: _Batch, *, unknown: bool) -> None:
+    def _second_try(self, batch: _Batch) -> None:
         def settle() -> tuple[list[Answer], float]:
             started = self._boot()[1]
-            if not unknown:
+            if not batch.unknown:
                 return self._commit_and_time(batch.changes)
             answers: list[Answer | None] = [self._what_became_of(change) for change in batch.changes]
             missing = [i for i, answer in enumerate(answers) if answer is None]
@@ -342,12 +343,13 @@ def _until_special(pending: list[Draft]) -> tuple[list[Draft], list[Draft]]:
 class _Batch:
     """The changes of one commit, and who waits for each answer."""
 
-    __slots__ = ("changes", "needs_thread", "owners", "tries")
+    __slots__ = ("changes", "needs_thread", "owners", "tries", "unknown")
 
     def __init__(self) -> None:
         self.changes: list[Any] = []
         self.owners: list[Any] = []
         self.tries = 0
+        self.unknown = False
         self.needs_thread = False
 
 

@@ -304,12 +304,11 @@ async def as_completed(parts: Iterable[Awaitable[T]]) -> AsyncIterator[T]:
     branch = in_workflow("as_completed")
     listed = list(parts)
     key = branch.key("as_completed")
-    queue: asyncio.Queue[int] = asyncio.Queue()
-    group = _Stream(branch.run, listed, queue)
+    group = _Stream(branch.run, listed)
     group.begin()
     try:
         for count in range(len(listed)):
-            index = await queue.get()
+            index = await group.next_ended()
             decide(branch, f"{key}.{count}", index)
             error = group.errors.get(index)
             if error is not None:
@@ -322,12 +321,22 @@ async def as_completed(parts: Iterable[Awaitable[T]]) -> AsyncIterator[T]:
 class _Stream(Group):
     """A group that tells of each part as it ends."""
 
-    def __init__(self, run: RunContext, parts: list[Any], queue: asyncio.Queue[int]) -> None:
+    _more: Gate | None = None
+
+    def __init__(self, run: RunContext, parts: list[Any]) -> None:
         super().__init__(run, parts, max(1, len(parts)), All(), collect=True)
-        self._queue = queue
+        self._untold = 0  # where in `order` the first part stands that the code has not been told of
 
     def begin(self) -> None:
         self._fill()
+
+    async def next_ended(self) -> int:
+        """The next part that ends; waiting at a gate, so that the run can be put away meanwhile."""
+        while self._untold == len(self.order):
+            self._more = Gate(loop=self.run.loop)
+            await self._more
+        self._untold += 1
+        return self.order[self._untold - 1]
 
     def _call_ended(self, index: int, call: DurableCall[Any]) -> bool:
         super()._call_ended(index, call)
@@ -335,7 +344,8 @@ class _Stream(Group):
 
     def _part_ended(self, index: int, value: Any, error: BaseException | None) -> None:
         super()._part_ended(index, value, error)
-        self._queue.put_nowait(index)
+        if self._more is not None and not self._more.done():
+            self._more.set_result(None)
 
 
 async def _chained(

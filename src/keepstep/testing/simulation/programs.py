@@ -1,0 +1,519 @@
+"""Programs that a seed makes up: a tree of statements, the workflow that follows it, and what must come of it.
+
+A statement is a list: its word, then its arguments. Whatever depends on timing (who wins a race, what a timeout cuts
+off) is left out of its value, so that the value of every program is known beforehand. To add a statement, add a word to
+`STATEMENTS` with how it is drawn, done and judged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import keepstep as ks
+
+from ...ports import CURRENT
+
+if TYPE_CHECKING:
+    from .world import World
+
+Statement = list[Any]
+
+#: What a change of the code adds to the numbers that steps are called with.
+CODE = 1000
+
+#: The world in which the present history takes place; there is one at a time.
+HERE: list[World] = []
+
+
+def here() -> World:
+    """The world of the present history."""
+    return HERE[0]
+
+
+# -- bodies of steps ---------------------------------------------------------------------------------------------------
+
+
+class _Body:
+    """Tells the world that the body of a step begins and ends."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._world = here()
+
+    def __enter__(self) -> int:
+        scope = CURRENT.get()
+        self._mark = self._world.body_begins(scope.run.id, scope.key, scope.number, ks.idempotency_key(), self._number)
+        return scope.number  # type: ignore[no-any-return]
+
+    def __exit__(self, *_: object) -> None:
+        self._world.body_ends(self._mark)
+
+
+async def _pass(seconds: float) -> None:
+    if seconds > 0:
+        await asyncio.sleep(seconds)
+
+
+@ks.step
+async def work(number: int, seconds: float) -> int:
+    """Takes a while."""
+    with _Body(number):
+        await _pass(seconds)
+    return number
+
+
+@ks.step
+async def fails(number: int, seconds: float) -> int:
+    """Never works."""
+    with _Body(number):
+        await _pass(seconds)
+        raise ks.Permanent(f"step {number} cannot work")
+
+
+@ks.step(retry=ks.Retry(attempts=4, base_seconds=0.3, factor=3.0, jitter=0.2))
+async def flaky(number: int, tries: int) -> int:
+    """Works at this try, if tries are counted."""
+    with _Body(number) as attempt:
+        await _pass(0.01)
+        if attempt < tries:
+            raise ConnectionError(f"try {number} again")
+    return number
+
+
+def _looked_up(number: int, seconds: float) -> Any:
+    """Whether it happened is told by the world, as a payment service would tell."""
+    scope = CURRENT.get()
+    return ks.Done(number) if here().has_begun(scope.run.id, scope.key) else ks.NotDone()
+
+
+@ks.step(at_most_once=True, verify=_looked_up)
+async def once(number: int, seconds: float) -> int:
+    """Must not happen twice."""
+    with _Body(number):
+        await _pass(seconds)
+    return number
+
+
+@ks.step(timeout=0.4)
+async def limited(number: int, seconds: float) -> int:
+    """May take longer than it has."""
+    with _Body(number):
+        await _pass(seconds)
+    return number
+
+
+@ks.step
+def plain(number: int, seconds: float) -> int:
+    """Would run in a thread."""
+    with _Body(number):
+        return number
+
+
+@ks.step
+async def seen(number: int, what: str) -> int:
+    """Takes what the run drew or saw: on replay it must be asked with the same again."""
+    with _Body(number):
+        return number
+
+
+@ks.step
+async def token(number: int, seconds: float) -> int:
+    """Shows what it does while it does it."""
+    with _Body(number):
+        ks.emit(number)
+        ks.publish("step", number)
+        await _pass(seconds)
+    return number
+
+
+_STEPS: dict[str, Any] = {
+    "work": work,
+    "fails": fails,
+    "flaky": flaky,
+    "once": once,
+    "limited": limited,
+    "plain": plain,
+    "token": token,
+}
+
+
+# -- the workflow ------------------------------------------------------------------------------------------------------
+
+
+async def told(call: Any) -> Any:
+    """Await a call, and tell the world that the code was told its outcome."""
+    try:
+        value = await call
+    except asyncio.CancelledError:
+        raise
+    except Exception:
+        here().code_is_told(call)
+        raise
+    here().code_is_told(call)
+    return value
+
+
+async def follow(statement: Statement) -> Any:
+    """Do what a statement says."""
+    return await STATEMENTS[statement[0]].do(*statement[1:])
+
+
+@ks.workflow(name="sim:program")
+async def program(parts: list[Any], values: list[Any]) -> list[Any]:
+    """Follow the statements of the first part; go on as a new run with the next."""
+    values += [await follow(statement) for statement in parts[0]]
+    if len(parts) > 1:
+        ks.continue_as(parts[1:], values)
+    return values
+
+
+@ks.workflow(name="sim:child")
+async def child(statement: Any) -> Any:
+    """Follow one statement, in a run of its own."""
+    return await follow(statement)
+
+
+@ks.workflow(name="sim:every", durability="every=3")
+async def buffered(parts: list[Any], values: list[Any]) -> list[Any]:
+    """The same, under weaker durability."""
+    return await program.fn(parts, values)  # type: ignore[no-any-return]
+
+
+WORKFLOWS: dict[str, Any] = {"program": program, "child": child, "buffered": buffered}
+
+
+# -- statements --------------------------------------------------------------------------------------------------------
+
+
+class Fails(Exception):
+    """A statement whose outcome is a failure."""
+
+
+class Statements:
+    """What one word means: how it is drawn, how a workflow does it, and what comes of it."""
+
+    def __init__(
+        self,
+        draw: Callable[[Maker], list[Any]],
+        do: Callable[..., Awaitable[Any]],
+        expect: Callable[..., Any],
+        weight: int = 2,
+        *,
+        nests: bool = False,
+        outside: bool = False,
+    ) -> None:
+        self.draw, self.do, self.expect, self.weight = draw, do, expect, weight
+        self.nests = nests  # it holds other statements
+        self.outside = outside  # it waits for the client, who does not know the ids of children
+
+
+class Maker:
+    """Draws programs: small ones often, deep ones sometimes."""
+
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        self.depth = 0
+        self.in_child = False
+        self._number = 0
+
+    def number(self) -> int:
+        self._number += 1
+        return self._number
+
+    def seconds(self) -> float:
+        return self.random.choice((0.0, 0.0, 0.0, 0.01, 0.05, 0.2, 0.6, 3.0))
+
+    def statement(self) -> Statement:
+        choices = [
+            word
+            for word, one in STATEMENTS.items()
+            if not (one.nests and self.depth >= 3) and not (one.outside and self.in_child)
+        ]
+        word = self.random.choices(choices, [STATEMENTS[choice].weight for choice in choices])[0]
+        self.depth += 1
+        try:
+            return [word, *STATEMENTS[word].draw(self)]
+        finally:
+            self.depth -= 1
+
+    def several(self, least: int = 1, most: int = 3) -> list[Statement]:
+        return [self.statement() for _ in range(self.random.randint(least, most))]
+
+
+def expected(statement: Statement) -> Any:
+    """The value of a statement, or `Fails`."""
+    return STATEMENTS[statement[0]].expect(*statement[1:])
+
+
+def _all_expected(statements: list[Statement]) -> list[Any]:
+    values, failed = [], False
+    for one in statements:
+        try:
+            values.append(expected(one))
+        except Fails:
+            failed = True
+    if failed:
+        raise Fails
+    return values
+
+
+async def _step(word: str, number: int, option: Any) -> Any:
+    """Call a step with a number that says which code asks; its answer must be the answer to that."""
+    asked = number + CODE * here().code()
+    answer = await told(_STEPS[word](asked, option))
+    here().answered(asked, answer)
+    return number
+
+
+def _of_step(word: str, weight: int, draw: Callable[[Maker], Any] = Maker.seconds) -> Statements:
+    def expect(number: int, option: Any) -> int:
+        if word == "fails":
+            raise Fails
+        return number
+
+    async def do(number: int, option: Any) -> Any:
+        return await _step(word, number, option)
+
+    return Statements(lambda maker: [maker.number(), draw(maker)], do, expect, weight)
+
+
+async def _limited(number: int, seconds: float) -> str:
+    with contextlib.suppress(ks.StepTimedOut):
+        await _step("limited", number, seconds)
+    return "limited"
+
+
+async def _sleep(seconds: float) -> str:
+    due = ks.now() + timedelta(seconds=seconds)
+    await told(ks.sleep(seconds))
+    here().slept_until(due, ks.now())
+    return "slept"
+
+
+async def _in_order(statements: list[Statement]) -> list[Any]:
+    return [await follow(one) for one in statements]
+
+
+def _expect_in_order(statements: list[Statement]) -> list[Any]:
+    return [expected(one) for one in statements]
+
+
+async def _gather(statements: list[Statement]) -> Any:
+    return await ks.gather(*(follow(one) for one in statements))
+
+
+async def _gather_plainly(statements: list[Statement]) -> Any:
+    found = await asyncio.gather(*(follow(one) for one in statements), return_exceptions=True)
+    if any(isinstance(one, BaseException) for one in found):
+        raise next(one for one in found if isinstance(one, BaseException))
+    return found
+
+
+async def _group(statements: list[Statement]) -> Any:
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(follow(one)) for one in statements]
+    return [task.result() for task in tasks]
+
+
+async def _map(concurrency: int, statements: list[Statement]) -> Any:
+    return await ks.map(follow, statements, concurrency=concurrency)
+
+
+async def _race(statements: list[Statement]) -> str:
+    try:
+        await ks.race(*(follow(one) for one in statements))
+    except Exception as error:  # noqa: BLE001 - whoever wins is not told
+        here().caught(error)
+    return "raced"
+
+
+async def _first(statements: list[Statement]) -> str:
+    tasks = [asyncio.ensure_future(follow(one)) for one in statements]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return "first"
+
+
+async def _as_completed(statements: list[Statement]) -> Any:
+    return sorted([repr(one) async for one in ks.as_completed([follow(one) for one in statements])])
+
+
+async def _timeout(seconds: float, statement: Statement) -> str:
+    try:
+        async with ks.timeout(seconds):
+            await follow(statement)
+    except Exception as error:  # noqa: BLE001 - what was cut off is not told
+        here().caught(error)
+    return "timed"
+
+
+async def _try(statement: Statement) -> Any:
+    try:
+        return await follow(statement)
+    except Exception as error:  # noqa: BLE001 - that is what it is for
+        here().caught(error)
+        return "caught"
+
+
+def _expect_try(statement: Statement) -> Any:
+    try:
+        return expected(statement)
+    except Fails:
+        return "caught"
+
+
+async def _cleanup(statement: Statement, number: int) -> Any:
+    try:
+        return await follow(statement)
+    finally:
+        await _step("work", number, 0.0)
+
+
+async def _child(statement: Statement) -> Any:
+    run = await told(ks.start(child, statement))
+    here().child_is_told(run.id)
+    return await told(run.result())
+
+
+async def _child_beside(statement: Statement, number: int) -> Any:
+    run = await told(ks.start(child, statement))
+    here().child_is_told(run.id)
+    own = await _step("work", number, 0.0)
+    return [own, await told(run.result())]
+
+
+async def _wait(name: str, number: int, at: float, twice: bool) -> Any:
+    payload = await told(ks.wait_for(name))
+    here().heard(name, payload)
+    return payload
+
+
+async def _maybe(name: str, number: int, at: float, seconds: float) -> str:
+    payload = await told(ks.wait_for(name, timeout=seconds, default=None))
+    if payload is not None:
+        here().heard(name, payload)
+    return "maybe"
+
+
+async def _ping(name: str, number: int) -> Any:
+    await told(ks.signal(ks.run_id() or "", name, number))
+    return await told(ks.wait_for(name))
+
+
+async def _drawn(number: int) -> int:
+    what = f"{ks.random()} {ks.uuid()} {ks.now().isoformat()}"
+    return await told(seen(number, what))  # type: ignore[no-any-return]
+
+
+async def _publish(number: int) -> str:
+    ks.publish("value", number)
+    ks.emit(number)
+    return "published"
+
+
+async def _checkpoint() -> str:
+    await told(ks.checkpoint())
+    return "sealed"
+
+
+def _in_child(maker: Maker) -> Statement:
+    before, maker.in_child = maker.in_child, True
+    try:
+        return maker.statement()
+    finally:
+        maker.in_child = before
+
+
+def _name(maker: Maker) -> str:
+    return f"s{maker.number()}"
+
+
+def _moment(maker: Maker) -> float:
+    return round(maker.random.choice((0.0, 1.0, 4.0)) + maker.random.random(), 3)
+
+
+#: Every word that a program may hold.
+STATEMENTS: dict[str, Statements] = {
+    "work": _of_step("work", 12),
+    "fails": _of_step("fails", 1),
+    "flaky": _of_step("flaky", 2, lambda maker: maker.random.randint(1, 4)),
+    "once": _of_step("once", 2),
+    "plain": _of_step("plain", 1, lambda _: 0.0),
+    "token": _of_step("token", 1),
+    "limited": Statements(
+        lambda maker: [maker.number(), maker.random.choice((0.0, 0.1, 2.0))], _limited, lambda *_: "limited", 1
+    ),
+    "sleep": Statements(
+        lambda maker: [maker.random.choice((0.0, 0.1, 0.5, 1.0, 2.5, 4.0))], _sleep, lambda _: "slept", 3
+    ),
+    "drawn": Statements(lambda maker: [maker.number()], _drawn, lambda number: number, 1),
+    "publish": Statements(lambda maker: [maker.number()], _publish, lambda _: "published", 1),
+    "checkpoint": Statements(lambda _: [], _checkpoint, lambda: "sealed", 1),
+    "seq": Statements(lambda maker: [maker.several()], _in_order, _expect_in_order, 2, nests=True),
+    "gather": Statements(lambda maker: [maker.several(2)], _gather, _all_expected, 2, nests=True),
+    "agather": Statements(lambda maker: [maker.several(2)], _gather_plainly, _all_expected, 1, nests=True),
+    "group": Statements(lambda maker: [maker.several(2)], _group, _all_expected, 1, nests=True),
+    "map": Statements(
+        lambda maker: [maker.random.randint(1, 3), maker.several(2, 4)],
+        _map,
+        lambda _, statements: _all_expected(statements),
+        1,
+        nests=True,
+    ),
+    "race": Statements(lambda maker: [maker.several(2)], _race, lambda _: "raced", 2, nests=True),
+    "first": Statements(lambda maker: [maker.several(2)], _first, lambda _: "first", 1, nests=True),
+    "each": Statements(
+        lambda maker: [maker.several(2)],
+        _as_completed,
+        lambda statements: sorted(map(repr, _all_expected(statements))),
+        1,
+        nests=True,
+    ),
+    "timeout": Statements(
+        lambda maker: [maker.random.choice((0.05, 0.3, 1.0, 3.0)), maker.statement()],
+        _timeout,
+        lambda *_: "timed",
+        2,
+        nests=True,
+    ),
+    "try": Statements(lambda maker: [maker.statement()], _try, _expect_try, 2, nests=True),
+    "cleanup": Statements(
+        lambda maker: [maker.statement(), maker.number()],
+        _cleanup,
+        lambda statement, _: expected(statement),
+        1,
+        nests=True,
+    ),
+    "child": Statements(lambda maker: [_in_child(maker)], _child, expected, 2, nests=True),
+    "beside": Statements(
+        lambda maker: [_in_child(maker), maker.number()],
+        _child_beside,
+        lambda statement, number: [number, expected(statement)],
+        1,
+        nests=True,
+    ),
+    "wait": Statements(
+        lambda maker: [_name(maker), maker.number(), _moment(maker), maker.random.random() < 0.3],
+        _wait,
+        lambda name, number, *_: number,
+        2,
+        outside=True,
+    ),
+    "maybe": Statements(
+        lambda maker: [_name(maker), maker.number(), _moment(maker), maker.random.choice((0.2, 1.5, 3.0))],
+        _maybe,
+        lambda *_: "maybe",
+        1,
+        outside=True,
+    ),
+    "ping": Statements(lambda maker: [_name(maker), maker.number()], _ping, lambda name, number: number, 1),
+}

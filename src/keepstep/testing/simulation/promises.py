@@ -1,0 +1,519 @@
+"""What Keepstep promises, each promise a small class: what it hears during a history, and what it checks at its end.
+
+To hold a new feature to its promise, write a class and put it into `PROMISES`. A promise is broken with `self.broken`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+
+from ...errors import CheckpointCorrupt
+from ...model import Kind, Status, may_move
+from ...model.signal import CANCEL, RESUME
+from ...ports import Advance, Answer, Change, Create, Verdict
+from ...stores.records import Record, unseal
+from ...stores.rules import ENDED
+from .programs import Fails, expected
+
+if TYPE_CHECKING:
+    from ...model import Claim
+    from .world import Body, Head, Process, World
+
+#: Kinds of records that are the last word on a step.
+_LAST_WORDS = frozenset({Kind.STEP_COMPLETED.value, Kind.STEP_FAILED.value, Kind.STEP_CANCELLED.value})
+
+
+class Promise:
+    """One promise. Its name is what is said when it is broken."""
+
+    name: ClassVar[str] = ""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Make what the promise remembers."""
+
+    def broken(self, how: str) -> None:
+        self.world.breaks(self.name, how)
+
+    # what a promise may listen to
+
+    def begins(self, body: Body, idempotency_key: str) -> None:
+        """The body of a step begins."""
+
+    def ends(self, body: Body) -> None:
+        """The body of a step has ended."""
+
+    def told(self, call: Any) -> None:
+        """The code of a workflow is told the outcome of a call."""
+
+    def wrote(
+        self, process: Process, change: Change, answer: Answer, records: list[Record], before: Head | None
+    ) -> None:
+        """The store has answered a change; `records` are those it has taken."""
+
+    def claimed(self, process: Process, claim: Claim) -> None:
+        """The store has leased a run."""
+
+    def renewed(self, process: Process, worker: str, known: bool) -> None:
+        """The store has taken a heartbeat, or refused it."""
+
+    def sent(self, name: str, payload: Any) -> None:
+        """A workflow has heard a signal of the client."""
+
+    def ended(self) -> None:
+        """The history is over."""
+
+    # what many need
+
+    def entries(self) -> dict[str, Any]:
+        return self.world.store._runs  # noqa: SLF001 - the judge may look anywhere
+
+    def records(self, run: str) -> list[Record]:
+        return [record for record, _ in unseal(self.entries()[run].rows, run, 0, "")]
+
+
+def is_last_word(record: Record) -> bool:
+    """Whether nothing more is to come of a step."""
+    return record.kind in _LAST_WORDS and record.retry_at is None
+
+
+class FinishedStepsStayFinished(Promise):
+    """A step with a checkpoint never runs again."""
+
+    name = "a step with a checkpoint never runs again"
+
+    def prepare(self) -> None:
+        self._finished: set[tuple[str, str]] = set()
+
+    def wrote(
+        self, process: Process, change: Change, answer: Answer, records: list[Record], before: Head | None
+    ) -> None:
+        self._finished.update((record.run, record.step) for record in records if self._is_final(record))
+
+    @staticmethod
+    def _is_final(record: Record) -> bool:
+        # A thread may take up a plain function at the very moment at which it is cancelled.
+        plain = record.step.rpartition("/")[2].startswith("plain#")
+        return is_last_word(record) and not (plain and record.kind == Kind.STEP_CANCELLED.value)
+
+    def begins(self, body: Body, idempotency_key: str) -> None:
+        if (body.run, body.key) in self._finished:
+            self.broken(f"{body.run} {body.key} begins again in {body.process}")
+
+
+class ToldWhatIsDurable(Promise):
+    """The code is told an outcome only when the store has it, unless it chose otherwise by name."""
+
+    name = "the code is told only what is durable"
+
+    def prepare(self) -> None:
+        self._durable: set[tuple[str, str]] = set()
+
+    def wrote(
+        self, process: Process, change: Change, answer: Answer, records: list[Record], before: Head | None
+    ) -> None:
+        self._durable.update((record.run, record.step) for record in records)
+
+    def told(self, call: Any) -> None:
+        key = getattr(call, "key", None)
+        if key is None or call.run.workflow.durability.choice != "every_step":
+            return
+        if (call.run.id, key) not in self._durable:
+            self.broken(f"{call.run.id} is told {key}, which the store does not have")
+
+
+class OneWriter(Promise):
+    """Only the holder of the newest lease writes."""
+
+    name = "only the holder of the newest lease writes"
+
+    def prepare(self) -> None:
+        self._holder: dict[str, tuple[str, int] | None] = {}
+        self._epochs: dict[str, int] = {}
+
+    def claimed(self, process: Process, claim: Claim) -> None:
+        run, epoch = claim.run.id, claim.lease.epoch
+        if epoch <= self._epochs.get(run, 0):
+            self.broken(f"{run} is claimed under epoch {epoch} after {self._epochs[run]}")
+        self._epochs[run] = epoch
+        self._holder[run] = (claim.lease.worker, epoch)
+
+    def wrote(
+        self, process: Process, change: Change, answer: Answer, records: list[Record], before: Head | None
+    ) -> None:
+        if answer.verdict is not Verdict.DONE:
+            return
+        if isinstance(change, Create):
+            self._holder[change.run.id] = (change.run.worker, change.run.epoch) if change.run.worker else None
+            self._epochs[change.run.id] = change.run.epoch
+        elif isinstance(change, Advance):
+            if self._holder.get(change.run) != (change.worker, change.epoch):
+                self.broken(
+                    f"{process} writes {change.run} under epoch {change.epoch}; {self._holder.get(change.run)} has it"
+                )
+            if change.release or change.status in ENDED:
+                self._holder[change.run] = None
+
+
+class TheLivingKeepTheirRuns(Promise):
+    """A run is taken over only from a worker that is dead, or whose lease has run out."""
+
+    name = "a live worker keeps its runs"
+
+    def prepare(self) -> None:
+        self._renewed: dict[str, float] = {}
+
+    def renewed(self, process: Process, worker: str, known: bool) -> None:
+        if known:
+            self._renewed[worker] = self.world.now
+
+    def claimed(self, process: Process, claim: Claim) -> None:
+        owner = claim.taken_from
+        if owner is None or owner in self.world.killed:
+            return
+        age = self.world.now - self._renewed.get(owner, -1e9)
+        if age <= self.world.plan["lease"]:
+            self.broken(f"{claim.run.id} is taken from {owner}, whose heartbeat is {age:.2f} s old")
+
+
+class ChainsAreWhole(Promise):
+    """Sequence numbers have no gap, checksums chain, and the head names the last record."""
+
+    name = "the history of a run is whole"
+
+    def wrote(
+        self, process: Process, change: Change, answer: Answer, records: list[Record], before: Head | None
+    ) -> None:
+        if isinstance(change, Advance) and answer.verdict is Verdict.DONE and before is not None:
+            seqs = [row.seq for row in change.rows]
+            if seqs != list(range(before.seq + 1, before.seq + 1 + len(seqs))):
+                self.broken(f"{change.run} is given {seqs} after {before.seq}")
+
+    def ended(self) -> None:
+        for run, entry in self.entries().items():
+            checksum, number = "", 0
+            try:
+                for record, sealed in unseal(entry.rows, run, 0, ""):
+                    checksum, number = sealed, record.seq
+            except CheckpointCorrupt as error:
+                self.broken(str(error))
+                continue
+            if (number, checksum) != (len(entry.rows), entry.checksum):
+                self.broken(f"{run}: its head does not name its last record")
+
+
+class LegalMoves(Promise):
+    """A status changes only as the table of moves allows; what is cancelled stays so."""
+
+    name = "a status changes only as it may"
+
+    def prepare(self) -> None:
+        self._status: dict[str, Status] = {}
+
+    def _see(self, run: str) -> None:
+        now = self.entries()[run].status
+        before = self._status.get(run, now)
+        if not may_move(before, now):
+            self.broken(f"{run} goes from {before.value} to {now.value}")
+        self._status[run] = now
+
+    def wrote(
+        self, process: Process, change: Change, answer: Answer, records: list[Record], before: Head | None
+    ) -> None:
+        if isinstance(change, (Advance, Create)) and answer.verdict is Verdict.DONE:
+            self._see(change.run if isinstance(change, Advance) else change.run.id)
+
+    def claimed(self, process: Process, claim: Claim) -> None:
+        self._see(claim.run.id)
+
+
+class NoSilentStall(Promise):
+    """Every unfinished run is leased, queued, paused, set aside, or holds a wake-up."""
+
+    name = "no run waits for nothing"
+
+    def wrote(
+        self, process: Process, change: Change, answer: Answer, records: list[Record], before: Head | None
+    ) -> None:
+        if answer.verdict is Verdict.DONE and isinstance(change, (Advance, Create)):
+            problem = self._stalled(self.entries()[change.run if isinstance(change, Advance) else change.run.id])
+            if problem:
+                self.broken(problem)
+
+    def ended(self) -> None:
+        for entry in self.entries().values():
+            problem = self._stalled(entry)
+            if problem:
+                self.broken(problem)
+
+    @staticmethod
+    def _stalled(entry: Any) -> str:
+        run, status = entry.run.id, entry.status
+        if status in ENDED:
+            return f"{run} is {status.value} and still leased" if entry.worker else ""
+        if status.active:
+            return "" if entry.worker else f"{run} is {status.value}, and nobody has it"
+        if entry.worker:
+            return f"{run} is {status.value}, and leased to {entry.worker}"
+        if status is Status.QUEUED:
+            return "" if entry.due_at else f"{run} is queued for no time"
+        if status is Status.PAUSED:
+            return "" if RESUME in entry.wakes else f"{run} is paused for ever"
+        return "" if entry.due_at or entry.wakes else f"{run} waits for nothing"
+
+
+class ParkedMeansStill(Promise):
+    """A run is put away only when nothing of it is under way."""
+
+    name = "a run is put away only when nothing of it is under way"
+
+    def wrote(
+        self, process: Process, change: Change, answer: Answer, records: list[Record], before: Head | None
+    ) -> None:
+        if isinstance(change, Advance) and answer.verdict is Verdict.DONE and change.status is Status.WAITING:
+            busy = [
+                body.key for body in self.world.running.values() if (body.run, body.process) == (change.run, process)
+            ]
+            if busy:
+                self.broken(f"{change.run} is parked while {', '.join(busy)} runs")
+
+
+class AcceptedRunsEnd(Promise):
+    """Every accepted run is there, and has ended, or visibly waits, or was set aside for a reason that is allowed."""
+
+    name = "every accepted run ends"
+
+    def ended(self) -> None:
+        plan = self.world.plan
+        if len(self.world.accepted) < len(plan["runs"]):
+            self.broken(f"only {sorted(self.world.accepted)} were accepted")
+        for run in self.world.accepted:
+            if run not in self.entries():
+                self.broken(f"{run} was accepted and is not there")
+        for run, entry in self.entries().items():
+            if entry.status not in ENDED and not self.world.waits_for_a_person(entry):
+                self.broken(
+                    f"{run} is {entry.status.value} (due {entry.due_at}, wakes {entry.wakes}, worker {entry.worker})"
+                )
+            if entry.status is Status.SET_ASIDE:
+                error = next(one.error for one in reversed(self.records(run)) if one.error is not None)
+                if not self._allowed(error.type):
+                    self.broken(f"{run} is set aside: {error.type}: {error.message}")
+
+    def _allowed(self, kind: str) -> bool:
+        plan = self.world.plan
+        if kind == "ReplayMismatch":
+            return self.world.befell.get("deploy", 0) > 0
+        return kind == "RecoveryLimit" and (
+            self.world.counts["lives"] > plan["workers"] + 1 or "pause" in self.world.befell
+        )
+
+
+class ResultsAreRight(Promise):
+    """A run has the result that it has when nothing befalls it, and that is what those who ask are told."""
+
+    name = "the result is the one of an undisturbed run"
+
+    def ended(self) -> None:
+        for run, start in self.world.accepted.items():
+            last = self._last_of(run)
+            if last is None:
+                continue
+            found = self.world.store.get_run(last)
+            if found is None or found.status in (Status.CANCELLED, Status.SET_ASIDE) or found.status not in ENDED:
+                continue
+            self._compare(run, start, found)
+
+    def _last_of(self, run: str) -> str | None:
+        """The run that ended a series."""
+        for _ in range(20):
+            found = self.world.store.get_run(run)
+            if found is None or not found.continued_as:
+                return run
+            run = found.continued_as
+        return None
+
+    def _compare(self, run: str, start: dict[str, Any], found: Any) -> None:
+        try:
+            wanted: Any = [expected(statement) for part in start["parts"] for statement in part]
+        except Fails:
+            wanted = None
+        if found.status is Status.FAILED:
+            late = found.error is not None and found.error.code == "ks:run-timed-out"
+            if wanted is not None and not (late and start.get("deadline")) and not self._a_part_ended(found):
+                self.broken(f"{run} failed: {found.error}")
+            return
+        value = msgspec.json.decode(found.output or b"null")
+        if wanted is None or value != wanted:
+            self.broken(f"{run} gave {value}, not {wanted}")
+        for told in self.world.results.get(run, ()):
+            if told is not None and told != ["completed", value]:
+                self.broken(f"{run} gave {value}, and someone was told {told}")
+
+    def _a_part_ended(self, found: Any) -> bool:
+        """A child that was set aside or cancelled fails its parent."""
+        family = {run: entry.run.parent for run, entry in self.entries().items()}
+
+        def belongs(run: str | None) -> bool:
+            while run is not None and run != found.id:
+                run = family.get(run)
+            return bool(run == found.id)
+
+        return any(
+            entry.status in (Status.SET_ASIDE, Status.CANCELLED) and belongs(run) and run != found.id
+            for run, entry in self.entries().items()
+        )
+
+
+class SignalsAreReadOnce(Promise):
+    """No signal is consumed twice; what a run says that it heard was sent."""
+
+    name = "a signal is read once"
+
+    def ended(self) -> None:
+        for run, entry in self.entries().items():
+            seqs = [signal.seq for signal in entry.signals]
+            if seqs != list(range(1, len(seqs) + 1)):
+                self.broken(f"the signals of {run} are numbered {seqs}")
+            ids = [signal.id for signal in entry.signals if signal.id]
+            if len(ids) != len(set(ids)):
+                self.broken(f"{run} holds a signal twice: {ids}")
+            taken = list(self._taken(run))
+            twice = {seq for seq in taken if taken.count(seq) > 1}
+            if twice:
+                self.broken(f"{run} read the signals {sorted(twice)} twice")
+
+    def _taken(self, run: str) -> Iterator[int]:
+        """Signals that were read, without those whose reader was cancelled before it was told."""
+        heard: dict[str, int] = {}
+        for record in self.records(run):
+            if record.data and "signal" in record.data and not record.step.startswith("ks:"):
+                heard[record.step] = record.data["signal"]
+            elif record.kind == Kind.STEP_CANCELLED.value:
+                heard.pop(record.step, None)
+        yield from heard.values()
+
+
+class OneChildPerCall(Promise):
+    """A call that starts a child starts exactly one, and its parent knows that one."""
+
+    name = "a call starts exactly one child"
+
+    def ended(self) -> None:
+        entries = self.entries()
+        known: dict[tuple[str | None, str | None], str] = {}
+        for run, entry in entries.items():
+            if entry.run.parent is None or "~" in run:
+                continue
+            call = (entry.run.parent, entry.run.parent_key)
+            if call in known:
+                self.broken(f"{call} started {known[call]} and {run}")
+            known[call] = run
+        for run in entries:
+            for record in self.records(run):
+                child = (record.data or {}).get("child") if record.kind == Kind.CHILD.value else None
+                if child and child not in entries:
+                    self.broken(f"{run} started {child}, which is not there")
+
+
+class CancelIsFinal(Promise):
+    """A run that accepted a cancel ends cancelled, and does nothing new after that."""
+
+    name = "cancel is final"
+
+    def ended(self) -> None:
+        for run, entry in self.entries().items():
+            asked = any(signal.name == CANCEL for signal in entry.signals)
+            if asked and entry.status in ENDED and entry.status not in (Status.CANCELLED, Status.SET_ASIDE):
+                self.broken(f"{run} accepted a cancel and is {entry.status.value}")
+
+
+class AttemptsAreCounted(Promise):
+    """The attempts of a step are numbered without gap or repetition, and are no more than its policy allows."""
+
+    name = "attempts are counted"
+
+    def ended(self) -> None:
+        for run in self.entries():
+            attempts: dict[str, int] = {}
+            for record in self.records(run):
+                if record.kind == Kind.STEP_FAILED.value and record.step.rpartition("/")[2].startswith("flaky"):
+                    expected_attempt = attempts.get(record.step, 0) + 1
+                    if record.attempt != expected_attempt:
+                        self.broken(f"{run} {record.step} records attempt {record.attempt}, not {expected_attempt}")
+                    attempts[record.step] = record.attempt
+
+
+class OneKeyPerStep(Promise):
+    """Every attempt of a step has the same idempotency key, and no other step has it."""
+
+    name = "a step has one idempotency key"
+
+    def prepare(self) -> None:
+        self._keys: dict[str, tuple[str, str]] = {}
+        self._steps: dict[tuple[str, str], str] = {}
+
+    def begins(self, body: Body, idempotency_key: str) -> None:
+        step = (body.run, body.key)
+        if (
+            self._keys.setdefault(idempotency_key, step) != step
+            or self._steps.setdefault(step, idempotency_key) != idempotency_key
+        ):
+            self.broken(f"{body.run} {body.key} has the key {idempotency_key}")
+
+
+class AtMostOnce(Promise):
+    """The body of an at-most-once step begins once, whatever crashes, unless nobody can have seen it."""
+
+    name = "at most once means at most once"
+
+    def begins(self, body: Body, idempotency_key: str) -> None:
+        if body.key.rpartition("/")[2].startswith("once#") and self.world.has_begun(body.run, body.key):
+            self.broken(f"{body.run} {body.key} begins again in {body.process}")
+
+
+class DeadlinesHold(Promise):
+    """No step begins when the deadline of its run is over."""
+
+    name = "nothing begins after the deadline"
+
+    def begins(self, body: Body, idempotency_key: str) -> None:
+        run = self.entries()[body.run].run
+        if run.deadline_at is None:
+            return
+        late = body.process.clock.now() - run.deadline_at.timestamp()
+        cleans_up = body.key.rpartition("/")[2].startswith("work#")  # which it may, when its time is over
+        if late > self._tolerance() and not cleans_up:
+            self.broken(f"{body.run} {body.key} begins {late:.2f} s after its deadline")
+
+    def _tolerance(self) -> float:
+        """A process that was paused, or could not write, learns of the time when it moves again."""
+        return 0.5 if not self.world.befell else 60.0
+
+
+#: Everything that is held against a history.
+PROMISES: list[type[Promise]] = [
+    FinishedStepsStayFinished,
+    ToldWhatIsDurable,
+    OneWriter,
+    TheLivingKeepTheirRuns,
+    ChainsAreWhole,
+    LegalMoves,
+    NoSilentStall,
+    ParkedMeansStill,
+    AcceptedRunsEnd,
+    ResultsAreRight,
+    SignalsAreReadOnce,
+    OneChildPerCall,
+    CancelIsFinal,
+    AttemptsAreCounted,
+    OneKeyPerStep,
+    AtMostOnce,
+    DeadlinesHold,
+]

@@ -1,0 +1,198 @@
+"""The simulated world: kept plans, seeds of this commit, and that nothing of the real world leaks in."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from keepstep.errors import KeepstepError
+from keepstep.testing.simulation import FAULTS, draw, play
+from keepstep.testing.simulation.programs import STATEMENTS, Fails, expected
+from keepstep.testing.simulation.shrink import shrink
+
+ROOT = Path(__file__).parents[2]
+KEPT = sorted((Path(__file__).parent / "kept").glob("*.json"))
+
+#: How many seeds every run of the tests plays, in so many cases.
+SEEDS, CASES = 1000, 20
+
+
+def first_seed() -> int:
+    """Another for every commit, the same for every run of one."""
+    asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return int(asked.stdout[:7], 16) if asked.returncode == 0 else 20261115
+
+
+FIRST_SEED = first_seed()
+
+
+def story(outcome) -> str:
+    return "\n".join([*outcome.broken, "", *outcome.story[-60:], "", json.dumps(outcome.plan)])
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
+def test_what_was_broken_once_stays_mended(path):
+    outcome = play(json.loads(path.read_text(encoding="utf-8"))["plan"])
+    assert not outcome.broken, story(outcome)
+
+
+@pytest.mark.parametrize("case", range(CASES))
+def test_seeds_of_this_commit(case):
+    share = SEEDS // CASES
+    first = FIRST_SEED + case * share
+    print(f"seeds {first} to {first + share - 1}")
+    for seed in range(first, first + share):
+        plan = draw(seed)
+        outcome = play(plan)
+        if outcome.broken:
+            pytest.fail(f"seed {seed}\n" + story(play(shrink(plan, outcome.broken, play, tries=60))))
+
+
+# -- what the judge knows ----------------------------------------------------------------------------------------------
+
+
+def test_every_statement_and_every_fault_is_drawn():
+    plans = [draw(seed) for seed in range(400)]
+    text = json.dumps(plans)
+    assert all(f'["{word}"' in text for word in STATEMENTS)
+    assert {event["what"] for plan in plans for event in plan["events"]} == set(FAULTS)
+
+
+def test_undisturbed_programs_give_what_is_expected_of_them():
+    ended = set()
+    for seed in range(60):
+        plan = draw(seed)
+        plan.pop("poison", None)
+        for run in plan["runs"]:
+            run.pop("deadline", None)
+        outcome = play({**plan, "events": [], "workers": 1})
+        assert not outcome.broken, story(outcome)
+        for run in plan["runs"]:
+            try:
+                ended.add(bool([expected(statement) for part in run["parts"] for statement in part]))
+            except Fails:
+                ended.add("failed")
+    assert ended == {True, "failed"}
+
+
+# -- the same seed, the same history -----------------------------------------------------------------------------------
+
+_DIGESTS = """
+import sys
+from keepstep.testing.simulation import draw, play
+print(*[play(draw(seed)).digest for seed in map(int, sys.argv[1:])])
+"""
+
+
+def digests(hash_seed, *seeds):
+    env = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-c", _DIGESTS, *map(str, seeds)]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=100).stdout.split()
+
+
+def test_the_same_seed_gives_the_same_history_byte_for_byte():
+    seeds = range(FIRST_SEED, FIRST_SEED + 40)
+    here = [play(draw(seed)).digest for seed in seeds]
+    assert digests("1", *seeds) == here
+    assert digests("2", *reversed(seeds)) == here[::-1]
+    assert len(set(here)) == len(here)
+
+
+# -- nothing real leaks in ---------------------------------------------------------------------------------------------
+
+
+class Leak(BaseException):
+    """Something asked the real world."""
+
+
+def test_no_thread_no_real_time_and_no_real_chance(monkeypatch):
+    def leak(*_, **__):
+        raise Leak
+
+    for module, names in (
+        (time, ("time", "monotonic", "perf_counter", "sleep", "time_ns", "monotonic_ns", "clock_gettime")),
+        (random, ("random", "randrange", "choice", "seed", "SystemRandom")),
+        (os, ("urandom", "getrandom")),
+        (uuid, ("uuid1", "uuid4")),
+        (threading.Thread, ("start",)),
+    ):
+        for name in names:
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, leak)
+    monkeypatch.setattr("secrets.token_bytes", leak)
+    before = threading.active_count()
+    outcomes = [play(draw(seed)) for seed in range(FIRST_SEED, FIRST_SEED + 30)]
+    assert threading.active_count() == before
+    broken = [outcome for outcome in outcomes if outcome.broken]
+    assert not broken, story(broken[0])
+
+
+# -- it can fail -------------------------------------------------------------------------------------------------------
+
+
+def first_broken(limit=300):
+    for seed in range(limit):
+        outcome = play(draw(seed))
+        if outcome.broken:
+            return outcome
+    return None
+
+
+def test_a_store_without_a_fence_is_caught_and_the_story_is_short(monkeypatch):
+    from keepstep.stores.memory import MemoryStore
+
+    honest = MemoryStore._advance
+
+    def without_fence(self, change):
+        entry = self._runs[change.run]
+        if (entry.worker, entry.epoch) != (change.worker, change.epoch) and len(entry.rows) == change.after:
+            entry.worker, entry.epoch = change.worker, change.epoch
+        return honest(self, change)
+
+    monkeypatch.setattr(MemoryStore, "_advance", without_fence)
+    outcome = first_broken(2000)
+    assert outcome is not None
+    short = play(shrink(outcome.plan, outcome.broken, play, tries=100))
+    assert short.broken
+    assert len(short.story) <= len(outcome.story)
+
+
+def test_a_lost_wake_up_is_caught(monkeypatch):
+    from keepstep.stores.memory import MemoryStore
+
+    honest = MemoryStore._deliver
+
+    def without_waking(self, signal):
+        target = self._runs[signal.run]
+        wakes, target.wakes = target.wakes, ()
+        try:
+            return honest(self, signal)
+        finally:
+            target.wakes = wakes
+
+    monkeypatch.setattr(MemoryStore, "_deliver", without_waking)
+    outcome = first_broken()
+    assert outcome is not None
+    assert "every accepted run ends" in outcome.broken[0]
+
+
+def test_errors_of_the_engine_itself_are_seen(monkeypatch):
+    from keepstep.engine.engine import Engine
+
+    async def broken(self, context):
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(Engine, "_fetch", broken)
+    outcome = first_broken()
+    assert outcome is not None
+    assert "nothing fails inside the engine" in "".join(outcome.broken)
+    assert issubclass(KeepstepError, Exception)
