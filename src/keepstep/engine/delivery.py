@@ -61,7 +61,7 @@ def _deliver(run: RunContext, draft: Draft) -> bool:
         log.warning("run %s has made %d steps; let it go on as a new run with ks.continue_as", run.id, run.steps)
     if not draft.call.settle(record):
         return False
-    if run.arrived:
+    if run.arrived or run.waits or run.holding:  # the code may end a branch with this and ask for nothing more
         run.watch()
     return True
 

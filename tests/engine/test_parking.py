@@ -1,0 +1,64 @@
+"""A run that only waits is put away, however its code waits."""
+
+import asyncio
+
+import pytest
+
+import keepstep as ks
+from tests.engine.world import until_status
+
+
+@ks.step
+async def quick(number: int) -> int:
+    return number
+
+
+async def sleeps() -> str:
+    await ks.sleep(0.05)
+    return "slept"
+
+
+async def hears() -> str:
+    return await ks.wait_for("word")
+
+
+async def in_gather():
+    return await ks.gather(sleeps(), hears())
+
+
+async def in_task_group():
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(part()) for part in (sleeps, hears)]
+    return [task.result() for task in tasks]
+
+
+async def as_they_come():
+    return [one async for one in ks.as_completed([quick(1), hears()])]
+
+
+@pytest.mark.parametrize("wait", [in_gather, in_task_group, as_they_come])
+async def test_a_run_whose_last_open_branch_waits_is_put_away(world, wait):
+    @ks.workflow(name=f"parking:{wait.__name__}")
+    async def waits():
+        return await wait()
+
+    async with world.engine() as engine:
+        run = await engine.start(waits, run_id="r")
+        await until_status(run, "waiting")
+        await run.signal("word", "come")
+        assert "come" in await run.result(5)
+
+
+@pytest.mark.parametrize("wait", [in_gather, as_they_come])
+async def test_a_run_whose_last_open_branch_waits_can_be_paused(world, wait):
+    @ks.workflow(name=f"pausing:{wait.__name__}")
+    async def waits():
+        return await wait()
+
+    async with world.engine(linger_seconds=60.0) as engine:
+        run = await engine.start(waits, run_id="r")
+        await run.pause()
+        await until_status(run, "paused")
+        await run.resume()
+        await run.signal("word", "come")
+        assert "come" in await run.result(5)
