@@ -12,7 +12,7 @@ BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check format coverage bench soak clean
+.PHONY: help demo test test-all check format coverage bench sim soak clean
 
 help:  ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -45,6 +45,9 @@ coverage: $(VENV)/.dev  ## run the tests and show what they did not reach
 
 bench: $(VENV)/.dev  ## measure (PEERS=1: beside other libraries)
 	$(BIN)/python -m bench $(if $(PEERS),--peers) $(ARGS)
+
+sim: $(VENV)/.dev  ## play simulated histories for SECONDS=600 (ARGS="--only SEED")
+	$(BIN)/python -m keepstep.testing.simulation --seconds $(SECONDS) --jobs $(WORKERS) $(ARGS)
 
 soak: $(VENV)/.dev  ## crash and recover for SECONDS=600
 	$(BIN)/python -m tests.soak --seconds $(SECONDS) $(ARGS)
