@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 import keepstep as ks
+from keepstep.engine.attempt import idempotency_key
 from tests.engine.world import steps_of, until, until_at_last_wait, until_recorded, until_status
 
 
@@ -198,6 +199,21 @@ async def test_unread_signals_are_lost_when_a_run_continues(world):
             assert first.status is ks.Status.COMPLETED
             assert first.continued_as == "r~2"
             assert (await (await client.get("r~4")).run()).continued_as is None
+
+
+async def test_the_chance_of_a_successor_is_drawn_anew(world):
+    """It follows from its predecessor's, so a series replays as a whole; but it is not the same."""
+
+    @ks.workflow
+    async def drawing(number, drawn=()):
+        drawn = [*drawn, str(ks.uuid())]
+        return drawn if number == 3 else ks.continue_as(number + 1, drawn)
+
+    async with world.engine() as engine:
+        run = await engine.start(drawing, 1, run_id="r")
+        assert len(set(await run.result(10))) == 3
+        seeds = [(await (await engine.get(name)).run()).seed for name in ("r", "r~2", "r~3")]
+        assert seeds[1:] == [idempotency_key(seeds[0], "r~2", 0)[:16], idempotency_key(seeds[1], "r~3", 0)[:16]]
 
 
 async def test_a_signal_to_the_first_of_a_chain_is_refused(world):

@@ -24,7 +24,7 @@ from ..policies import SetAside, classify
 from ..ports import CURRENT, Advance, Answer, Create, Send, Verdict, instant
 from ..stores.records import Record, StoredError, check_size, seal
 from ..workflows.definition import Call
-from .attempt import clean, in_thread, stored_error
+from .attempt import clean, idempotency_key, in_thread, stored_error
 from .branch import CANCELLED, Branch, DurableCall
 from .context import RunContext
 from .history import History
@@ -341,7 +341,7 @@ class Runner:
             created_at=context.time(),
             version=context.workflow.version,
             fingerprint=context.workflow.fingerprint,
-            seed=new_id("seed"),
+            seed=idempotency_key(run.seed, f"{base}~{count}", 0)[:16],  # as a child's: another, but no new chance
             seq=0,
             checksum="",
             epoch=0,

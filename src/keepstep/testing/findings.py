@@ -1,0 +1,424 @@
+"""The judge of a crash test: holds what came of each crash against the undisturbed runs, and says what to do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+
+from . import trial
+from .effects import EFFECT, KEYED, is_theirs
+from .life import CHANCE, End
+from .recorder import BODY, Effect, repeated
+from .trial import Trial
+
+ERROR, WARNING, NOTE = "error", "warning", "note"
+#: A value is shown up to this length.
+MAX_SHOWN = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong, or worth knowing: what, where, and what to do about it."""
+
+    severity: str
+    code: str
+    message: str
+    advice: str = ""
+    step: str = ""
+    line: str = ""
+
+
+@dataclass(slots=True)
+class Crash:
+    """What came of one crash: where the process died, whether the workflow ended the same, what was repeated."""
+
+    id: str
+    where: str
+    step: str = ""
+    line: str = ""
+    reached: bool = True
+    ended: str = ""
+    repeated: list[str] = field(default_factory=list)
+    doubled: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not any(finding.severity == ERROR for finding in self.findings)
+
+
+def short(key: str) -> str:
+    """A step's key as a person says it: its name, and its number from the second call on."""
+    return key.rpartition("/")[2].removesuffix("#1")
+
+
+def name_of(key: str) -> str:
+    """The name of the step that a key belongs to."""
+    return key.rpartition("/")[2].partition("#")[0]
+
+
+# -- effects -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """Something that was done to the outside world; two with the same key are one."""
+
+    run: str
+    step: str
+    kind: str
+    text: str
+    key: str | None
+    twice: bool
+    line: str
+
+
+def deeds(record: Sequence[Effect], ignore: Sequence[str] = ()) -> list[Deed]:
+    """What was done, in order, without what the user has called harmless."""
+    found: list[Deed] = []
+    for one in record:
+        data = one.data
+        if one.what == EFFECT and not any(fnmatch(data["text"], f"*{pattern}*") for pattern in ignore):
+            found.append(Deed(one.run, one.step, data["kind"], data["text"], data["key"], data["twice"], data["line"]))
+        elif one.what == KEYED:
+            for place in range(len(found) - 1, -1, -1):
+                last = found[place]
+                if (last.run, last.step, last.text) == (one.run, one.step, data["text"]):
+                    found[place] = Deed(last.run, last.step, last.kind, last.text, data["key"], last.twice, last.line)
+                    break
+    return found
+
+
+def _counts(done: Sequence[Deed]) -> Counter[tuple[str, str, str]]:
+    """How often each thing was done, those with one key once."""
+    seen: set[tuple[str, str, str, str]] = set()
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for deed in done:
+        if not deed.twice:
+            continue
+        place = (deed.run, deed.step, deed.text)
+        if deed.key is None:
+            counts[place] += 1
+        elif (*place, deed.key) not in seen:
+            seen.add((*place, deed.key))
+            counts[place] += 1
+    return counts
+
+
+def _bodies(record: Sequence[Effect]) -> Counter[tuple[str, str]]:
+    return Counter((one.run, one.step) for one in record if one.what == BODY)
+
+
+# -- the judge ---------------------------------------------------------------------------------------------------------
+
+
+class Judge:
+    """Knows how the workflow goes when nothing disturbs it."""
+
+    def __init__(self, first: Trial, second: Trial, ignore: Sequence[str] = ()) -> None:
+        self.first, self.second, self.ignore = first, second, ignore
+        self.deeds = deeds(first.record, ignore)
+        self._effects = _counts(self.deeds) | _counts(deeds(second.record, ignore))
+        self._bodies = _bodies(first.record) | _bodies(second.record)
+        self._files = {name: seen for name, seen in first.files.items() if second.files.get(name) == seen}
+        self._all_files = {*first.files, *second.files}
+        self.stable = _outcome(first.end) == _outcome(second.end)
+        self.chance = list(dict.fromkeys((d["called"], d["line"], d["instead"]) for d in _chances(first)))
+
+    # -- before any crash ----------------------------------------------------------------------------------------------
+
+    def undisturbed(self, *, may_fail: bool) -> Iterator[Finding]:
+        """What is to be said of the undisturbed runs."""
+        end = self.first.end
+        if end.status in ("stuck", "hangs", "died", "broken"):
+            yield self._dead_end(end, self.first, "undisturbed, ")
+            return
+        if end.status != "completed" and not may_fail:
+            yield Finding(
+                ERROR,
+                "fails",
+                f"undisturbed, the run already ends as {end.status}: {_error(end)}",
+                "give it an input with which it completes, or say that it may fail (--may-fail, may_fail=True): "
+                "then it has to fail the same after every crash",
+                line=_last_line(end.traceback),
+            )
+        if not self.stable:
+            yield self._unstable()
+        for deed in self.deeds:
+            if not deed.step:
+                severity = ERROR if deed.twice or deed.kind in ("request", "connection") else WARNING
+                yield Finding(
+                    severity,
+                    "outside-step",
+                    f"the workflow's own code does this, outside any step: {deed.text}",
+                    "it happens again on every recovery: move it into a step",
+                    line=deed.line,
+                )
+
+    def _unstable(self) -> Finding:
+        first, second = _outcome(self.first.end), _outcome(self.second.end)
+        steps = [key for key, value in self.first.values.items() if self.second.values.get(key, value) != value]
+        why = f"; step {short(steps[0].partition(' ')[2])} is the first that differs" if steps else ""
+        return Finding(
+            WARNING,
+            "varies",
+            f"two undisturbed runs end differently ({_brief(first)} and {_brief(second)}){why}",
+            "the results after crashes are therefore not compared; let the test give what comes from outside "
+            "(fixed input, stubs, a seed)",
+            step=name_of(steps[0]) if steps else "",
+        )
+
+    # -- after each ----------------------------------------------------------------------------------------------------
+
+    def judge(self, trial: Trial) -> Crash:
+        """What came of one crash."""
+        moment = trial.moment
+        assert moment is not None
+        crash = Crash(moment.id, moment.where, moment.step, moment.line, trial.crashed, trial.end.status)
+        crash.seconds = trial.seconds
+        if not trial.crashed and trial.end.status not in ("hangs", "died", "broken"):
+            crash.reached = False
+            return crash
+        extra = _bodies(trial.record) - self._bodies
+        crash.repeated = [short(step) for _, step in extra]
+        crash.findings += self._ending(trial, crash)
+        crash.findings += self._broken_promises(trial)
+        for finding, text in self._doubled(trial):
+            crash.doubled.append(text)
+            crash.findings.append(finding)
+        crash.findings += self._left_files(trial)
+        return crash
+
+    def _ending(self, trial: Trial, crash: Crash) -> Iterator[Finding]:
+        end, base = trial.end, self.first.end
+        if end.status in ("hangs", "died", "broken", "stuck"):
+            if any(name.startswith("a decision on") for name in end.waits):
+                crash.ended = "in doubt"
+                yield self._in_doubt(end)
+            else:
+                yield self._dead_end(end, trial, "after a crash, ")
+        elif end.status == "set aside" and base.status != "set aside":
+            yield self._set_aside(end)
+        elif end.status != base.status or (self.stable and _outcome(end) != _outcome(base)):
+            crash.ended = f"{end.status}: {_brief(_outcome(end))}"
+            yield self._differs(trial)
+
+    def _in_doubt(self, end: End) -> Finding:
+        steps = [name.removeprefix("a decision on ") for name in end.waits if name.startswith("a decision on ")]
+        return Finding(
+            NOTE,
+            "in-doubt",
+            f"{', '.join(steps)} was not repeated: nobody knows whether it had happened, so the run waits for a person",
+            "this is what at_most_once promises; with verify= the run decides by itself",
+            step=name_of(steps[0]),
+        )
+
+    def _dead_end(self, end: End, trial: Trial, when: str) -> Finding:
+        if end.status == "stuck":
+            signals = [name.removeprefix("signal ") for name in end.waits if name.startswith("signal ")]
+            if signals:
+                return Finding(
+                    ERROR,
+                    "stuck",
+                    f"{when}it waits for signal {' and '.join(signals)}, which nobody sends",
+                    f"say what comes: --signal {signals[0]}=JSON, or answers={{{signals[0]!r}: ...}}",
+                )
+            steps = [name.removeprefix("step ") for name in end.waits if name.startswith("step ")]
+            if steps:
+                told = f"{when}step {short(steps[0])} awaits something that never comes"
+                return Finding(ERROR, "stuck", told, "give it a timeout", name_of(steps[0]))
+            return Finding(ERROR, "stuck", f"{when}nothing can move the run any more, and it has not ended")
+        if end.status == "hangs":
+            where = _hanging_at(trial.printed)
+            return Finding(
+                ERROR,
+                "hangs",
+                f"{when}it does not come to its end" + (f"; it hangs in {where}" if where else ""),
+                "sleep with ks.sleep or asyncio.sleep, whose time is skipped here; if it only needs longer, allow it "
+                "more (--life-seconds)",
+                line=where,
+            )
+        told = end.error or "its process ended without a word"
+        kind = f"{end.error_type}: " if end.error_type else ""
+        return Finding(ERROR, end.status, f"{when}{kind}{told}", line=_last_line(end.traceback))
+
+    def _set_aside(self, end: End) -> Finding:
+        if end.error_type != "ReplayMismatch":
+            return Finding(ERROR, "set-aside", f"after a crash the run is set aside: {_error(end)}")
+        return Finding(
+            ERROR,
+            "not-replayable",
+            f"after a crash the workflow's code asks for something else than before: {end.error}",
+            self._why_not_the_same(),
+            line=self.chance[0][1] if self.chance else "",
+        )
+
+    def _why_not_the_same(self) -> str:
+        if self.chance:
+            return "; ".join(f"it calls {called} in {line}: use {instead}" for called, line, instead in self.chance[:3])
+        return (
+            "its steps and their arguments must follow from its input and from what steps returned; something kept in "
+            "memory (a global, a cache), a clock, chance or a file is different after a restart"
+        )
+
+    def _differs(self, trial: Trial) -> Finding:
+        base, end = self.first, trial.end
+        now, then = _brief(_outcome(end)), _brief(_outcome(base.end))
+        told = f"after a crash it ends with {now} instead of {then}"
+        steady = {key: value for key, value in base.values.items() if self.second.values.get(key) == value}
+        other = [key for key, value in steady.items() if trial.values.get(key, value) != value]
+        again = {f"{run} {step}" for run, step in _bodies(trial.record) - self._bodies}
+        for key in other:
+            step = key.partition(" ")[2]
+            if key in again:
+                values = f"{_brief(trial.values[key])} instead of {_brief(steady[key])}"
+                return Finding(
+                    ERROR,
+                    "not-deterministic",
+                    f"{told}: step {short(step)}, repeated because its result was not yet recorded, gave {values}",
+                    "a step that changes what it reads must find its own earlier work: look it up by "
+                    "ks.idempotency_key(), or read without taking away",
+                    step=name_of(step),
+                )
+        if other:
+            step = other[0].partition(" ")[2]
+            told += f"; step {short(step)} is the first that recorded something else"
+        missing = [name_of(key) for key in steady if key not in trial.values]
+        if not other and not missing and not self.chance:
+            return Finding(
+                ERROR,
+                "memory",
+                f"{told}, although every step returned the same",
+                "the workflow uses something that was only in memory and is gone with its process (a global, a cache, "
+                "an object that a step changed): return it from a step instead",
+                line=_last_line(end.traceback),
+            )
+        return Finding(ERROR, "different-result", told, self._why_not_the_same(), line=_last_line(end.traceback))
+
+    def _broken_promises(self, trial: Trial) -> Iterator[Finding]:
+        for body in repeated(trial.record):
+            yield Finding(
+                ERROR,
+                "promise",
+                f"step {short(body.step)} ran again although its checkpoint was durable",
+                "this is a defect of Keepstep: please report it",
+                step=name_of(body.step),
+            )
+        once = {(one.run, one.step) for one in trial.record if one.what == BODY and one.data.get("once")}
+        free = {(one.run, one.step) for one in trial.record if one.what == BODY and one.data.get("verified")}
+        for run, step in (_bodies(trial.record) - self._bodies).keys() & (once - free):
+            yield Finding(
+                ERROR,
+                "promise",
+                f"step {short(step)} of run {run} is at_most_once and ran twice",
+                "this is a defect of Keepstep: please report it",
+                step=name_of(step),
+            )
+
+    def _doubled(self, trial: Trial) -> Iterator[tuple[Finding, str]]:
+        done = deeds(trial.record, self.ignore)
+        for (run, step, text), extra in (_counts(done) - self._effects).items():
+            deed = next(one for one in done if (one.run, one.step, one.text) == (run, step, text))
+            if not step or (deed.kind == "file" and not self._changed(trial, text)):
+                continue  # outside a step it was found without a crash; a file says itself what became of it
+            times = "twice" if extra == 1 else f"{extra + 1} times"
+            keys = {one.key for one in done if (one.run, one.step, one.text) == (run, step, text)}
+            yield (
+                Finding(
+                    ERROR,
+                    "doubled",
+                    f"step {name_of(step)} did this {times}, because the process died before its checkpoint: {text}",
+                    _advice(deed, keys),
+                    step=name_of(step),
+                    line=deed.line,
+                ),
+                f"{name_of(step)}: {text}",
+            )
+
+    def _changed(self, trial: Trial, text: str) -> bool:
+        """Whether the file that an effect speaks of holds something else than without a crash, as far as one knows."""
+        name = text.removesuffix(" appended to")
+        if name not in self._all_files:
+            return True
+        return name in self._files and trial.files.get(name) != self._files[name]
+
+    def _left_files(self, trial: Trial) -> Iterator[Finding]:
+        done = deeds(trial.record, self.ignore)
+        more = _counts(done) - self._effects
+        for name in sorted({*self._files, *trial.files}):
+            if trial.files.get(name) == self._files.get(name) or any(fnmatch(name, f"*{one}*") for one in self.ignore):
+                continue
+            touched = [deed for deed in done if deed.text.startswith(f"{name} ") or f" {name} " in deed.text]
+            if any((deed.run, deed.step, deed.text) in more for deed in touched):
+                continue  # told as doubled
+            step = name_of(touched[-1].step) if touched and touched[-1].step else ""
+            line = touched[-1].line if touched else ""
+            if name in self._files:
+                told = f"after a crash the file {name} holds something else than without one"
+                advice = "write it whole to another name and rename it, in one step that may run again"
+                yield Finding(ERROR, "file", told, advice, step, line)
+            elif name not in self._all_files:
+                told = f"a crash leaves the file {name} behind"
+                yield Finding(WARNING, "left-behind", told, "use a name that the next attempt finds again", step, line)
+
+
+def _advice(deed: Deed, keys: set[str | None]) -> str:
+    once = "or mark the step at_most_once, with verify= to find out after a crash"
+    if None not in keys and len(keys) > 1:
+        return f"its key is another each time: pass ks.idempotency_key(), which stays the same, {once}"
+    if deed.kind == "file":
+        return "write a file of its own, named after ks.idempotency_key(), or look whether the line is there already"
+    if deed.kind == "process":
+        return f"pass ks.idempotency_key() to the program, if it can tell by it that it was called before, {once}"
+    if deed.kind == "request":
+        return f"send ks.idempotency_key() with the request (many services take a header Idempotency-Key), {once}"
+    if deed.kind == "mail":
+        return f"send it through a service that takes ks.idempotency_key(), {once}"
+    return f"pass ks.idempotency_key() to the other side (and as key= to effect), {once}"
+
+
+def _chances(trial: Trial) -> Iterator[dict[str, str]]:
+    return (one.data for one in trial.record if one.what == CHANCE)
+
+
+def _outcome(end: End) -> str:
+    if end.status == "completed":
+        return end.output or "null"
+    return f"{end.error_type}: {end.error}" if end.error_type else end.status
+
+
+def _error(end: End) -> str:
+    return f"{end.error_type.removeprefix('keepstep.errors.')}: {end.error}" if end.error_type else "no reason is known"
+
+
+def _brief(text: str) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= MAX_SHOWN else flat[: MAX_SHOWN - 1] + "…"
+
+
+def _last_line(traceback: str) -> str:
+    """The last line of the user's own code that a traceback names."""
+    found = ""
+    for line in traceback.splitlines():
+        words = line.strip().split('"')
+        if len(words) == 3 and words[0] == "File " and is_theirs(words[1]):
+            found = f"{words[1]}:{words[2].split(',')[1].removeprefix(' line ').strip()}"
+    return found
+
+
+def _hanging_at(printed: str) -> str:
+    """Where a process hung, from what it wrote when it was ended: the innermost line of the user's own code."""
+    below = False
+    for line in printed.splitlines():
+        words = line.strip().split('"')
+        if len(words) != 3 or words[0] != "File ":
+            below = False  # another thread
+        elif words[1] == trial.__file__:
+            below = True  # what called the crash test
+        elif not below and is_theirs(words[1]):
+            return f"{words[1]}:{words[2].split(',')[1].removeprefix(' line ').split(' ')[0]}"
+    return ""

@@ -1,0 +1,418 @@
+"""One life of a process in a crash test: it drives the workflow in virtual time, and dies at the moment it is told.
+
+A life is lived in a process of its own, so its death is a real one: threads, locks, open files and everything that the
+program kept in memory are gone. Only the disk, the record of effects and the outside world go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import hashlib
+import json
+import os
+import pickle
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..engine import engine as engines
+from ..engine.attempt import perform
+from ..engine.engine import Engine
+from ..engine.handle import RunHandle
+from ..engine.worker import Worker
+from ..model import Kind, Run, RunQuery, Status, ids
+from ..model.signal import CHILD, RESERVED, RESOLVE
+from ..ports import CURRENT
+from ..stores.records import unseal
+from ..values import VALUES
+from ..workflows.definition import Workflow
+from .chance import notice
+from .crash import MemoryDisk, SQLiteDisk
+from .effects import Watch
+from .moments import Moment, MortalStore, Stepwise
+from .recorder import Recorder
+from .virtual import EPOCH, VirtualClock, VirtualLoop, at_work
+
+#: The run of a crash test is always this one, so that ids, idempotency keys and chance are the same in every life.
+RUN = "crashtest"
+#: How a process of a crash test ends: it came to its end, it died where it was told to, or it needs a SQLite store.
+ENDED, DIED, WANTS_SQLITE = 40, 41, 42
+#: What a line of the record says: the workflow's own code looked at a clock or drew at random.
+CHANCE = "chance"
+#: No loop waits for longer than this at once.
+MAX_SELECT_SECONDS = 86_400.0
+#: A timer that is always there and never comes.
+FAR_SECONDS = 1e12
+#: Passes without any progress, although something is due, after which a run counts as stuck.
+PATIENCE = 200
+#: A step that awaits what nobody here knows of is given so much real time.
+STILL_SECONDS = 1.0
+#: Threads that do not work for a body behind the loop's back.
+_KNOWN_THREADS = ("keepstep-", "asyncio_", "ThreadPoolExecutor-")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is tested: the workflow, what it is started with, and what comes to it from outside."""
+
+    workflow: Workflow[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    #: Each is sent once, when a run waits for its name: the name, the payload, and whether a reply is expected.
+    answers: tuple[tuple[str, Any, bool], ...] = ()
+    each_life: Callable[[], Any] | None = None
+    store: str = "memory"
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a life ended that was not cut short: the status of the run, its result or its error, what it waits for."""
+
+    status: str
+    output: str | None = None
+    error: str = ""
+    error_type: str = ""
+    traceback: str = ""
+    waits: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+class Life:
+    """What goes on in one process, from its start to its end."""
+
+    def __init__(self, plan: Plan, folder: Path, number: int, death: str | None, *, curious: bool) -> None:
+        self.plan, self.folder, self.number, self.death, self.curious = plan, folder, number, death, curious
+        self.moments: list[Moment] = []
+        self.recorder = Recorder(folder / "record")
+        self.watch = Watch(self.recorder, folder / "home", self._before_effect)
+        self._counts: dict[tuple[Any, ...], int] = {}
+        self._still_since: float | None = None
+        self._patience = PATIENCE
+        self._lock = threading.Lock()
+
+    async def live(self) -> int:
+        """Drive the run to its end, or to the moment of death."""
+        self.loop: LifeLoop = asyncio.get_running_loop()  # type: ignore[assignment]
+        self.clock = VirtualClock(self.loop, self._clock_stood_at())
+        self._make_ids_repeatable()
+        self.disk = self._disk()
+        self.store = MortalStore(self.disk.open(), self.recorder, self.reach)
+        self.engine = Engine(self.store, clock=self.clock, linger_seconds=0.01)
+        self.engine.perform = self._perform
+        if self.store.quick:
+            self.engine.call = self.engine.read  # type: ignore[method-assign]  # a hop to a thread would only cost time
+        self.over: asyncio.Future[End] = self.loop.create_future()
+        self.answers = Answers(self)
+        if self.plan.each_life is not None:
+            made = self.plan.each_life()
+            if isinstance(made, Awaitable):
+                await made
+        await self.engine.open()
+        self.loop.attend(self)
+        self.watch.begin()
+        if self.curious:
+            notice(self._chance)
+        await self.engine.start(self.plan.workflow.bind(*self.plan.args, **self.plan.kwargs), run_id=RUN)
+        end = await self.over
+        self._leave(end)
+        return ENDED
+
+    def _disk(self) -> MemoryDisk | SQLiteDisk:
+        if self.plan.store == "sqlite":
+            return SQLiteDisk(self.folder / "runs.db", self.clock, power_loss="may_lose_last")
+        disk, image = MemoryDisk(self.clock), self.folder / "disk"
+        if image.exists():
+            disk.restore(image.read_bytes())
+        return disk
+
+    def _clock_stood_at(self) -> float:
+        clock = self.folder / "clock"
+        return float(clock.read_text()) if clock.exists() else EPOCH
+
+    def _make_ids_repeatable(self) -> None:
+        """Chance inside Keepstep is drawn from the number of this life, and a run's own seed is always the same."""
+        for module in (ids, engines):
+            vars(module)["secrets"] = _Repeatable(self.number)
+
+    # -- moments -------------------------------------------------------------------------------------------------------
+
+    def reach(self, moment: Moment, *others: str) -> None:
+        """Die here, if this is the moment, or one of `others` that fall together with it."""
+        self.moments.append(moment)
+        if self.death is not None and self.death in (moment.id, *others):
+            self.die()
+
+    def inside(self, scope: Any, what: str, where: str, line: str = "") -> None:
+        """A moment inside a step's body, numbered among those of its kind."""
+        if not scope.in_step:
+            return
+        place = (scope.run.id, scope.key, scope.number, what)
+        with self._lock:
+            number = self._counts[place] = self._counts.get(place, 0) + 1
+        words = where.format(n=number)
+        self.reach(Moment(" ".join(map(str, (*place, number))), words, scope.key, line, scope.run.id))
+
+    def _before_effect(self, scope: Any, text: str, line: str) -> None:
+        self.inside(scope, "effect", f"before its effect {{n}}: {text.replace('{', '{{').replace('}', '}}')}", line)
+
+    def _chance(self, called: str, line: str, instead: str) -> None:
+        self.recorder.note(CHANCE, run=RUN, data={"called": called, "line": line, "instead": instead})
+
+    def die(self) -> None:
+        """End this process as a kill would; what is on the disk stays there."""
+        self._lock.acquire()  # nobody else dies meanwhile
+        if isinstance(self.disk, MemoryDisk):
+            self.disk.bury(self.disk.store, self.store.workers)
+        self._save()
+        os._exit(DIED)
+
+    def _save(self) -> None:
+        if isinstance(self.disk, MemoryDisk):
+            (self.folder / "disk").write_bytes(self.disk.image())
+        (self.folder / "clock").write_text(repr(self.clock.now()))
+
+    def _leave(self, end: End) -> None:
+        self._save()
+        (self.folder / "moments").write_bytes(pickle.dumps(self.moments))
+        (self.folder / "values").write_text(json.dumps(dict(self._values())), encoding="utf-8")
+        (self.folder / "end").write_text(json.dumps(asdict(end)), encoding="utf-8")
+
+    def _values(self) -> Iterator[tuple[str, str]]:
+        """What each step has recorded, in the order in which it did."""
+        for run in reversed(self.store.inner.list_runs(RunQuery(limit=1000)).runs):
+            after = 0
+            while rows := self.store.inner.list_checkpoints(run.id, after):
+                for record, _ in unseal(rows, run.id, after):
+                    if record.kind == Kind.STEP_COMPLETED:
+                        yield f"{run.id} {record.step}", record.raw().decode("utf-8", "replace")
+                after = rows[-1].seq
+
+    # -- the bodies of steps -------------------------------------------------------------------------------------------
+
+    async def _perform(self, call: Any) -> None:
+        if call.step.transactional and not self.store.transactional:
+            os._exit(WANTS_SQLITE)
+        call.step = self._watched(call.step)
+        await perform(call)
+
+    def _watched(self, step: Any) -> Any:
+        """The step, with a body that tells of the moments inside it."""
+        watched = copy.copy(step)
+        inner = step.fn
+
+        async def body(*args: Any, **kwargs: Any) -> Any:
+            scope = self._body_begins(step)
+            try:
+                value = await Stepwise(inner(*args, **kwargs), partial(self._awaits, scope))
+            finally:
+                self.watch.bodies.remove(scope)
+            self.inside(scope, "end", "after its body, before its result is recorded")
+            return value
+
+        def plain_body(*args: Any, **kwargs: Any) -> Any:
+            scope = self._body_begins(step)
+            try:
+                value = inner(*args, **kwargs)
+            finally:
+                self.watch.bodies.remove(scope)
+            self.inside(scope, "end", "after its body, before its result is recorded")
+            return value
+
+        watched.fn = body if step.is_async else plain_body
+        return watched
+
+    def _body_begins(self, step: Any) -> Any:
+        scope = CURRENT.get()
+        self.watch.catch_clients()
+        self.inside(scope, "start", "as its body begins")
+        self.recorder.body(once=step.at_most_once, verified=step.verify is not None)
+        self.watch.bodies.append(scope)
+        return scope
+
+    def _awaits(self, scope: Any, line: str) -> None:
+        self.inside(scope, "await", "at its await {n}", line)
+
+    # -- when nothing moves --------------------------------------------------------------------------------------------
+
+    def idle(self) -> float | None:
+        """Nothing can move but time or a word from outside: give the word, or say how far the next moment is away.
+
+        None means that something was set going instead, or that a step awaits what nobody here knows of.
+        """
+        if self.over.done():
+            return None
+        run = self._newest(RUN)
+        if run is None:
+            return 0.0
+        if run.status.finished or run.status is Status.SET_ASIDE:
+            self._conclude(run)
+            return None
+        if self.answers.give():
+            return None
+        ahead = self._next_moment()
+        if ahead is not None:
+            self._still_since = None
+        elif self.watch.bodies and not self._is_still():
+            return None
+        else:
+            self._conclude(run)
+        return ahead
+
+    def has_threads(self) -> bool:
+        """Whether a body may be waiting for a thread of its own; those of pools are known to the loop."""
+        others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+        return bool(self.watch.bodies) and not all(thread.name.startswith(_KNOWN_THREADS) for thread in others)
+
+    def _is_still(self) -> bool:
+        """Whether for a while, in real time, nothing has come from anywhere."""
+        now = time.monotonic()
+        if self._still_since is None:
+            self._still_since = now
+        return now - self._still_since > STILL_SECONDS
+
+    def _newest(self, run_id: str) -> Run | None:
+        run = self.store.inner.get_run(run_id)
+        while run is not None and run.continued_as:
+            run = self.store.inner.get_run(run.continued_as)
+        return run
+
+    def unfinished(self) -> list[Run]:
+        """The runs that have not ended: the workflow's own, its children and their successors."""
+        return [run for run in self.store.inner.list_runs(RunQuery(limit=1000)).runs if not run.status.finished]
+
+    def _next_moment(self) -> float | None:
+        """How far the next timer or due run is away; None if there is nothing to come."""
+        now = self.loop.time()
+        times = [handle.when() - now for handle in self.loop.timers() if not _is_poll(handle)]
+        dues = [run.due_at.timestamp() for run in self.unfinished() if run.worker is None and run.due_at is not None]
+        ahead = [due - self.clock.now() for due in dues]
+        if ahead:
+            self.loop.call_later(max(min(ahead), 0.0), self.engine.poke)
+            self._patience = PATIENCE if min(ahead) > 0 else self._patience - 1
+            if self._patience < 0:
+                return None
+        return max(min([*times, *ahead]), 0.0) if times or ahead else None
+
+    def _conclude(self, run: Run) -> None:
+        names = [name for one in self.unfinished() for name in self._waited(one)]
+        waits = tuple(dict.fromkeys([*names, *(f"step {scope.key}" for scope in self.watch.bodies)]))
+        error = run.error
+        end = End(
+            status=run.status.value if run.status.finished or run.status is Status.SET_ASIDE else "stuck",
+            output=None if run.output is None else run.output.decode("utf-8", "replace"),
+            error="" if error is None else error.message,
+            error_type="" if error is None else error.type,
+            traceback="" if error is None else error.traceback,
+            waits=waits,
+            seconds=self.clock.now() - EPOCH,
+        )
+        self.loop.call_soon_threadsafe(self.over.set_result, end)
+
+    def _waited(self, run: Run) -> Iterator[str]:
+        """What a run waits for in words: a signal, or a person who says what became of a step."""
+        context = self.engine.live.get(run.id)
+        names = run.wakes if context is None else [wait.name for wait in context.waits.values() if wait.name]
+        for name in names:
+            if name.startswith(f"{RESOLVE}:"):
+                yield f"a decision on {name.removeprefix(f'{RESOLVE}:').removesuffix('#1')}"
+            elif not name.startswith((RESERVED, CHILD)):
+                yield f"signal {name}"
+
+    def waits_for(self, run: Run, name: str) -> bool:
+        """Whether a run waits for a signal of this name."""
+        return f"signal {name}" in self._waited(run)
+
+
+def _is_poll(handle: asyncio.TimerHandle) -> bool:
+    """Whether a timer only has the engine look around."""
+    function = getattr(handle._callback, "__func__", None)  # type: ignore[attr-defined]  # noqa: SLF001
+    return function in (Worker._poll, Engine._poll_as_reader)  # noqa: SLF001
+
+
+class Answers:
+    """What comes from outside: each signal is sent once, whatever crashes, when a run waits for its name."""
+
+    def __init__(self, life: Life) -> None:
+        self._life = life
+        store = life.store.inner
+        runs = store.list_runs(RunQuery(limit=1000)).runs
+        sent = {signal.id for run in runs for signal in store.list_signals(run.id)}
+        self._left = [
+            (f"{RUN}-{number}", *answer)
+            for number, answer in enumerate(life.plan.answers, 1)
+            if f"{RUN}-{number}" not in sent
+        ]
+
+    def give(self) -> bool:
+        """Send the first that somebody waits for; whether there was one."""
+        for answer in self._left:
+            for run in self._life.unfinished():
+                if self._life.waits_for(run, answer[1]):
+                    self._left.remove(answer)
+                    asyncio.run_coroutine_threadsafe(self._send(run.id, *answer), self._life.loop)
+                    return True
+        return False
+
+    async def _send(self, run: str, ident: str, name: str, payload: Any, asks: bool) -> None:
+        encoded = VALUES.encode(payload, f"signal {name!r}")
+        if asks:
+            encoded = msgspec.json.encode({"$": "ask", "v": [ident, msgspec.Raw(encoded)]})
+        await RunHandle[Any](self._life.engine, run)._send(name, encoded, ident)  # noqa: SLF001 - as `ask` does
+
+
+class LifeLoop(VirtualLoop):
+    """A virtual loop that asks the life on it what to do when nothing moves."""
+
+    _life: Life | None = None
+
+    def attend(self, life: Life) -> None:
+        """Ask this life from now on."""
+        self._life = life
+        self._far = self.call_later(FAR_SECONDS, str)  # a loop without any timer would not ask
+        self.wait_while(partial(at_work, life.engine))
+
+    def timers(self) -> list[asyncio.TimerHandle]:
+        """The timers of everyone else."""
+        scheduled: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
+        return [handle for handle in scheduled if not handle.cancelled() and handle is not self._far]
+
+    def outside(self, registered: int) -> bool:
+        life = self._life
+        if life is None:
+            return super().outside(registered)
+        # A connection that is kept open while no step runs has nothing to say.
+        if super().outside(registered if life.watch.bodies else 1) or life.has_threads():
+            return True
+        if self._ready:  # type: ignore[attr-defined]  # a thread has come back since the selector looked
+            return True
+        before = self._now
+        first = min((handle.when() for handle in self.timers()), default=self._far.when())
+        ahead = life.idle()
+        if ahead is None:
+            return True
+        own = min(max(first - before, 0.0), MAX_SELECT_SECONDS)  # so far the selector jumps by itself
+        self._now = max(before + ahead - own, before)
+        return False
+
+
+class _Repeatable:
+    """Stands in for the module `secrets`: different in every life, and the same each time that life is lived."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._count = 0
+
+    def token_bytes(self, size: int) -> bytes:
+        self._count += 1
+        return hashlib.sha256(f"{self._number}|{self._count}".encode()).digest()[:size]
+
+    def token_hex(self, size: int) -> str:
+        """The seed of the run: it must not change when the run had not been created before the crash."""
+        return hashlib.sha256(RUN.encode()).hexdigest()[: 2 * size]

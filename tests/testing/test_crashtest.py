@@ -1,0 +1,446 @@
+"""A crash test finds what is wrong with a workflow, says what to do about it, and leaves a good one alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.server
+import os
+import socketserver
+import threading
+from pathlib import Path
+
+import pytest
+
+from keepstep.errors import DefinitionError, NotSerializable
+from keepstep.testing import Ask, crashproof, crashtest, effect
+from keepstep.testing.crashtests import sample
+from keepstep.testing.moments import Moment
+
+from . import flawed
+
+pytestmark = pytest.mark.crash
+
+
+def errors(report):
+    return [finding for finding, _ in report.findings if finding.severity == "error"]
+
+
+def only(report, code):
+    """The one thing that is wrong."""
+    [found] = errors(report)
+    assert found.code == code, f"{report}"
+    assert not report.ok
+    return found
+
+
+def line_of(text):
+    """Where something stands in the flawed workflows."""
+    lines = Path(flawed.__file__).read_text(encoding="utf-8").splitlines()
+    [number] = [number for number, line in enumerate(lines, 1) if text in line]
+    return f"{flawed.__file__}:{number}"
+
+
+# -- effects -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_declared_effect_that_is_doubled():
+    report = crashtest(flawed.double_charge)
+    found = only(report, "doubled")
+    assert (found.step, found.line) == ("charge", line_of("# doubled"))
+    assert "charge order-1" in found.message
+    assert "ks.idempotency_key()" in found.advice
+    assert "at_most_once" in found.advice
+    [step] = report.steps
+    assert (step.name, step.effects) == ("charge", ["charge order-1"])
+    assert step.doubled == 3  # at its await, at its end, before its checkpoint
+    assert "is not crash-proof" in report.verdict
+
+
+def test_a_key_that_is_new_each_time_helps_nobody():
+    found = only(crashtest(flawed.useless_key), "doubled")
+    assert "another each time" in found.advice
+
+
+def test_a_line_that_is_appended_twice():
+    found = only(crashtest(flawed.appends), "doubled")
+    assert "log.txt appended to" in found.message
+    assert found.line == line_of('Path("log.txt").open("a")')
+
+
+@pytest.mark.parametrize("workflow", [flawed.processes, flawed.async_processes], ids=str)
+def test_a_program_that_is_started_twice(workflow):
+    found = only(crashtest(workflow), "doubled")
+    assert "-c pass" in found.message
+
+
+def test_what_a_thread_of_a_step_does_belongs_to_the_step():
+    assert only(crashtest(flawed.threads), "doubled").step == "charge_in_thread"
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Counts what it is asked for."""
+
+    def __init__(self):
+        self.asked = []
+        server = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self):
+                self.rfile.read(int(self.headers["Content-Length"]))
+                self.do_GET()
+
+            def do_GET(self):
+                server.asked.append(self.command)
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_):
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}/pay"
+
+
+@contextlib.contextmanager
+def serving(server):
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_a_request_that_is_sent_twice():
+    with serving(Server()) as server:
+        report = crashtest(flawed.posts, f"{server.url}?secret=1")
+        found = only(report, "doubled")
+        assert f"POST {server.url}" in found.message
+        assert "secret" not in str(report)
+        assert "Idempotency-Key" in found.advice
+        assert len(server.asked) > len(report.crashes) + 2
+
+
+@pytest.mark.parametrize("place", ["header", "body"])
+def test_a_request_with_the_steps_key_may_be_sent_twice(place):
+    with serving(Server()) as server:
+        assert crashtest(flawed.posts, server.url, place).ok
+
+
+def test_a_request_that_only_reads_may_be_sent_twice():
+    with serving(Server()) as server:
+        report = crashtest(flawed.gets, server.url)
+        assert report.ok
+        assert f"GET {server.url}" in report.steps[0].effects
+
+
+class MailServer(socketserver.ThreadingTCPServer):
+    """Takes any mail."""
+
+    daemon_threads = True
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self):
+            self.wfile.write(b"220 here\r\n")
+            text = False
+            for line in self.rfile:
+                word = line[:4].lower()
+                if text and line != b".\r\n":
+                    continue
+                text = word == b"data"
+                self.wfile.write(b"354 go on\r\n" if text else b"221 bye\r\n" if word == b"quit" else b"250 fine\r\n")
+
+
+def test_a_mail_that_is_sent_twice():
+    with serving(MailServer(("127.0.0.1", 0), MailServer.Handler)) as server:
+        found = only(crashtest(flawed.mails, server.server_address[1]), "doubled")
+        assert "mail from <a@example.org>" in found.message
+
+
+def test_an_effect_that_is_called_harmless_is_left_alone():
+    assert crashtest(flawed.double_charge, ignore=["charge order"]).ok
+    assert crashtest(flawed.appends, ignore=["log.txt"]).ok
+
+
+def test_outside_a_crash_test_an_effect_is_nothing():
+    assert effect("charge", 1, key="k") is None
+
+
+# -- the workflow's own code -------------------------------------------------------------------------------------------
+
+
+def test_an_effect_outside_any_step():
+    found = only(crashtest(flawed.effect_outside), "outside-step")
+    assert found.line == line_of('effect("mail", "somebody")')
+    assert "move it into a step" in found.advice
+
+
+def test_a_file_that_is_written_outside_any_step_is_worth_a_warning():
+    report = crashtest(flawed.file_outside)
+    assert report.ok
+    assert [finding.code for finding, _ in report.findings] == ["outside-step"]
+
+
+@pytest.mark.parametrize(
+    "workflow, called, line, instead",
+    [
+        (flawed.chance, "random.randint", "# drawn", "ks.random()"),
+        (flawed.clock, "datetime.now", "# looked at", "ks.now()"),
+        (flawed.identity, "uuid.uuid4", "# made up", "ks.uuid()"),
+    ],
+    ids=str,
+)
+def test_chance_in_the_workflow_is_named_with_its_line(workflow, called, line, instead):
+    found = only(crashtest(workflow), "not-replayable")
+    assert "note#1 was recorded with another input" in found.message
+    assert called in found.advice
+    assert instead in found.advice
+    assert found.line == line_of(line)
+
+
+def test_a_clock_that_changes_nothing_is_worth_a_warning():
+    report = crashtest(flawed.harmless_clock)
+    assert report.ok
+    assert {finding.code for finding, _ in report.findings} == {"chance"}
+
+
+def test_a_result_that_varies_by_itself_is_told_and_not_compared():
+    report = crashtest(flawed.random_result)
+    assert report.ok
+    assert {finding.code for finding, _ in report.findings} == {"varies", "chance"}
+
+
+def test_what_was_only_in_memory():
+    found = only(crashtest(flawed.memory), "memory")
+    assert "-1 instead of 42" in found.message
+    assert "return it from a step" in found.advice
+    assert flawed.remembered == {}  # no life was lived in this process
+
+
+def test_a_step_that_takes_away_what_it_reads():
+    def set_up():
+        Path("lines.txt").write_text("one\ntwo\nthree")
+
+    report = crashtest(flawed.takes, set_up=set_up)
+    codes = {finding.code: finding for finding in errors(report)}
+    assert codes.keys() == {"not-deterministic", "file"}
+    assert codes["not-deterministic"].step == "take"
+    assert '"two" instead of "one"' in codes["not-deterministic"].message
+    assert "lines.txt" in codes["file"].message
+
+
+def test_what_a_crash_leaves_behind():
+    report = crashtest(flawed.leaves_half)
+    assert any(finding.code == "left-behind" for finding, _ in report.findings), f"{report}"
+
+
+# -- workflows that do not end -----------------------------------------------------------------------------------------
+
+
+def test_a_signal_that_nobody_sends():
+    report = crashtest(flawed.never_told)
+    assert "--signal go=JSON" in only(report, "stuck").advice
+    assert not report.crashes
+
+
+def test_a_step_that_hangs():
+    found = only(crashtest(flawed.hangs, life_seconds=0.7), "hangs")
+    assert found.line == line_of("threading.Event().wait()")
+
+
+def test_a_step_that_awaits_for_ever():
+    found = only(crashtest(flawed.awaits_for_ever), "stuck")
+    assert "await_for_ever" in found.message
+
+
+def test_a_workflow_that_leaves_fails():
+    assert "SystemExit: 3" in only(crashtest(flawed.leaves), "fails").message
+
+
+def test_a_workflow_that_ends_its_process():
+    assert "exit code 3" in only(crashtest(flawed.dies), "died").message
+
+
+def test_a_workflow_that_raises():
+    found = only(crashtest(flawed.fails), "fails")
+    assert "ValueError: no" in found.message
+    assert found.line == line_of("raise ValueError(text)")
+    report = crashtest(flawed.fails, may_fail=True)
+    assert report.ok
+    assert report.crashes
+
+
+def test_a_workflow_that_hangs_only_after_a_crash():
+    report = crashtest(flawed.hangs_after_crash, life_seconds=1.0)
+    assert only(report, "hangs").message.startswith("after a crash")
+    assert any(crash.ok for crash in report.crashes)
+
+
+# -- workflows without a flaw ------------------------------------------------------------------------------------------
+
+
+def test_a_good_workflow_is_clean():
+    report = crashtest(flawed.good, answers={"approve": "yes"})
+    assert report.ok, f"{report}"
+    assert report.findings == []
+    assert len(report.crashes) > 50
+    assert all(crash.reached for crash in report.crashes)
+    assert '"yes"' in report.result
+    assert report.virtual_seconds > 60 * 86_400
+    inside = {crash.step for crash in report.crashes if crash.step}
+    assert any(key.endswith("write#1") for key in inside)
+    assert "is crash-proof" in report.verdict
+
+
+def test_a_plain_def_workflow_is_clean():
+    report = crashtest(flawed.plain)
+    assert report.findings == [], f"{report}"
+    assert {crash.step for crash in report.crashes} == {"", "write#1", "charge_once#1"}
+
+
+def test_an_at_most_once_step_is_left_to_a_person():
+    report = crashtest(flawed.at_most_once)
+    assert report.ok
+    assert [finding.code for finding, _ in report.findings] == ["in-doubt"]
+    assert "left the run to a person" in report.verdict
+    doubtful = [crash for crash in report.crashes if crash.ended == "in doubt"]
+    assert (
+        len(doubtful) == 5
+    )  # after the start mark, at the start, before the effect, at the end, before the checkpoint
+    assert not any(crash.repeated for crash in doubtful)
+
+
+def test_an_at_most_once_step_that_finds_out_is_clean():
+    report = crashtest(flawed.verified)
+    assert report.findings == [], f"{report}"
+
+
+def test_transactional_steps_are_tested_on_sqlite():
+    report = crashtest(flawed.books)
+    assert report.findings == [], f"{report}"
+    assert report.result == "2"
+
+
+def test_successors_are_tested_too():
+    report = crashtest(flawed.counts_down)
+    assert report.findings == [], f"{report}"
+
+
+def test_a_question_is_asked():
+    report = crashtest(flawed.talks, answers=[("say", Ask("hello"))])
+    assert report.findings == [], f"{report}"
+    assert report.result == '"hello"'
+
+
+def test_it_may_be_called_while_a_loop_runs():
+    async def main():
+        return crashtest(flawed.double_charge)
+
+    assert not asyncio.run(main()).ok
+
+
+# -- how it goes about it ----------------------------------------------------------------------------------------------
+
+
+def test_a_long_workflow_is_sampled_and_says_so():
+    report = crashtest(flawed.many, at_most=12)
+    assert report.ok
+    assert len(report.crashes) == 12
+    assert report.moments > 400
+    assert f"a sample of {report.moments} moments" in report.verdict
+
+
+def test_the_sample_is_even_and_the_same_for_a_seed():
+    moments = [Moment(str(number), "") for number in range(1000)]
+    chosen = [int(moment.id) for moment in sample(moments, 10, seed=1)]
+    assert [number // 100 for number in chosen] == list(range(10))
+    assert chosen == [int(moment.id) for moment in sample(moments, 10, seed=1)]
+    assert chosen != [int(moment.id) for moment in sample(moments, 10, seed=2)]
+    assert sample(moments, 1000, seed=1) == moments
+
+
+def test_each_crash_has_a_world_of_its_own(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "x.txt").write_text("x")
+    before, entered, left = Path.cwd(), [], []
+
+    @contextlib.contextmanager
+    def world():
+        entered.append(Path.cwd())
+        assert [path.name for path in Path.cwd().iterdir()] == ["data"]
+        yield
+        left.append(Path.cwd())
+
+    def in_each_life():
+        with Path("../lives").open("a") as file:
+            file.write("x")
+
+    report = crashtest(
+        flawed.appends, set_up=world, each_life=in_each_life, files=[tmp_path / "data"], ignore=["log.txt"]
+    )
+    assert report.ok
+    assert len(entered) == len(left) == len(report.crashes) + 2
+    assert len(set(entered)) == len(entered)
+    assert Path.cwd() == before
+    assert not any(path.exists() for path in entered)
+
+
+def test_nothing_is_left_running():
+    report = crashtest(flawed.double_charge)
+    assert report.crashes
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_progress_is_told():
+    seen = []
+    report = crashtest(flawed.double_charge, progress=lambda done, of: seen.append((done, of)))
+    assert seen == [(number, len(report.crashes)) for number in range(1, len(report.crashes) + 1)]
+
+
+@pytest.mark.parametrize(
+    "call, said",
+    [
+        (lambda: crashtest(len), "not a workflow"),
+        (lambda: crashtest(flawed.good, 1, 2, 3), "cannot be started so"),
+        (lambda: crashtest(flawed.good, answers={"": 1}), "signal"),
+        (lambda: crashtest(flawed.good, files=["nowhere"]), "nowhere"),
+    ],
+)
+def test_what_cannot_be_tested_is_refused(call, said):
+    with pytest.raises(DefinitionError, match=said):
+        call()
+
+
+def test_what_cannot_be_stored_is_refused():
+    with pytest.raises(NotSerializable):
+        crashtest(flawed.double_charge, object())
+
+
+# -- as a test ---------------------------------------------------------------------------------------------------------
+
+
+@crashproof(answers={"approve": True})
+def test_the_decorator_passes_what_is_good():
+    return flawed.good.bind("order-2")
+
+
+def test_the_decorator_fails_what_is_not():
+    @crashproof
+    def test_it():
+        return flawed.double_charge.bind()
+
+    with pytest.raises(AssertionError, match=r"(?s)is not crash-proof.*charge order-1.*idempotency_key"):
+        test_it()
+
+
+def test_the_decorator_wants_a_workflow():
+    @crashproof
+    async def test_it():
+        return flawed.double_charge.bind()
+
+    with pytest.raises(DefinitionError, match=r"return workflow\.bind"):
+        test_it()
