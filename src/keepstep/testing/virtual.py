@@ -84,8 +84,10 @@ class _Jumps(selectors.DefaultSelector):
         if timeout is None:  # no timer: only the outside can go on
             return super().select(None)
         if not self._loop.outside(len(self.get_map())):
-            self._loop.advance(timeout)
-            return []
+            found = super().select(0)  # a thread may have come back while it was asked for
+            if not found:
+                self._loop.advance(timeout)
+            return found
         began = time.monotonic()
         found = super().select(min(timeout, LOOK_SECONDS))
         self._loop.advance(min(timeout, time.monotonic() - began))
