@@ -1,1 +1,29 @@
 """Shipped for those who extend Keepstep or test what they build on it; nothing in the library imports it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .crashtests import Ask, crashproof, crashtest
+    from .effects import effect
+    from .report import Report
+
+__all__ = ["Ask", "Report", "crashproof", "crashtest", "effect"]
+
+#: Where each name lives: it is loaded when it is used, since `effect` stands in programs that are not under test.
+_PLACES = {
+    "Ask": "crashtests",
+    "Report": "report",
+    "crashproof": "crashtests",
+    "crashtest": "crashtests",
+    "effect": "effects",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module  # noqa: PLC0415 - nothing is loaded before it is asked for
+
+    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -75,7 +76,7 @@ class CrashingStore:
         if self.dead:
             raise Crash("the process has crashed")
 
-    def _before(self, kind: str) -> None:
+    def _before(self, kind: str, changes: Sequence[Change] = ()) -> None:
         point = self._point
         if point is None or point.when not in ("before", "failed") or len(self.writes) != point.number - 1:
             return
@@ -88,7 +89,7 @@ class CrashingStore:
         self.die()
         self._check()
 
-    def _after(self, kind: str) -> None:
+    def _after(self, kind: str, changes: Sequence[Change] = ()) -> None:
         self.writes.append(kind)
         point = self._point
         if point is None or point.when not in ("after", "lost") or len(self.writes) != point.number:
@@ -106,10 +107,10 @@ class CrashingStore:
             self._check()
             if not changes:
                 return []
-            self._before("commit")
+            self._before("commit", changes)
             answers = self.inner.commit(changes, wait=wait)
             self._note(changes, answers)
-            self._after("commit")
+            self._after("commit", changes)
             return answers
 
     def claim_runs(self, request: ClaimRequest) -> Claims:
@@ -203,6 +204,19 @@ class MemoryDisk:
     def bury(self, store: Store, workers: Iterable[str]) -> None:
         for worker in workers:
             self.store.bury(worker)
+
+    def image(self) -> bytes:
+        """Everything that is on the disk, for another process of the same program."""
+        with self.store._lock:  # noqa: SLF001 - the disk is the store
+            return pickle.dumps({name: value for name, value in vars(self.store).items() if name not in _NOT_ON_DISK})
+
+    def restore(self, image: bytes) -> None:
+        """Have on the disk what was on another."""
+        vars(self.store).update(pickle.loads(image))  # noqa: S301 - written by the same program, moments ago
+
+
+#: What a memory store has of its process.
+_NOT_ON_DISK = frozenset({"_lock", "_clock"})
 
 
 class SQLiteDisk:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import hashlib
+import itertools
 import json
 import os
 import pickle
@@ -138,8 +139,13 @@ class Life:
 
     def _make_ids_repeatable(self) -> None:
         """Chance inside Keepstep is drawn from the number of this life, and a run's own seed is always the same."""
-        for module in (ids, engines):
-            vars(module)["secrets"] = _Repeatable(self.number)
+        count = itertools.count()
+
+        def draw(nbytes: int | None = None) -> bytes:
+            return hashlib.sha256(f"{self.number}|{next(count)}".encode()).digest()[:nbytes]
+
+        ids.draw = draw
+        vars(engines)["new_seed"] = lambda: RUN
 
     # -- moments -------------------------------------------------------------------------------------------------------
 
@@ -400,19 +406,3 @@ class LifeLoop(VirtualLoop):
         own = min(max(first - before, 0.0), MAX_SELECT_SECONDS)  # so far the selector jumps by itself
         self._now = max(before + ahead - own, before)
         return False
-
-
-class _Repeatable:
-    """Stands in for the module `secrets`: different in every life, and the same each time that life is lived."""
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-        self._count = 0
-
-    def token_bytes(self, size: int) -> bytes:
-        self._count += 1
-        return hashlib.sha256(f"{self._number}|{self._count}".encode()).digest()[:size]
-
-    def token_hex(self, size: int) -> str:
-        """The seed of the run: it must not change when the run had not been created before the crash."""
-        return hashlib.sha256(RUN.encode()).hexdigest()[: 2 * size]
