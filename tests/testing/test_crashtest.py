@@ -335,6 +335,11 @@ def test_a_question_is_asked():
     assert report.result == '"hello"'
 
 
+def test_a_signal_that_nobody_waits_for_is_told():
+    report = crashtest(flawed.double_charge, ignore=["charge"], answers={"go": 1})
+    assert [finding.message for finding, _ in report.findings] == ["signal go was not sent: nothing has waited for it"]
+
+
 def test_it_may_be_called_while_a_loop_runs():
     async def main():
         return crashtest(flawed.double_charge)

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..errors import DefinitionError
 from ..model.ids import check_name
+from ..model.signal import RESERVED
 from ..values import VALUES
 from ..workflows.definition import Bound, Workflow
 from .findings import WARNING, Finding, Judge, name_of
@@ -181,11 +182,17 @@ def _plan(workflow: Any, args: tuple[Any, ...], kwargs: dict[str, Any], answers:
     workflow.check_arguments(args, kwargs)
     workflow.values.encode([[*args], kwargs], f"workflow {workflow.name!r}: input")
     pairs = answers.items() if isinstance(answers, Mapping) else answers
-    sent = [(check_name(name, "signal"), one) for name, one in pairs]
+    sent = [(_checked_name(name), one) for name, one in pairs]
     signals = tuple((name, one.payload, True) if isinstance(one, Ask) else (name, one, False) for name, one in sent)
     for name, payload, _ in signals:
         VALUES.encode(payload, f"signal {name!r}")
     return Plan(workflow, args, kwargs, signals, each_life)
+
+
+def _checked_name(name: Any) -> str:
+    if check_name(name, "signal").startswith(RESERVED):
+        raise DefinitionError(f"signal name {name!r} is refused: names that begin with {RESERVED!r} are Keepstep's own")
+    return str(name)
 
 
 def _setting(set_up: Any, files: Iterable[str | os.PathLike[str]], life_seconds: float) -> Setting:

@@ -148,6 +148,8 @@ class Judge:
             )
         if not self.stable:
             yield self._unstable()
+        for name in dict.fromkeys(end.unsent):
+            yield Finding(WARNING, "unsent", f"signal {name} was not sent: nothing has waited for it")
         for deed in self.deeds:
             if not deed.step:
                 severity = ERROR if deed.twice or deed.kind in ("request", "connection") else WARNING

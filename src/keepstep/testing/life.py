@@ -82,6 +82,7 @@ class End:
     error_type: str = ""
     traceback: str = ""
     waits: tuple[str, ...] = ()
+    unsent: tuple[str, ...] = ()
     seconds: float = 0.0
 
 
@@ -317,6 +318,7 @@ class Life:
             error_type="" if error is None else error.type,
             traceback="" if error is None else error.traceback,
             waits=waits,
+            unsent=self.answers.unsent(),
             seconds=self.clock.now() - EPOCH,
         )
         self.loop.call_soon_threadsafe(self.over.set_result, end)
@@ -355,6 +357,10 @@ class Answers:
             for number, answer in enumerate(life.plan.answers, 1)
             if f"{RUN}-{number}" not in sent
         ]
+
+    def unsent(self) -> tuple[str, ...]:
+        """The names that nobody has waited for."""
+        return tuple(name for _, name, *_ in self._left)
 
     def give(self) -> bool:
         """Send the first that somebody waits for; whether there was one."""

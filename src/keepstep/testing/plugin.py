@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,26 +18,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--crashtest-html", metavar="FOLDER", help="write the report of each crash test as a page")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Have the options apply where a test does not say otherwise."""
+    at_most, html = config.getoption("--crashtest-at-most"), config.getoption("--crashtest-html")
+    if at_most is not None or html is not None:
+        from .crashtests import DEFAULTS  # noqa: PLC0415 - pytest loads this file in every session
+
+        if at_most is not None and at_most < 1:
+            raise pytest.UsageError("--crashtest-at-most must be at least 1")
+        DEFAULTS.update(at_most=at_most, html=html)
+
+
 @pytest.fixture
 def crashtest() -> Callable[..., Report]:
     """`keepstep.testing.crashtest`: run a workflow, kill it everywhere, recover it; gives the report."""
-    from .crashtests import crashtest as test  # noqa: PLC0415 - pytest loads this file in every session
+    from .crashtests import crashtest as test  # noqa: PLC0415 - as above
 
     return test
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _crashtest_options(request: pytest.FixtureRequest) -> Iterator[None]:
-    given: dict[str, Any] = {
-        "at_most": request.config.getoption("--crashtest-at-most"),
-        "html": request.config.getoption("--crashtest-html"),
-    }
-    if not any(given.values()):
-        yield
-        return
-    from .crashtests import DEFAULTS  # noqa: PLC0415 - as above
-
-    before = dict(DEFAULTS)
-    DEFAULTS.update(given)
-    yield
-    DEFAULTS.update(before)

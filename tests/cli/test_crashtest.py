@@ -1,0 +1,142 @@
+"""`crashtest` on the command line: what it prints and writes, its exit codes, and how it refuses nonsense."""
+
+from __future__ import annotations
+
+import json
+from xml.etree import ElementTree as ET
+
+import pytest
+
+PROGRAM = """
+from pathlib import Path
+import keepstep as ks
+from keepstep.testing import effect
+
+
+@ks.step
+async def charge(order: str, keyed: bool) -> str:
+    effect("charge", order, key=ks.idempotency_key() if keyed else None)
+    return Path("prefix.txt").read_text() + order if Path("prefix.txt").exists() else order
+
+
+@ks.workflow
+async def pay(order: str = "o-1", keyed: bool = True) -> str:
+    return await charge(order, keyed)
+
+
+@ks.workflow
+async def talk() -> list:
+    await ks.sleep(days=400)
+    said = await ks.wait_for("say")
+    said.reply("yes")
+    return [said.payload, await ks.wait_for("go")]
+
+
+def make_prefix():
+    Path("prefix.txt").write_text("p-")
+
+
+lives = []
+
+
+def live():
+    make_prefix()
+
+
+number = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def shop(folder):
+    (folder / "shop.py").write_text(PROGRAM, encoding="utf-8")
+
+
+def test_a_crash_proof_workflow_ends_with_0(keepstep):
+    done = keepstep("crashtest", "shop.py:pay")
+    assert done.code == 0
+    assert "pay is crash-proof" in done.out
+    assert done.out.splitlines()[0].split() == ["STEP", "CRASHES", "REPEATED", "DOUBLED", "EFFECTS"]
+    assert done.out.splitlines()[1].split() == ["charge", "3", "3", "0", "charge", "o-1"]
+    assert done.err == ""
+
+
+def test_a_finding_ends_with_1_and_says_what_to_do(keepstep):
+    done = keepstep("crashtest", "shop.py:pay", "o-2", "keyed=false", "-v")
+    assert done.code == 1
+    assert "error: step charge did this twice" in done.out
+    assert "in shop.py:9" in done.out
+    assert "ks.idempotency_key()" in done.out
+    assert "inside charge, after its body, before its result is recorded" in done.out
+    assert done.out.splitlines()[-1].startswith("pay is not crash-proof: 1 thing is wrong")
+
+
+def test_the_report_is_written(keepstep, folder):
+    done = keepstep("crashtest", "shop.py:pay", "keyed=false", "--html", "r.html", "--junit", "r.xml", "--json")
+    assert done.code == 1
+    value = done.json
+    assert value["ok"] is False
+    assert value["workflow"] == "pay"
+    assert {finding["code"] for finding in value["findings"]} == {"doubled"}
+    assert (folder / "r.html").read_text().startswith("<!doctype html>")
+    suite = ET.parse(folder / "r.xml").getroot()[0]
+    assert int(suite.get("tests")) == len(value["crashes"]) + 1
+
+
+def test_signals_and_questions_are_sent(keepstep):
+    done = keepstep("crashtest", "shop.py:talk", "--ask", 'say={"a": 1}', "--signal", "go", "--json")
+    assert done.code == 0, done.out
+    assert json.loads(done.json["result"]) == [{"a": 1}, True]
+
+
+def test_a_signal_that_is_missing_is_named(keepstep):
+    done = keepstep("crashtest", "shop.py:talk", "--ask", "say=1")
+    assert done.code == 1
+    assert "it waits for signal go, which nobody sends" in done.out
+
+
+@pytest.mark.parametrize("option", ["--set-up", "--each-life"])
+def test_functions_of_the_file_make_things_ready(keepstep, option):
+    name = {"--set-up": "make_prefix", "--each-life": "live"}[option]
+    assert keepstep("crashtest", "shop.py:pay", option, name, "--json").json["result"] == '"p-o-1"'
+
+
+def test_files_are_copied(keepstep, folder):
+    (folder / "prefix.txt").write_text("f-")
+    assert keepstep("crashtest", "shop.py:pay", "--json").json["result"] == '"o-1"'
+    assert keepstep("crashtest", "shop.py:pay", "--file", "prefix.txt", "--json").json["result"] == '"f-o-1"'
+
+
+def test_crashes_are_limited(keepstep):
+    value = keepstep("crashtest", "shop.py:pay", "--at-most", "2", "--json").json
+    assert len(value["crashes"]) == 2
+    assert "a sample of" in value["verdict"]
+
+
+def test_an_effect_may_be_called_harmless(keepstep):
+    assert keepstep("crashtest", "shop.py:pay", "keyed=false", "--ignore", "charge o-1").code == 0
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["shop.py:nothing"], "no workflow 'nothing'"),
+        (["nowhere.py:pay"], "there is no file nowhere.py"),
+        (["shop.py:pay", "--input", "{"], "not JSON"),
+        (["shop.py:pay", "1", "2", "3"], "cannot be started so"),
+        (["shop.py:pay", "--signal", "go={"], "not JSON"),
+        (["shop.py:pay", "--signal", "=1"], "has no name"),
+        (["shop.py:pay", "--signal", "ks:cancel"], "ks:cancel"),
+        (["shop.py:pay", "--set-up", "missing"], "missing"),
+        (["shop.py:pay", "--set-up", "number"], "is not a function"),
+        (["shop.py:pay", "--file", "gone.txt"], "gone.txt"),
+        (["shop.py:pay", "--at-most", "0"], "--at-most"),
+        (["shop.py:pay", "--html", "no/such/folder/r.html"], "cannot be written"),
+        (["shop.py:pay", "--junit", "."], "cannot be written"),
+    ],
+)
+def test_nonsense_is_refused_with_a_sentence(keepstep, words, said):
+    done = keepstep("crashtest", *words)
+    assert done.code == 2
+    assert said in done.err
+    assert done.out == ""
