@@ -241,7 +241,8 @@ def _end(folder: Path, code: int) -> End:
         return End("hangs")
     if end.exists():
         told = json.loads(end.read_text(encoding="utf-8"))
-        return End(**{name: tuple(value) if isinstance(value, list) else value for name, value in told.items()})
+        lists: dict[str, Any] = {name: tuple(told.get(name, ())) for name in ("waits", "unsent")}
+        return End(**{**told, **lists})
     if code < 0:
         return End("died", error=f"the process was ended by {signal.Signals(-code).name}")
     return End("died", error=f"the process ended itself with exit code {code}")
