@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import keepstep
-from keepstep import errors
+from keepstep import errors, testing
 from keepstep.engine.engine import Engine
 from keepstep.engine.handle import RunHandle
 from keepstep.model import MOVES, Kind
@@ -175,6 +175,25 @@ def test_limits_are_the_real_ones():
         module, _, name = constant.rpartition(".")
         assert getattr(importlib.import_module(f"keepstep.{module}"), name) == ast.literal_eval(value), constant
         assert why, constant
+
+
+def test_the_options_of_a_crash_test_are_the_real_ones():
+    text = read("reference/testing.md")
+    [signature] = re.findall(r"^### `crashtest(\(.*\))`$", text, flags=re.MULTILINE)
+    assert written(signature) == parameters(testing.crashtest)
+    options = [name for name, kind in parameters(testing.crashtest) if kind is inspect.Parameter.KEYWORD_ONLY]
+    assert first_column(section(text, f"### `crashtest{signature}`")) == options
+    described = set(re.findall(r"^### `(\w+)", text, flags=re.MULTILINE))
+    assert described == set(testing.__all__)
+
+
+def test_the_findings_of_a_crash_test_are_explained():
+    source = (ROOT / "src/keepstep/testing/findings.py").read_text(encoding="utf-8")
+    source += (ROOT / "src/keepstep/testing/crashtests.py").read_text(encoding="utf-8")
+    codes = set(re.findall(r'(?:ERROR|WARNING|NOTE|severity),\s+"([a-z-]+)"', source))
+    assert len(codes) > 12
+    page_text = read("how-to/crash-test.md")
+    assert {code for code in codes if f"`{code}`" not in page_text} == set()
 
 
 # -- the data ----------------------------------------------------------------------------------------------------------

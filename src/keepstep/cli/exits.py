@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .frame import Settings
 
 OK = 0
-FAILED = 1  # the run failed; doctor found an error; the demo's proof does not hold
+FAILED = 1  # the run failed; doctor or crashtest found an error; the demo's proof does not hold
 USAGE = 2  # the command, its input or the user's code is wrong
 NOT_FOUND = 3  # no such run
 CANCELLED = 4
