@@ -55,7 +55,9 @@ _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 @click.option("--junit", metavar="FILE", help="Write the report as JUnit's XML.")
 @click.option("-v", "--verbose", is_flag=True, help="Show every crash.")
 def crashtest(settings: Settings, *, target: str, words: tuple[str, ...], text: str | None, **given: Any) -> int:
-    """Run a workflow, then kill it at every checkpoint and inside every step, recover it, and report.
+    """Kill a workflow at every checkpoint, and report.
+
+    It is run, then killed before and after every write and inside every step, and recovered each time.
 
     Does it end the same? Which steps ran again, which effects on the outside world were doubled, and what to do about
     it? It runs in memory and in virtual time: a month's sleep takes no time. What it does outside its folder it really
