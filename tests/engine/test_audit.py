@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import hashlib
 import itertools
+import os
+import socket
 
 import pytest
 from msgspec import structs
 
 import keepstep as ks
-from keepstep.engine.audit import audit, transitions
+from keepstep.engine.audit import audit, incarnations, transitions
 from keepstep.engine.control import cancel_now
 from keepstep.model import Outcome, Status
+from keepstep.ports import Advance, ClaimRequest, Verdict
 from tests.engine.world import until, until_recorded, until_status
 
 pytestmark = pytest.mark.live_only
@@ -254,6 +258,194 @@ async def test_the_newest_move_is_told_even_if_it_left_no_record(world):
         await until_status(run, "waiting")
         entries = await audit(engine, run.id)
         assert (entries[-1].what, entries[-1].after) == ("parked", Status.WAITING)
+
+
+async def test_the_creator_workflow_version_and_input_are_told(world):
+    @ks.workflow(version="7")
+    async def made(a):
+        return a
+
+    async with world.engine(worker=False) as engine:
+        run = await engine.start(made, 1)
+        named = await world.started(worker=False, actor="billing")
+        other = await named.start(made, 1)
+        [mine], [theirs] = await run.audit(), await other.audit()
+        await named.close()
+    assert mine.actor == f"{getpass.getuser()}@{socket.gethostname()} (pid {os.getpid()})"
+    assert theirs.actor == "billing"
+    digest = hashlib.sha256(b"[[1],{}]").hexdigest()
+    assert mine.data == {"workflow": "made", "version": "7", "input": digest}
+
+
+async def test_a_command_in_the_name_of_someone_is_theirs(world):
+    @ks.workflow
+    async def patient():
+        return await ks.wait_for("go")
+
+    async with world.engine() as engine:
+        run = await engine.start(patient)
+        await run.by("ann").pause("lunch")
+        await until_status(run, "paused")
+        await run.by("bob").resume("back")
+        await run.by("eve").signal("go", 5)
+        assert await run.result() == 5
+        entries = await run.audit()
+    assert only(entries, "paused").actor == "ann"
+    assert only(entries, "resumed").actor == "bob"
+    assert only(entries, "signal received").actor == "eve"
+
+
+async def test_every_lease_is_told_with_how_it_began_and_ended(world):
+    began, gate = asyncio.Event(), asyncio.Event()
+
+    @ks.step
+    async def work(n):
+        if n == 3:
+            began.set()
+            await gate.wait()
+
+    @ks.workflow
+    async def long():
+        await work(1)
+        await ks.wait_for("one")
+        await work(2)
+        await ks.wait_for("two")
+        await work(3)
+
+    first = await world.started()
+    run = await first.start(long, run_id="r")
+    await until_status(run, "waiting")
+    await run.signal("one")
+    await until_recorded(run, "work#2")
+    await until_status(run, "waiting")
+    await first.close()
+    second = await world.started()
+    run = await second.get("r")
+    await run.signal("two")
+    await began.wait()
+    gate.set()
+    third = await world.crash_and_recover(second)
+    run = await third.get("r")
+    await run.result()
+    entries = await run.audit()
+    await third.close()
+    a, b, c = first.worker.id, second.worker.id, third.worker.id
+    leases = incarnations(entries)
+    assert [(one.epoch, one.worker, one.ended) for one in leases] == [
+        (1, a, "parked"),
+        (2, a, "parked"),
+        (3, b, "lost"),
+        (4, c, "run finished"),
+    ]
+    assert all(one.since <= one.until for one in leases)
+    assert all(before.until <= after.since for before, after in itertools.pairwise(leases))
+    assert [entry.what for entry in entries if entry.what in ("woken", "recovered")] == ["woken", "woken", "recovered"]
+    assert chain_holds(entries)
+    assert all(entry.seconds is not None for entry in entries if entry.what == "step completed")
+
+
+async def test_a_hand_back_is_told_by_the_next_owner(world):
+    began, gate = asyncio.Event(), asyncio.Event()
+
+    @ks.step
+    async def slow():
+        began.set()
+        await gate.wait()
+
+    @ks.step
+    async def quick():
+        return 1
+
+    @ks.workflow
+    async def handed():
+        await quick()
+        await slow()
+
+    first = await world.started(stop_seconds=0.01)
+    run = await first.start(handed, run_id="r")
+    await began.wait()
+    await first.close()
+    gate.set()
+    async with world.engine() as engine:
+        run = await engine.get("r")
+        await run.result()
+        entries = await run.audit()
+    back = only(entries, "handed back")
+    assert (back.actor, back.before, back.after) == (first.worker.id, Status.RUNNING, Status.QUEUED)
+    assert [one.ended for one in incarnations(entries)] == ["handed back", "run finished"]
+    assert chain_holds(entries)
+
+
+async def test_an_owner_that_recorded_nothing_is_a_missing_epoch(world):
+    @ks.workflow
+    async def parked():
+        await ks.wait_for("go")
+
+    async with world.engine() as engine:
+        run = await engine.start(parked, run_id="r")
+        await until_status(run, "waiting")
+    store = world.store()
+    request = ClaimRequest("idler", run="r", statuses=frozenset({Status.WAITING}))
+    [claim] = store.claim_runs(request).claims
+    back = Advance("r", "idler", claim.lease.epoch, claim.run.seq, status=Status.QUEUED, release=True, progress=False)
+    [answer] = store.commit([back])
+    assert answer.verdict is Verdict.DONE
+    async with world.engine() as engine:
+        run = await engine.get("r")
+        await run.signal("go")
+        await run.result()
+        entries = await run.audit()
+    store.close()
+    assert only(entries, "handed back").actor == "a worker that recorded nothing"
+    assert [one.epoch for one in incarnations(entries)][:1] == [1]
+    assert 2 not in {entry.epoch for entry in entries}
+
+
+async def test_a_step_that_was_resolved_says_by_whom_and_why(world):
+    began = asyncio.Event()
+
+    @ks.step(at_most_once=True)
+    async def pay():
+        began.set()
+        await asyncio.Event().wait()
+
+    @ks.workflow
+    async def order():
+        return await pay()
+
+    dead = await world.started()
+    await dead.start(order, run_id="r")
+    await began.wait()
+    fresh = await world.crash_and_recover(dead)
+    run = await fresh.get("r")
+    await run.by("ann").resolve("pay#1", "result", 7, "the bank says so")
+    assert await run.result() == 7
+    entries = await run.audit()
+    await fresh.close()
+    done = only(entries, "step completed")
+    assert (done.actor, done.reason) == ("ann", "the bank says so")
+
+
+async def test_the_audit_costs_no_write_of_its_own(world):
+    @ks.step
+    async def one():
+        return 1
+
+    @ks.workflow
+    async def short():
+        await one()
+        await ks.wait_for("go")
+        await one()
+
+    async with world.engine() as engine:
+        run = await engine.start(short)
+        await until_status(run, "waiting")
+        parked = (await run.run()).seq
+        await run.signal("go")
+        await run.result()
+        kinds = [one.kind.value for one in await run.checkpoints()]
+    assert parked == 2
+    assert kinds == ["run started", "step completed", "signal received", "step completed", "run finished"]
 
 
 async def test_an_unknown_run_is_an_error(world):

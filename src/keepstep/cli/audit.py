@@ -10,7 +10,7 @@ import click
 from .frame import RUN, Settings, command, find
 
 if TYPE_CHECKING:
-    from ..engine.audit import AuditEntry
+    from ..engine.audit import AuditEntry, Incarnation
     from ..engine.engine import Engine
 
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def audit(settings: Settings, *, run_id: str, moves: bool) -> None:
     """Show who did what to a run: every step, transition, recovery and command, with its reason."""
     from ..engine.audit import audit as derive
-    from ..engine.audit import transitions
+    from ..engine.audit import incarnations, transitions
     from . import words
 
     async def look(engine: Engine) -> list[AuditEntry]:
@@ -30,7 +30,11 @@ def audit(settings: Settings, *, run_id: str, moves: bool) -> None:
     entries = settings.talk(look)
     shown = list(transitions(entries)) if moves else entries
     settings.answer(
-        {"run": run_id, "entries": [_as_json(entry) for entry in shown]},
+        {
+            "run": run_id,
+            "entries": [_as_json(entry) for entry in shown],
+            "incarnations": [_lease_as_json(one) for one in incarnations(entries)],
+        },
         lambda: words.table(("WHEN", "WHAT", "WHY", "WHO"), list(_rows(shown))),
     )
 
@@ -53,10 +57,11 @@ def _what(entry: AuditEntry) -> str:
     from . import words
 
     step = f": {words.step_name(entry.step)}" if entry.step and not entry.step.startswith("ks:") else ""
+    took = f" in {words.duration(entry.seconds)}" if entry.seconds is not None and entry.step else ""
     if entry.before is entry.after:
-        return entry.what + step
+        return entry.what + step + took
     before = f"{entry.before.value} → " if entry.before is not None else ""
-    return f"{entry.what}{step} ({before}{entry.after.value})"
+    return f"{entry.what}{step}{took} ({before}{entry.after.value})"
 
 
 def _as_json(entry: AuditEntry) -> dict[str, Any]:
@@ -73,4 +78,19 @@ def _as_json(entry: AuditEntry) -> dict[str, Any]:
         "step": entry.step,
         "attempt": entry.attempt,
         "reason": entry.reason,
+        "epoch": entry.epoch,
+        "seconds": entry.seconds,
+        "data": entry.data,
+    }
+
+
+def _lease_as_json(one: Incarnation) -> dict[str, Any]:
+    from . import words
+
+    return {
+        "epoch": one.epoch,
+        "worker": one.worker,
+        "since": words.iso(one.since),
+        "until": words.iso(one.until) if one.until is not None else None,
+        "ended": one.ended,
     }

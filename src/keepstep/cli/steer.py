@@ -206,14 +206,13 @@ def cancel(settings: Settings, *, run_id: str, reason: str, force: bool) -> None
     A worker that drives the run carries it out, with the workflow's own clean-up. A run that is set aside ends at once.
     """
     from ..engine.control import cancel_now
-    from ..engine.handle import actor
     from ..model import Status
 
     async def act(engine: Engine) -> tuple[bool, bool]:
         handle = await find(engine, run_id)
         run = await handle.run()
         if force or run.status is Status.SET_ASIDE:
-            await cancel_now(engine, run_id, reason, actor())
+            await cancel_now(engine, run_id, reason, engine.actor)
             return True, True
         await handle.cancel(reason)
         return False, not await unattended(engine, run.workflow)

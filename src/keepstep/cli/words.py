@@ -199,6 +199,7 @@ def run_as_json(run: Run, *, whole: bool = False) -> dict[str, Any]:
         "version": run.version,
         "status": run.status.value,
         "created_at": iso(run.created_at),
+        "created_by": run.created_by,
         "updated_at": iso(run.updated_at),
         "due_at": iso(run.due_at),
         "deadline_at": iso(run.deadline_at),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,7 +13,7 @@ import msgspec
 from ..errors import RunNotFound
 from ..model import Kind, Outcome, Run, Signal, Status
 from ..model.signal import CANCEL, PAUSE, RESERVED, RESOLVE, RESUME
-from ..stores.records import Record, unseal
+from ..stores.records import Record, check_origin, origin, unseal
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 class AuditEntry:
     """One thing that happened to a run. `before` and `after` are its statuses, the same when it did not move.
 
-    `seq` is the checkpoint that proves it, 0 for what the run's row or an unread signal proves.
+    `seq` is the checkpoint that proves it, 0 for what the run's row or an unread signal proves. `epoch` numbers the
+    leases of the run: all that one worker did under one lease has the same. `seconds` is how long an attempt took.
     """
 
     at: datetime
@@ -36,6 +38,23 @@ class AuditEntry:
     attempt: int = 0
     reason: str = ""
     seq: int = 0
+    epoch: int = 0
+    seconds: float | None = None
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Incarnation:
+    """One lease of a run: who drove it, from when to when, and how that ended; `until` is None while it goes on.
+
+    A worker that took a run and recorded nothing leaves no incarnation, only a number that is missing.
+    """
+
+    epoch: int
+    worker: str
+    since: datetime
+    until: datetime | None = None
+    ended: str = ""
 
 
 async def audit(engine: Engine, run_id: str) -> list[AuditEntry]:
@@ -45,7 +64,8 @@ async def audit(engine: Engine, run_id: str) -> list[AuditEntry]:
         raise RunNotFound(f"no run {run_id!r} in {engine.store.url}", run_id)
     story = _Story(engine, run)
     story.created()
-    after, previous = 0, ""
+    check_origin(run)
+    after, previous = 0, origin(run)
     while rows := await engine.read(engine.store.list_checkpoints, run_id, after):
         for record, checksum in unseal(rows, run_id, after, previous):
             after, previous = record.seq, checksum
@@ -70,19 +90,24 @@ class _Story:
         self.run = run
         self.status = Status.QUEUED
         self.entries: list[AuditEntry] = []
+        self.epoch = 0
+        self.worker = ""
         self._read: set[int] = set()
         self._cancelled_by = ("", "")
 
     def created(self) -> None:
         run = self.run
-        actor = f"run {run.parent}" if run.parent is not None else "whoever started it"
         what = "created as a child" if run.parent is not None else "created"
-        self.entries.append(AuditEntry(run.created_at, run.id, what, actor, None, Status.QUEUED))
+        data = {"workflow": run.workflow, "version": run.version, "input": sha256(run.input).hexdigest()}
+        self.entries.append(
+            AuditEntry(run.created_at, run.id, what, run.created_by or "unknown", None, Status.QUEUED, data=data)
+        )
 
     def add(self, record: Record) -> None:
         data = record.data or {}
         if "signal" in data:
             self._read.add(data["signal"])
+        self._claimed(record, data)
         before, after = self._move(record)
         actor, reason = self._who_and_why(record, data)
         if record.kind == Kind.SIGNAL and record.step == CANCEL:
@@ -100,8 +125,32 @@ class _Story:
                 attempt=record.attempt,
                 reason=reason,
                 seq=record.seq,
+                epoch=self.epoch,
+                seconds=_seconds(record),
             )
         )
+        self.status = after
+
+    def _claimed(self, record: Record, data: dict[str, Any]) -> None:
+        """The first record under a lease tells how the lease before it ended, and how this one began."""
+        claimed = record.claimed
+        if claimed is None:
+            if record.kind == Kind.RUN_STARTED:  # leased at birth
+                self.epoch = 1
+        else:
+            found = Status(claimed.before)
+            if found is not self.status and not self.status.finished:
+                alone = claimed.epoch == self.epoch + 1
+                actor = self.worker if alone else "a worker that recorded nothing"
+                self._add_move(claimed.since or claimed.at, _LEFT.get(found, found.value), actor, found)
+            self.epoch = claimed.epoch
+            if record.kind not in (Kind.RUN_STARTED, Kind.RECOVERED) and "act" not in data:
+                what = "woken" if found is Status.WAITING else "claimed"
+                self._add_move(claimed.at, what, record.worker, Status.RUNNING)
+        self.worker = record.worker
+
+    def _add_move(self, at: datetime, what: str, actor: str, after: Status) -> None:
+        self.entries.append(AuditEntry(at, self.run.id, what, actor, self.status, after, epoch=self.epoch))
         self.status = after
 
     def _move(self, record: Record) -> tuple[Status, Status]:
@@ -147,18 +196,25 @@ class _Story:
         )
 
     def now(self, run: Run) -> None:
-        """The newest move may be one that writes no record: parking, handing back, a claim."""
-        if run.status is self.status or run.updated_at is None:
+        """The newest move may be one that no record tells of yet: parking, handing back, a claim."""
+        if run.updated_at is None or (run.status is self.status and (run.epoch == self.epoch or run.worker is None)):
             return
-        actor = run.worker or "its worker"
-        words = {
-            Status.WAITING: "parked",
-            Status.QUEUED: "handed back",
-            Status.RUNNING: "claimed",
-            Status.RECOVERING: "taken over from a dead worker",
-        }
-        what = words.get(run.status, run.status.value)
-        self.entries.append(AuditEntry(run.updated_at, run.id, what, actor, self.status, run.status))
+        actor = run.worker or (self.worker if run.epoch == self.epoch else "a worker that recorded nothing")
+        if run.worker is not None:
+            self.epoch = run.epoch
+        what = _LEFT.get(run.status) or _TAKEN.get(run.status) or run.status.value
+        self._add_move(run.updated_at, what, actor or "its worker", run.status)
+
+
+#: What a lease ended with, by the status that it left, and how one begins, by the status that it gives.
+_LEFT = {Status.WAITING: "parked", Status.QUEUED: "handed back"}
+_TAKEN = {Status.RUNNING: "claimed", Status.RECOVERING: "taken over from a dead worker"}
+
+
+def _seconds(record: Record) -> float | None:
+    if record.started_at is None or record.finished_at is None:
+        return None
+    return (record.finished_at - record.started_at).total_seconds()
 
 
 def _what(record: Record, data: dict[str, Any]) -> str:
@@ -198,6 +254,20 @@ def _redacted(engine: Engine, entry: AuditEntry) -> AuditEntry:
     if not entry.reason:
         return entry
     return replace(entry, reason=engine.redact(entry.reason))
+
+
+def incarnations(entries: list[AuditEntry]) -> list[Incarnation]:
+    """Who drove a run, one lease after the other: told by its audit."""
+    told: list[Incarnation] = []
+    for entry in entries:
+        going = told[-1] if told and told[-1].until is None else None
+        if entry.epoch and entry.after.active and (going is None or going.epoch != entry.epoch):
+            if going is not None:
+                told[-1] = replace(going, until=entry.at, ended="lost")
+            told.append(Incarnation(entry.epoch, entry.actor, entry.at))
+        elif going is not None and entry.before is not entry.after and not entry.after.active:
+            told[-1] = replace(going, until=entry.at, ended=entry.what)
+    return told
 
 
 def transitions(entries: list[AuditEntry]) -> Iterator[AuditEntry]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from ..model import Checkpoint, Event, Run, RunPage, RunQuery, Status
     from ..workflows.definition import Workflow
+    from .audit import AuditEntry
     from .handle import RunHandle
 
 R = TypeVar("R")
@@ -161,9 +162,17 @@ class BlockingHandle(Generic[R]):
         """The run's history, verified."""
         return self._engine._do(self._handle.checkpoints(failed=failed))  # noqa: SLF001
 
+    def audit(self) -> list[AuditEntry]:
+        """Who did what to the run, when and why."""
+        return self._engine._do(self._handle.audit())  # noqa: SLF001
+
     def published(self) -> dict[str, Any]:
         """What the run has shown to readers."""
         return self._engine._do(self._handle.published())  # noqa: SLF001
+
+    def by(self, actor: str) -> BlockingHandle[R]:
+        """The same run, steered in the name of someone."""
+        return BlockingHandle(self._engine, self._handle.by(actor))
 
     def signal(self, name: str, payload: Any = True, *, id: str = "") -> None:  # noqa: A002
         """Send the run a durable message."""

@@ -10,8 +10,8 @@ from ..errors import AlreadyFinished, DefinitionError, RunNotFound, StepFailed
 from ..model import Kind, Outcome, Run, Signal, Status
 from ..model.ids import check_id, check_name, child_id, new_id
 from ..model.signal import CANCEL, CHILD
-from ..ports import Answer, Create, Send, Verdict, instant
-from ..stores.records import Record, StoredError
+from ..ports import Answer, Send, Verdict, instant
+from ..stores.records import Record, StoredError, born
 from ..values import VALUES
 from ..workflows.definition import Bound, Call, Workflow
 from ..workflows.options import check_options, checked_tags
@@ -115,6 +115,7 @@ class StartCall(DurableCall[ChildRun]):
             workflow=workflow.name,
             status=Status.QUEUED,
             created_at=at,
+            created_by=f"run {run.id}",
             version=workflow.version,
             fingerprint=workflow.fingerprint,
             input=self.input,
@@ -127,7 +128,7 @@ class StartCall(DurableCall[ChildRun]):
             due_at=instant(at.timestamp() + delay),
         )
         record = self.record(Kind.CHILD, attempt=1, data={"child": child})
-        run.append_special(record, {"creates": [Create(created)]}, self._made, self._refused, self)
+        run.append_special(record, {"creates": [born(created)]}, self._made, self._refused, self)
 
     def _made(self, _: Answer) -> None:
         self.run.engine.poke()

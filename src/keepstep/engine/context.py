@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..model import ErrorInfo, Signal, Status
 from ..ports import CURRENT, Answer, Verdict, instant
-from ..stores.records import Record
+from ..stores.records import Record, claimed
 from .branch import ASKED, CANCELLED, DONE, NEW, PATIENCE, Branch, Detached, DurableCall, StepCall
 from .delivery import tell_next
 from .history import History
@@ -59,6 +59,7 @@ class RunContext:
         self.worker = claim.lease.worker
         self.seq = run.seq
         self.checksum = run.checksum
+        self.claimed = claimed(claim)
         self.loop = engine.loop
         self.thread_id = engine.thread_id
         # the journal's side

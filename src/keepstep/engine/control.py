@@ -13,7 +13,7 @@ from ..model import FINISHED, Kind, Outcome, RunQuery, Signal, Status, WorkerInf
 from ..model.ids import new_id
 from ..model.signal import CANCEL, CHILD, RESERVED
 from ..ports import Advance, ClaimRequest, Send, Verdict, instant
-from ..stores.records import Record, seal, unseal
+from ..stores.records import Record, check_origin, claimed, origin, seal, unseal
 from .steering import DEADLINE
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ async def retry(engine: Engine, run_id: str, reason: str, actor: str) -> None:
         raise AlreadyFinished(
             f"run {run_id!r} is {run.status.value}; only a failed or set-aside run can be retried", run_id
         )
-    seqs = await _failures(engine, run_id)  # before the claim: a history that cannot be read leaves the run as it is
+    seqs = await _failures(engine, run)  # before the claim: a history that cannot be read leaves the run as it is
     claim = await _claim(engine, run, _RETRIABLE)
     if claim.run.seq != run.seq:
-        seqs = await _failures(engine, run_id)
+        seqs = await _failures(engine, run)
     data = {"seqs": seqs, "actor": actor, "reason": reason, "before": run.status.value, "act": "retry"}
     record = Record(run_id, Kind.SUPERSEDED.value, worker=claim.lease.worker, trigger="manual", data=data)
     await _append_and_release(engine, claim, record, Status.QUEUED)
@@ -95,13 +95,15 @@ async def _leave(engine: Engine, worker: str) -> None:
         await engine.call(partial(engine.store.renew_leases, WorkerInfo(worker), leaving=True))
 
 
-async def _failures(engine: Engine, run_id: str) -> list[int]:
+async def _failures(engine: Engine, run: Run) -> list[int]:
     """What no longer counts: the failures named in the run's error, and all that the code did because of them."""
     records = []
-    after = 0
-    while rows := await engine.read(engine.store.list_checkpoints, run_id, after):
-        records += [record for record, _ in unseal(rows, run_id, after, None if after else "")]
-        after = records[-1].seq
+    check_origin(run)
+    after, checksum = 0, origin(run)
+    while rows := await engine.read(engine.store.list_checkpoints, run.id, after):
+        page = list(unseal(rows, run.id, after, checksum))
+        records += [record for record, _ in page]
+        after, checksum = records[-1].seq, page[-1][1]
     ends = [record for record in records if record.kind in (Kind.RUN_FINISHED, Kind.ERROR)]
     causes: set[int] = set(ends[-1].error.caused_by) if ends and ends[-1].error is not None else set()
     keys = {record.step for record in records if record.seq in causes}
@@ -154,6 +156,7 @@ async def _append_and_release(engine: Engine, claim: Claim, record: Record, stat
     run: Any = claim.run
     now = instant(engine.clock.now())
     record.finished_at = now
+    record.claimed = claimed(claim)
     row, checksum = seal(record, run.seq + 1, run.checksum)
     change = Advance(
         run.id,

@@ -16,7 +16,7 @@ from ..errors import CheckpointCorrupt, SchemaMismatch, StoreError, StoreUnavail
 from ..model import FINISHED, Kind, Run, RunQuery, Signal, Status, WorkerInfo
 from ..model.signal import CHILD, RESERVED, RESOLVE, RESUME
 from ..ports import Send, instant
-from ..stores.records import checkpoint, unseal
+from ..stores.records import check_origin, checkpoint, origin, unseal
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -348,8 +348,9 @@ class _Doctor:
 
     async def verify(self, run: Run) -> None:
         """Read the whole chain of a run and hold it against its head; read its signals too."""
-        after, previous, signal = 0, "", 0
+        after, previous, signal = 0, origin(run), 0
         try:
+            check_origin(run)
             while rows := await self.engine.read(self.engine.store.list_checkpoints, run.id, after):
                 for record, checksum in unseal(rows, run.id, after, previous):
                     checkpoint(record, checksum)
@@ -360,7 +361,7 @@ class _Doctor:
         except (CheckpointCorrupt, SchemaMismatch) as error:
             self._corrupt(run.id, str(error))
             return
-        if fresh is not None and fresh.seq == run.seq and (after, previous) != (run.seq, run.checksum):
+        if fresh is not None and fresh.seq == run.seq and run.seq and (after, previous) != (run.seq, run.checksum):
             self.find(
                 Severity.ERROR,
                 "corrupt",

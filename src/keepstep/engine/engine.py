@@ -29,9 +29,9 @@ from ..model import Claim, Event, Kind, Lease, Run, RunPage, RunQuery, Status
 from ..model.ids import check_id, new_id, new_seed
 from ..observers import resolve
 from ..policies import RecoveryLimit
-from ..ports import Clock, Create, Row, Store, SystemClock, Verdict, instant
+from ..ports import Clock, Create, Store, SystemClock, Verdict, instant
 from ..stores.open import is_store, open_store
-from ..stores.records import MAX_VALUE, Record, seal
+from ..stores.records import MAX_VALUE, Record, born
 from ..values import Redactor
 from ..workflows import definition
 from ..workflows.definition import KNOWN, Bound, Workflow
@@ -39,7 +39,7 @@ from ..workflows.options import check_options, checked_tags
 from . import control
 from .attempt import perform
 from .context import RunContext
-from .handle import RunHandle, event_name
+from .handle import RunHandle, event_name, this_process
 from .journal import Journal
 from .pace import Pace
 from .parking import LINGER_SECONDS, hand_back
@@ -94,6 +94,7 @@ class Engine:
         linger_seconds: float = LINGER_SECONDS,
         replay_always: bool = False,
         redact: Redactor | None = None,
+        actor: str | None = None,
         **store_options: Any,
     ) -> None:
         self._url = url
@@ -111,6 +112,8 @@ class Engine:
         #: For tests: forget a run after each new outcome and go on by replay, as if its worker had just taken it over.
         self.replay_always = replay_always
         self._redactor = redact or Redactor()
+        self._actor = actor
+        self.actor = actor or ""
         self.perform = perform
         self.live: dict[str, RunContext] = {}
         self.closed = True
@@ -138,6 +141,7 @@ class Engine:
         if not self.closed:
             raise DefinitionError("the engine is open already")
         self._pid = os.getpid()
+        self.actor = self._actor or this_process()
         self.loop = asyncio.get_running_loop()
         self.thread_id = threading.get_ident()
         self._owns_store = not is_store(self._url)
@@ -264,19 +268,15 @@ class Engine:
         at = instant(now)
         name = new_id() if run_id is None else check_id(run_id)
         worker = self.worker
-        rows: list[Row] = []
-        checksum = ""
         leased = (
             delay <= 0 and worker is not None and worker.has_room() and self.workflows.get(workflow.name) is workflow
         )
-        if leased and worker is not None:  # leased at birth: the run is this worker's, and has its first record
-            row, checksum = seal(Runner.started(name, workflow, worker.id, at), 1, "")
-            rows = [row]
         run = Run(
             id=name,
             workflow=workflow.name,
             status=Status.RUNNING if leased else Status.QUEUED,
             created_at=at,
+            created_by=self.actor,
             updated_at=at,
             version=workflow.version,
             fingerprint=workflow.fingerprint,
@@ -290,10 +290,11 @@ class Engine:
             due_at=None if leased else instant(now + max(0.0, delay)),
             worker=worker.id if leased and worker is not None else None,
             epoch=1 if leased else 0,
-            seq=len(rows),
-            checksum=checksum,
         )
-        return await self._create(workflow, Create(run, rows), [[*args], kwargs])
+        first = None
+        if leased and worker is not None:  # leased at birth: the run is this worker's, and has its first record
+            first = Runner.started(name, workflow, worker.id, at)
+        return await self._create(workflow, born(run, first), [[*args], kwargs])
 
     async def _create(self, workflow: Workflow[..., Any], create: Create, arguments: list[Any]) -> RunHandle[Any]:
         run = create.run
@@ -373,7 +374,7 @@ class Engine:
 
     async def retry(self, run_id: str, reason: str = "", actor: str = "") -> None:
         """Let a failed or set-aside run go on from where it failed."""
-        await control.retry(self, run_id, reason, actor)
+        await control.retry(self, run_id, reason, actor or self.actor)
         self.poke()
 
     async def cancel_successor(self, run_id: str) -> None:
@@ -385,7 +386,7 @@ class Engine:
 
     async def cancel_now(self, run_id: str, reason: str = "", actor: str = "") -> None:
         """End a run that nobody drives, without its code."""
-        await control.cancel_now(self, run_id, reason, actor)
+        await control.cancel_now(self, run_id, reason, actor or self.actor)
 
     async def signal(self, run_id: str, name: str, payload: Any = True, *, id: str = "") -> None:  # noqa: A002
         """Send a run a durable message."""

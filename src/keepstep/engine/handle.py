@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import getpass
 import os
+import socket
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -24,10 +25,11 @@ from ..model import FINISHED, Checkpoint, ErrorInfo, Event, Kind, Run, Signal, S
 from ..model.ids import check_name, new_id
 from ..model.signal import CANCEL, PAUSE, RESERVED, RESOLVE, RESUME
 from ..ports import Send, Verdict, instant
-from ..stores.records import checkpoint, unseal
+from ..stores.records import checkpoint, origin, unseal
 from ..values import VALUES
 
 if TYPE_CHECKING:
+    from .audit import AuditEntry
     from .context import RunContext
     from .engine import Engine
 
@@ -37,23 +39,31 @@ R = TypeVar("R")
 LOOK_SECONDS = 0.5
 
 
-def actor() -> str:
-    """Who steers a run from this process, for the audit."""
+def this_process() -> str:
+    """Who acts from this process, for the audit, unless the engine was told a name."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
         user = "unknown"
-    return f"{user} (pid {os.getpid()})"
+    return f"{user}@{socket.gethostname()} (pid {os.getpid()})"
 
 
 class RunHandle(Generic[R]):
     """One run of a workflow."""
 
-    def __init__(self, engine: Engine, run_id: str, workflow: Any = None, context: RunContext | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        run_id: str,
+        workflow: Any = None,
+        context: RunContext | None = None,
+        actor: str = "",
+    ) -> None:
         self.id = run_id
         self._engine = engine
         self._workflow = workflow
         self._context = context
+        self._actor = actor or engine.actor
 
     def __repr__(self) -> str:
         return f"<run {self.id}>"
@@ -64,7 +74,7 @@ class RunHandle(Generic[R]):
         """The newest run of the series that this one began with `ks.continue_as`; itself if it is the only one."""
         handle: RunHandle[R] = self
         while successor := (await handle.run()).continued_as:
-            handle = RunHandle(self._engine, successor, self._workflow)
+            handle = RunHandle(self._engine, successor, self._workflow, actor=self._actor)
         return handle
 
     async def run(self) -> Run:
@@ -91,7 +101,7 @@ class RunHandle(Generic[R]):
         return [one for one in found if (one.outcome == "failure") is failed]
 
     async def _history(self, after: int = 0) -> AsyncIterator[Checkpoint]:
-        previous: str | None = "" if after == 0 else None
+        previous = "" if after else origin(await self.run())
         while True:
             rows = await self._engine.read(self._engine.store.list_checkpoints, self.id, after)
             if not rows:
@@ -99,6 +109,12 @@ class RunHandle(Generic[R]):
             for record, checksum in unseal(rows, self.id, after, previous):
                 after, previous = record.seq, checksum
                 yield checkpoint(record, checksum)
+
+    async def audit(self) -> list[AuditEntry]:
+        """Who did what to the run, when and why: its creation, each lease, step, signal and command, and its end."""
+        from .audit import audit  # noqa: PLC0415 - asked for rarely
+
+        return await audit(self._engine, self.id)
 
     async def published(self) -> dict[str, Any]:
         """What the run has shown to readers with `ks.publish`: the newest value of each key."""
@@ -181,6 +197,10 @@ class RunHandle(Generic[R]):
 
     # -- steering -----------------------------------------------------------------------------------------------------
 
+    def by(self, actor: str) -> RunHandle[R]:
+        """The same run, steered in the name of someone: the audit says that they sent the signals and commands."""
+        return RunHandle(self._engine, self.id, self._workflow, self._context, actor)
+
     async def signal(self, name: str, payload: Any = True, *, id: str = "") -> None:  # noqa: A002 - the word users know
         """Send the run a durable message; with an `id`, sending it again changes nothing."""
         check_name(name, "signal")
@@ -194,7 +214,7 @@ class RunHandle(Generic[R]):
         """Ask the run to stop: it reaches running steps, waits and children, and is final."""
         await self._send(CANCEL, _reason(reason))
         if (await self.run()).status is Status.SET_ASIDE:  # no worker takes it, so nobody would hear
-            await self._engine.cancel_now(self.id, reason, actor())
+            await self._engine.cancel_now(self.id, reason, self._actor)
 
     async def pause(self, reason: str = "") -> None:
         """Stop the run at its next step boundary; it keeps its state."""
@@ -213,17 +233,18 @@ class RunHandle(Generic[R]):
 
     async def retry(self, reason: str = "") -> None:
         """Let a failed or set-aside run go on from where it failed; its history is kept."""
-        await self._engine.retry(self.id, reason, actor())
+        await self._engine.retry(self.id, reason, self._actor)
 
     async def _send(self, name: str, payload: bytes, id: str = "") -> None:  # noqa: A002
-        signal = Signal(self.id, name, payload, id, actor(), instant(self._engine.clock.now()))
+        signal = Signal(self.id, name, payload, id, self._actor, instant(self._engine.clock.now()))
         answer = await self._engine.journal.write(Send(signal))
         if answer.verdict is Verdict.NOT_FOUND:
             raise RunNotFound(f"no run {self.id!r} in {self._engine.store.url}", self.id)
         if answer.verdict is Verdict.FINISHED:
             run = await self.run()
             if run.continued_as:
-                await RunHandle[R](self._engine, run.continued_as)._send(name, payload, id)  # noqa: SLF001 - its own kind
+                successor = RunHandle[R](self._engine, run.continued_as, actor=self._actor)
+                await successor._send(name, payload, id)
                 return
             raise AlreadyFinished(f"run {self.id!r} is already {run.status.value}", self.id)
         self._engine.signalled(self.id)
@@ -249,7 +270,7 @@ class RunHandle(Generic[R]):
                     if reply is not None:
                         return reply
                     if run.continued_as:  # a question that was not read has moved over
-                        asked, after = RunHandle(self._engine, run.continued_as), 0
+                        asked, after = RunHandle(self._engine, run.continued_as, actor=self._actor), 0
                     elif run.status in FINISHED:
                         raise AlreadyFinished(f"run {asked.id!r} ended without a reply to {name!r}", asked.id)
                     else:

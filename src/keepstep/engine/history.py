@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import CheckpointCorrupt
 from ..model import Kind
-from ..stores.records import Record, unseal
+from ..stores.records import Record, origin, unseal
 
 if TYPE_CHECKING:
     from ..model import Run
@@ -62,10 +62,10 @@ class Tried:
 class History:
     """The records of a run that still count, by key and in order."""
 
-    def __init__(self, run: str) -> None:
-        self.run = run
+    def __init__(self, run: Run) -> None:
+        self.run = run.id
         self.seq = 0
-        self.checksum = ""
+        self.checksum = origin(run)
         self.started_at: datetime | None = None
         self.generation = 0
         self.signals: set[int] = set()

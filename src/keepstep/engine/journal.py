@@ -16,7 +16,7 @@ import msgspec
 from ..errors import StoreError, StoreUnavailable
 from ..model import Kind
 from ..model.ids import new_id
-from ..ports import Advance, Answer, Change, Create, Send, Verdict, WouldBlock
+from ..ports import Advance, Answer, Change, Create, Row, Send, Verdict, WouldBlock
 from ..stores.records import Record, seal
 
 if TYPE_CHECKING:
@@ -196,15 +196,7 @@ class Journal:
             batch.needs_thread = True
             change.within = _sealed_within(change, run, drafts[0], special["within"])
         else:
-            rows = []
-            seq, checksum = run.seq, run.checksum
-            for draft in drafts:
-                if draft.record is not None:
-                    seq += 1
-                    row, checksum = seal(draft.record, seq, checksum)
-                    rows.append(row)
-            change.rows = rows
-            change.checksum = checksum
+            change.rows, change.checksum = rows, _ = _sealed(run, drafts)
             if rows and rows[0].kind in _NO_PROGRESS and all(row.kind in _NO_PROGRESS for row in rows):
                 change.progress = False
         return change
@@ -242,6 +234,7 @@ class Journal:
                 run.in_flight -= 1
                 if answer.verdict is Verdict.DONE:
                     if change.rows:
+                        run.claimed = None
                         run.seq = change.rows[-1].seq
                         run.checksum = change.checksum
                     run.committed(
@@ -340,6 +333,21 @@ def _until_special(pending: list[Draft]) -> tuple[list[Draft], list[Draft]]:
     return pending[:split], pending[split:]
 
 
+def _sealed(run: RunContext, drafts: list[Draft]) -> tuple[list[Row], str]:
+    """The rows of some drafts, and the checksum after them. The first under a lease says how its writer came by it."""
+    rows: list[Row] = []
+    seq, checksum, claimed = run.seq, run.checksum, run.claimed
+    for draft in drafts:
+        record = draft.record
+        if record is not None:
+            if claimed is not None:
+                record.claimed, claimed = claimed, None
+            seq += 1
+            row, checksum = seal(record, seq, checksum)
+            rows.append(row)
+    return rows, checksum
+
+
 class _Batch:
     """The changes of one commit, and who waits for each answer."""
 
@@ -360,6 +368,7 @@ def _sealed_within(
 
     def within(tx: Any) -> None:
         draft.record = body(tx)
+        draft.record.claimed = run.claimed
         row, checksum = seal(draft.record, run.seq + 1, run.checksum)
         change.rows, change.checksum = [row], checksum
 

@@ -22,7 +22,7 @@ from ..model.ids import MAX_ID, new_id
 from ..model.signal import CHILD
 from ..policies import SetAside, classify
 from ..ports import CURRENT, Advance, Answer, Create, Send, Verdict, instant
-from ..stores.records import Record, StoredError, check_size, seal
+from ..stores.records import Record, StoredError, born, check_origin, check_size, seal
 from ..workflows.definition import Call
 from .attempt import clean, idempotency_key, in_thread, stored_error
 from .branch import CANCELLED, Branch, DurableCall
@@ -72,6 +72,8 @@ class Runner:
                 return
             if run.seq:
                 await self._load(context)
+            else:
+                check_origin(run)
             if run.signals:
                 await self._load_signals(context)
         except (CheckpointCorrupt, SchemaMismatch) as error:
@@ -109,7 +111,7 @@ class Runner:
 
     async def _load(self, context: RunContext) -> None:
         store, run = self.engine.store, context.run
-        history = History(run.id)
+        history = History(run)
         while history.seq < run.seq:
             rows = await self.engine.read(store.list_checkpoints, run.id, history.seq)
             if not rows:
@@ -339,6 +341,7 @@ class Runner:
                 [[*error.arguments[0]], error.arguments[1]], f"workflow {run.workflow!r}: input"
             ),
             created_at=context.time(),
+            created_by=f"run {run.id}",
             version=context.workflow.version,
             fingerprint=context.workflow.fingerprint,
             seed=idempotency_key(run.seed, f"{base}~{count}", 0)[:16],  # as a child's: another, but no new chance
@@ -352,7 +355,7 @@ class Runner:
             recoveries=0,
             updated_at=None,
         )
-        creates.append(Create(successor))
+        creates.append(born(successor))
         record.data = {"continued_as": successor.id}
         record.value = msgspec.Raw(b"null")
         sends.extend(Send(replace(signal, run=successor.id, seq=0)) for signal in context.inbox)
@@ -423,6 +426,7 @@ class Runner:
                 context.id, Kind.ERROR.value, outcome=Outcome.FAILURE.value, worker=context.worker, error=error
             )
             record.finished_at = instant(self.engine.clock.now())
+            record.claimed = context.claimed
             row, checksum = seal(record, context.seq + 1, context.checksum)
             return Advance(
                 context.id,

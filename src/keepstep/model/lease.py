@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from .run import Run
+from .run import Run, Status
 
 #: How long a lease lasts without a heartbeat, and how often a heartbeat comes.
 LEASE_SECONDS = 15.0
@@ -23,11 +23,16 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A run that a worker has just been given. `taken_from` names the dead owner when it is a recovery."""
+    """A run that a worker has just been given. `taken_from` names the dead owner when it is a recovery.
+
+    `before` is the status that the run had, and `since` when its row was last written: the end of the lease before.
+    """
 
     run: Run
     lease: Lease
     taken_from: str | None = None
+    before: Status | None = None
+    since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

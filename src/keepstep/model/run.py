@@ -69,6 +69,7 @@ class Run:
     workflow: str
     status: Status
     created_at: datetime
+    created_by: str = ""
     version: str = "1"
     fingerprint: str = ""
     input: bytes = b"null"

@@ -265,7 +265,7 @@ class MemoryStore:
         return Claims((self._claim(entry, request.worker),))
 
     def _claim(self, entry: _Entry, worker: str) -> Claim:
-        owner = entry.worker
+        owner, before, since = entry.worker, entry.status, entry.updated_at
         if owner is not None and entry.status.active:
             entry.recoveries += 1
         entry.status = rules.status_when_claimed(entry.status, taken=owner is not None)
@@ -276,7 +276,7 @@ class MemoryStore:
         entry.wakes = ()
         entry.updated_at = instant(self._clock.now())
         self._note_writers({worker})
-        return Claim(entry.snapshot(), Lease(entry.run.id, worker, entry.epoch), owner)
+        return Claim(entry.snapshot(), Lease(entry.run.id, worker, entry.epoch), owner, before, since)
 
     def renew_leases(self, worker: WorkerInfo, *, leaving: bool = False) -> bool:
         with self._lock:

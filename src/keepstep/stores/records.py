@@ -6,16 +6,19 @@ import zlib
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from hashlib import sha256
+from operator import attrgetter
 from typing import Any
 
 import msgspec
 
 from ..errors import CheckpointCorrupt, NotSerializable, SchemaMismatch
-from ..model import Checkpoint, ErrorInfo, Kind, Outcome, Trigger
-from ..ports import Row
+from ..model import Checkpoint, Claim, ErrorInfo, Kind, Outcome, Run, Trigger
+from ..ports import Create, Row
 
 #: The format that this version writes. Older ones are migrated on read, newer ones refused.
-FORMAT = 1
+FORMAT = 2
+#: The first format whose chains begin with how their run was created, rather than with nothing.
+_FORMAT_WITH_ORIGIN = 2
 
 #: A value larger than this is kept compressed beside its record.
 COMPRESS_OVER = 100_000
@@ -37,6 +40,18 @@ class StoredError(msgspec.Struct, omit_defaults=True):
 
     def info(self) -> ErrorInfo:
         return ErrorInfo(*(getattr(self, name) for name in self.__struct_fields__))
+
+
+class Claimed(msgspec.Struct, omit_defaults=True):
+    """How the worker that wrote a record came by its run: told by the first record that it writes of it.
+
+    `before` is the status that the claim found, `since` when the lease before ended or its owner last wrote.
+    """
+
+    epoch: int
+    at: datetime
+    before: str
+    since: datetime | None = None
 
 
 class Record(msgspec.Struct, omit_defaults=True):
@@ -61,6 +76,7 @@ class Record(msgspec.Struct, omit_defaults=True):
     error: StoredError | None = None
     retry_at: datetime | None = None
     data: dict[str, Any] | None = None
+    claimed: Claimed | None = None
     format: int = 0
     previous: str = ""
 
@@ -74,6 +90,56 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Record).decode
+
+#: What is fixed when a run is created, beside its input.
+_facts = attrgetter(
+    "id", "workflow", "version", "fingerprint", "queue", "priority", "seed", "parent", "parent_key", "origin", "key"
+)
+
+
+def origin(run: Run) -> str:
+    """What the chain of a run begins with, so that it holds its creation too: half for its input, half for the rest."""
+    deadline = None if run.deadline_at is None else run.deadline_at.timestamp()
+    facts = (
+        *_facts(run),
+        sorted(run.tags.items()),
+        deadline,
+        run.traceparent,
+        run.created_at.timestamp(),
+        run.created_by,
+    )
+    return sha256(run.input).hexdigest()[:32] + sha256(_encode(facts)).hexdigest()[:32]
+
+
+def born(run: Run, first: Record | None = None) -> Create:
+    """The creation of a run that nobody else has seen yet, with the beginning of its chain and its first record."""
+    checksum = origin(run)
+    rows = []
+    if first is not None:
+        row, checksum = seal(first, 1, checksum)
+        rows.append(row)
+    object.__setattr__(run, "seq", len(rows))  # a copy of it would cost three times as much as all this
+    object.__setattr__(run, "checksum", checksum)
+    return Create(run, rows)
+
+
+def check_origin(run: Run) -> None:
+    """Refuse a run without records whose input, seed or other facts are not those that it was created with."""
+    if not run.seq and run.checksum:
+        _compare_origin(run.id, run.checksum, origin(run))
+
+
+def _compare_origin(run: str, named: str, found: str) -> None:
+    if named != found:
+        what = "its input" if named[:32] != found[:32] else "its seed, tags, deadline or another fact of its creation"
+        raise CheckpointCorrupt(f"run {run!r}: chain broken at its beginning: {what} is not what it was created with")
+
+
+def claimed(claim: Claim) -> Claimed | None:
+    """What the first record under a lease says about it; nothing when the run was leased at birth."""
+    if claim.before is None:
+        return None
+    return Claimed(claim.lease.epoch, claim.run.updated_at or EPOCH, claim.before.value, claim.since)
 
 
 def seal(record: Record, seq: int, previous: str) -> tuple[Row, str]:
@@ -105,10 +171,11 @@ def _pack(record: Record, value: bytes) -> tuple[bytes, Record]:
     return zlib.compress(value, 1), packed
 
 
-def unseal(rows: Iterable[Row], run: str, after: int = 0, previous: str | None = None) -> Iterator[tuple[Record, str]]:
+def unseal(rows: Iterable[Row], run: str, after: int = 0, previous: str = "") -> Iterator[tuple[Record, str]]:
     """Verify rows in order and give each record with its checksum.
 
-    `previous` is the checksum of the record before the first row; None takes the first row's own word for it.
+    `previous` is the checksum of the record before the first row, or the run's `origin`; without it the first row's
+    own word is taken.
     """
     for row in rows:
         text, body = bytes(row.record), row.body
@@ -126,7 +193,9 @@ def unseal(rows: Iterable[Row], run: str, after: int = 0, previous: str | None =
             raise CheckpointCorrupt(
                 f"run {run!r}: chain broken at seq {after}: found the record {record.seq} of run {record.run!r}"
             )
-        if previous is not None and record.previous != previous:
+        if after == 1 and previous and record.format >= _FORMAT_WITH_ORIGIN:
+            _compare_origin(run, record.previous, previous)
+        elif after > 1 and previous and record.previous != previous:
             raise CheckpointCorrupt(
                 f"run {run!r}: chain broken at seq {after}: the record before it is not the one it names"
             )

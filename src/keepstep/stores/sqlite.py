@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -280,7 +280,7 @@ class SQLiteStore:
             cursor.execute(_PUT_ASIDE, (one.run,))
             return None
         self._note_writers({worker})
-        return Claim(run, Lease(run.id, worker, run.epoch), one.owner)
+        return Claim(run, Lease(run.id, worker, run.epoch), one.owner, old, _since(one.updated_at))
 
     def _roll_call(self, cursor: Cursor, me: str) -> tuple[set[str], list[str]]:
         """Who is alive, the asker included, and who must be given up for dead."""
@@ -499,6 +499,14 @@ def _check_path(path: str | os.PathLike[str], *, allow_network: bool) -> str:
             "disk, or PostgreSQL to share runs between machines; allow_network=True if one machine alone opens it"
         )
     return real
+
+
+def _since(seconds: float) -> datetime | None:
+    """When a row was last written, if that can be told: a claim does without."""
+    try:
+        return instant(seconds)
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
 def _identity(path: str) -> tuple[int, int] | None:

@@ -15,6 +15,7 @@ _LEVELS = 8
 _FREE = "worker IS NULL AND due_at IS NOT NULL"
 #: Read as bytes: a status that is no UTF-8 belongs to one damaged run, and must not stop the claim of others.
 _STATUS = "CAST(status AS BLOB)"
+_SINCE = "CAST(updated_at AS REAL)"
 
 
 class Found(NamedTuple):
@@ -22,16 +23,19 @@ class Found(NamedTuple):
 
     rank: tuple[int, float]
     run: str
-    status: str = ""
+    status: str
+    updated_at: float
     owner: str | None = None
 
 
 def by_name(cursor: Cursor, request: ClaimRequest, alive: set[str]) -> list[Found]:
     """The run that a person's command names, if it may be claimed so."""
-    found = cursor.execute("SELECT status, worker FROM keepstep_head WHERE run = ?", (request.run,)).fetchall()
+    found = cursor.execute(
+        f"SELECT status, {_SINCE}, worker FROM keepstep_head WHERE run = ?", (request.run,)
+    ).fetchall()
     return [
-        Found((0, 0.0), request.run or "", status, owner)
-        for status, owner in found
+        Found((0, 0.0), request.run or "", status, updated_at, owner)
+        for status, updated_at, owner in found
         if owner not in alive and rules.claimable_by_name(Status(status), request.statuses)
     ]
 
@@ -56,10 +60,11 @@ def orphans(cursor: Cursor, request: ClaimRequest, alive: set[str]) -> list[Foun
                 return found
             pin, values = _pinned(request, workflow)
             runs = cursor.execute(
-                f"SELECT run, {_STATUS} FROM keepstep_head WHERE worker = ? AND workflow = ?{pin} ORDER BY run LIMIT ?",
+                f"SELECT run, {_STATUS}, {_SINCE} FROM keepstep_head"
+                f" WHERE worker = ? AND workflow = ?{pin} ORDER BY run LIMIT ?",
                 (owner, workflow, *values, room),
             ).fetchall()
-            found += [Found((0, 0.0), run, _status(status), owner) for run, status in runs]
+            found += [Found((0, 0.0), run, _status(status), at, owner) for run, status, at in runs]
 
 
 def due_runs(cursor: Cursor, request: ClaimRequest, workflow: str, now: float) -> list[Found]:
@@ -67,7 +72,7 @@ def due_runs(cursor: Cursor, request: ClaimRequest, workflow: str, now: float) -
     found: list[Found] = []
     pin, values = _pinned(request, workflow)
     which = f"{_FREE} AND workflow = ?{pin} AND due_at <= ?"
-    select = f"SELECT priority, due_at, run, {_STATUS} FROM keepstep_head WHERE {which}"
+    select = f"SELECT priority, due_at, run, {_STATUS}, {_SINCE} FROM keepstep_head WHERE {which}"
     levels = _levels(cursor, workflow)
     for level in levels:
         room = request.limit - len(found)
@@ -76,14 +81,14 @@ def due_runs(cursor: Cursor, request: ClaimRequest, workflow: str, now: float) -
         rows = cursor.execute(
             f"{select} AND priority = ? ORDER BY due_at, run LIMIT ?", (workflow, *values, now, level, room)
         )
-        found += [Found((-priority, due_at), run, _status(said)) for priority, due_at, run, said in rows.fetchall()]
+        found += [Found((-priority, due_at), run, _status(said), at) for priority, due_at, run, said, at in rows]
     room = request.limit - len(found)
     if len(levels) == _LEVELS and room > 0:
         rows = cursor.execute(
             f"{select} AND priority < ? ORDER BY priority DESC, due_at, run LIMIT ?",
             (workflow, *values, now, levels[-1], room),
         )
-        found += [Found((-priority, due_at), run, _status(said)) for priority, due_at, run, said in rows.fetchall()]
+        found += [Found((-priority, due_at), run, _status(said), at) for priority, due_at, run, said, at in rows]
     return found
 
 

@@ -37,8 +37,8 @@ _MOVE = (
 )
 _ADD_RUN = (
     "INSERT INTO keepstep_run (id, workflow, version, fingerprint, queue, priority, input, seed, parent, parent_key,"
-    " origin, key, tags, deadline_at, traceparent, created_at)"
-    " VALUES (?, ?, ?, ?, ?, ?, CAST(? AS TEXT), ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING"
+    " origin, key, tags, deadline_at, traceparent, created_at, created_by)"
+    " VALUES (?, ?, ?, ?, ?, ?, CAST(? AS TEXT), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING"
 )
 _ADD_HEAD = (
     "INSERT INTO keepstep_head (run, number, workflow, version, queue, priority, status, seq, checksum, epoch, worker,"
@@ -77,6 +77,7 @@ _COLUMNS: dict[str, tuple[type, ...]] = {
     "h.signals": (int,),
     "h.recoveries": (int,),
     "h.updated_at": (float,),
+    "r.created_by": (str,),
 }
 _RUN_COLUMNS = ", ".join(_COLUMNS)
 #: The same, for rows that hold text which is no UTF-8.
@@ -301,6 +302,7 @@ class Batch:
                 seconds(run.deadline_at),
                 run.traceparent,
                 run.created_at.timestamp(),
+                run.created_by,
             ),
         )
         if not self._connection.changes():
@@ -560,6 +562,7 @@ def _run(row: Sequence[Any]) -> Run:
         signals=row[24],
         recoveries=row[25],
         updated_at=_instant(row[26]),
+        created_by=row[27],
     )
 
 

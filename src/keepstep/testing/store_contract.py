@@ -229,6 +229,7 @@ class StoreContract:
             deadline_at=at(99.5),
             traceparent="00-ab-cd-01",
             created_at=at(0.000001),
+            created_by="ann@host (pid 7)",
             due_at=at(1.234567),
             wakes=("one", "two words"),
         )
@@ -788,6 +789,20 @@ class StoreContract:
         assert (claim.run.input, claim.run.tags, claim.run.traceparent) == (b"[1,2]", {"a": "b"}, "t")
         assert (claim.taken_from, claim.run.recoveries) == (None, 0)
         assert claim.run == get(store, "r")
+
+    def test_a_claim_tells_what_the_run_was_before_and_since_when(self, store: Store, clock: SteppedClock) -> None:
+        commit(store, Create(queued("r")))
+        clock.advance(1)
+        (first,) = self.claim(store, "w1").claims
+        assert (first.before, first.since, first.run.updated_at) == (Status.QUEUED, at(0), at(1))
+        clock.advance(1)
+        Holder(store, first.run).write(rows=[], checksum="", status=Status.WAITING, release=True, due_at=at(0))
+        clock.advance(1)
+        (second,) = self.claim(store, "w1").claims
+        assert (second.before, second.since, second.taken_from) == (Status.WAITING, at(2), None)
+        self.kill(store, clock, "w1")
+        (third,) = self.claim(store, "w2").claims
+        assert (third.before, third.since, third.taken_from) == (Status.RUNNING, at(3), "w1")
 
     def test_a_run_is_claimed_once(self, store: Store) -> None:
         commit(store, Create(queued("r")))

@@ -1,0 +1,2 @@
+-- Who started a run: a person and a process, or another run.
+ALTER TABLE keepstep_run ADD COLUMN created_by TEXT NOT NULL DEFAULT '';
