@@ -21,7 +21,7 @@ from ..model.ids import new_id
 from ..model.signal import RESOLVE
 from ..policies import Again, classify
 from ..ports import CURRENT, Answer, Verdict, instant
-from ..stores.records import Record, StoredError, check_size
+from ..stores.records import Record, StoredError
 from ..values import VALUES
 from ..workflows.definition import Call, PlainCall
 from .branch import ASKED
@@ -134,7 +134,7 @@ def _encoded(call: StepCall[Any], value: Any) -> bytes:
     if isinstance(value, Call):
         raise NotSerializable(f"step {call.key!r} returned a call that was not awaited; did you forget `await`?")
     data = call.step.values.encode(value, call.key)
-    check_size(call.key, data, call.run.engine.max_value_bytes)
+    call.run.engine.check_value(data, call.key)
     return data
 
 
@@ -349,6 +349,7 @@ async def _resolve(call: StepCall[Any]) -> bool:
             answer = None
         if isinstance(answer, Done):
             data = step.values.encode(answer.result, f"step {call.key!r}: verified result")
+            run.engine.check_value(data, call.key)
             run.append(call.record(Kind.STEP_COMPLETED, data, attempt=1, trigger="recovery"), call)
             return False
         if isinstance(answer, NotDone) or answer is NotDone:
@@ -418,7 +419,10 @@ async def _transact(call: StepCall[Any], scope: Attempt, started_at: datetime) -
 
 def emit(scope: Attempt, value: Any) -> None:
     """Keep a token for readers; it is written with the next flush."""
-    token = msgspec.Raw(VALUES.encode(value, f"step {scope.key!r}: emitted"))
+    engine = scope.run.engine
+    data = VALUES.encode(engine.redact(value) if isinstance(value, str) else value, f"step {scope.key!r}: emitted")
+    engine.check_value(data, scope.key, "token of step")
+    token = msgspec.Raw(data)
     if not scope.emitted:
         scope.run.loop.call_soon_threadsafe(_flush_soon, scope)
     scope.emitted.append(token)

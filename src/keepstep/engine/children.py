@@ -66,7 +66,10 @@ def signal(run_id: str, name: str, payload: Any = True) -> Call[None]:
     """Send a signal to another run, exactly once, from a workflow."""
     check_id(run_id)
     check_name(name, "signal")
-    return SendCall(in_workflow("signal"), run_id, name, VALUES.encode(payload, f"signal {name!r}"))
+    branch = in_workflow("signal")
+    data = VALUES.encode(payload, f"signal {name!r}")
+    branch.run.engine.check_value(data, name, "signal")
+    return SendCall(branch, run_id, name, data)
 
 
 class ChildRun:
@@ -210,12 +213,13 @@ def start(workflow: Any, *args: Any, **kwargs: Any) -> Call[ChildRun]:
     check_options(options.get("queue", "default"), options.get("priority", 0), options.get("delay", 0.0), None)
     options["tags"] = checked_tags(options.get("tags"))
     workflow.check_arguments(args, kwargs)
-    payload = workflow.values.encode([[*args], kwargs], f"workflow {workflow.name!r}: input")
+    payload = branch.run.engine.input_of(workflow, args, kwargs)
     return StartCall(branch, workflow, payload, options)
 
 
 def continue_as(*args: Any, **kwargs: Any) -> NoReturn:
     """End this run and start its successor with these arguments, in one commit; unread signals move over."""
     branch = in_workflow("continue_as")
-    branch.run.workflow.check_arguments(args, kwargs)
-    raise ContinueAs(args, kwargs)
+    run = branch.run
+    run.workflow.check_arguments(args, kwargs)
+    raise ContinueAs(run.engine.input_of(run.workflow, args, kwargs))

@@ -39,7 +39,7 @@ async def retry(engine: Engine, run_id: str, reason: str, actor: str) -> None:
     claim = await _claim(engine, run, _RETRIABLE)
     if claim.run.seq != run.seq:
         seqs = await _failures(engine, run)
-    data = {"seqs": seqs, "actor": actor, "reason": reason, "before": run.status.value, "act": "retry"}
+    data = {"seqs": seqs, "actor": actor, "reason": engine.redact(reason), "before": run.status.value, "act": "retry"}
     record = Record(run_id, Kind.SUPERSEDED.value, worker=claim.lease.worker, trigger="manual", data=data)
     await _append_and_release(engine, claim, record, Status.QUEUED)
 
@@ -52,7 +52,7 @@ async def cancel_now(engine: Engine, run_id: str, reason: str, actor: str) -> No
     if run.status in FINISHED:
         raise AlreadyFinished(f"run {run_id!r} is already {run.status.value}", run_id)
     claim = await _claim(engine, run, frozenset(Status) - FINISHED)
-    data = {"actor": actor, "reason": reason, "before": run.status.value, "act": "cancel"}
+    data = {"actor": actor, "reason": engine.redact(reason), "before": run.status.value, "act": "cancel"}
     record = Record(run_id, Kind.RUN_FINISHED.value, outcome=Outcome.CANCELLED.value, trigger="manual", data=data)
     record.worker, record.started_at = claim.lease.worker, run.created_at
     await _append_and_release(engine, claim, record, Status.CANCELLED)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,11 +15,14 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
+import msgspec
+
 from ..errors import (
     CheckpointCorrupt,
     DefinitionError,
     DuplicateName,
     KeepstepError,
+    NotSerializable,
     RunConflict,
     RunError,
     RunNotFound,
@@ -28,6 +32,7 @@ from ..executors.thread import ThreadExecutor
 from ..model import Claim, Event, Kind, Lease, Run, RunPage, RunQuery, Status
 from ..model.ids import check_id, new_id, new_seed
 from ..observers import resolve
+from ..observers.log import RedactedLog
 from ..policies import RecoveryLimit
 from ..ports import Clock, Create, Store, SystemClock, Verdict, instant
 from ..stores.open import is_store, open_store
@@ -112,6 +117,7 @@ class Engine:
         #: For tests: forget a run after each new outcome and go on by replay, as if its worker had just taken it over.
         self.replay_always = replay_always
         self._redactor = redact or Redactor()
+        self._filter = RedactedLog(self.redact)
         self._actor = actor
         self.actor = actor or ""
         self.perform = perform
@@ -148,6 +154,7 @@ class Engine:
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="keepstep-reader")
         self.store: Store = await self.loop.run_in_executor(self._pool, self._open_store)
         self.closed = False
+        log.addFilter(self._filter)
         install(self.loop)
         definition.on_plain_call = _warn_of_lost_context
         self.rest = RestWatch(self.loop)
@@ -204,6 +211,7 @@ class Engine:
 
     async def _shut(self) -> None:
         self.closed = True
+        log.removeFilter(self._filter)
         uninstall(self.loop)
         self.pulse()
         for task in list(self._background):
@@ -280,12 +288,12 @@ class Engine:
             updated_at=at,
             version=workflow.version,
             fingerprint=workflow.fingerprint,
-            input=workflow.values.encode([[*args], kwargs], f"workflow {workflow.name!r}: input"),
+            input=self.input_of(workflow, args, kwargs),
             seed=new_seed(),
             queue=queue,
             priority=priority,
             key=key,
-            tags=checked_tags(tags) if tags else {},
+            tags=self._checked_tags(tags) if tags else {},
             deadline_at=_deadline(deadline, now),
             due_at=None if leased else instant(now + max(0.0, delay)),
             worker=worker.id if leased and worker is not None else None,
@@ -522,12 +530,46 @@ class Engine:
     # -- telling ------------------------------------------------------------------------------------------------------
 
     def redact(self, text: str) -> str:
-        return self._redactor.text(text)
+        """The text with secrets taken out; not shown at all if that fails."""
+        try:
+            return self._redactor.text(text)
+        except Exception:  # noqa: BLE001 - better nothing than a secret
+            return "[not shown: redaction failed]"
+
+    def check_value(self, data: bytes, name: str, what: str = "step") -> None:
+        """Refuse a value that must not be stored: it is too large, or holds what looks like a secret."""
+        if len(data) > self.max_value_bytes:
+            raise NotSerializable(
+                f"{what} {name!r}: its value takes {len(data):,} bytes, over the limit of {self.max_value_bytes:,}; "
+                "store the data elsewhere and return a reference, or raise max_value_bytes"
+            )
+        try:
+            path = self._redactor.hit(data)
+        except Exception as error:
+            raise NotSerializable(f"{what} {name!r} is not stored, because redaction failed: {error!r}") from error
+        if path is not None:
+            place = _argument(path) if what == "input of workflow" else path
+            raise NotSerializable(
+                f"{what} {name!r}: {place or 'its value'} looks like a secret, which must not be stored; "
+                "pass ks.Secret(name) and reveal() it where it is used"
+            )
+
+    def _checked_tags(self, tags: dict[str, str]) -> dict[str, str]:
+        for name, text in checked_tags(tags).items():
+            self.check_value(msgspec.json.encode(text), name, "tag")
+        return dict(tags)
+
+    def input_of(self, workflow: Workflow[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> bytes:
+        """The arguments of a run as they are stored."""
+        data = workflow.values.encode([[*args], kwargs], f"workflow {workflow.name!r}: input")
+        self.check_value(data, workflow.name, "input of workflow")
+        return data
 
     def observe(self, name: str, context: RunContext, *, step: str = "", attempt: int = 0, **data: Any) -> None:
         """Tell observers of something about a run that no record holds."""
         if self.observed:
             at = instant(self.clock.now())
+            data = {key: self.redact(value) if isinstance(value, str) else value for key, value in data.items()}
             self.tell(
                 Event(name, context.id, at, context.run.workflow, context.seq, step, attempt, context.worker, data)
             )
@@ -551,6 +593,15 @@ class Engine:
 
     def tell(self, event: Event) -> None:
         self._observers.observe(event)
+
+
+def _argument(path: str) -> str:
+    """Where in the arguments of a workflow a path into its stored input leads."""
+    place = re.match(r"\[0\]\[(\d+)\]|\[1\]\['(\w+)'\]", path)
+    if place is None:
+        return path
+    name = f"argument {int(place[1]) + 1}" if place[1] else f"argument {place[2]!r}"
+    return name + path[place.end() :]
 
 
 async def _all_left(contexts: Sequence[RunContext], seconds: float) -> None:

@@ -208,32 +208,39 @@ class RunHandle(Generic[R]):
             raise DefinitionError(
                 f"signal name {name!r} is refused: names that begin with {RESERVED!r} are Keepstep's own"
             )
-        await self._send(name, VALUES.encode(payload, f"signal {name!r}"), id)
+        data = VALUES.encode(payload, f"signal {name!r}")
+        self._engine.check_value(data, name, "signal")
+        await self._send(name, data, id)
 
     async def cancel(self, reason: str = "") -> None:
         """Ask the run to stop: it reaches running steps, waits and children, and is final."""
-        await self._send(CANCEL, _reason(reason))
+        await self._command(CANCEL, reason)
         if (await self.run()).status is Status.SET_ASIDE:  # no worker takes it, so nobody would hear
             await self._engine.cancel_now(self.id, reason, self._actor)
 
     async def pause(self, reason: str = "") -> None:
         """Stop the run at its next step boundary; it keeps its state."""
-        await self._send(PAUSE, _reason(reason))
+        await self._command(PAUSE, reason)
 
     async def resume(self, reason: str = "") -> None:
         """Let a paused run go on."""
-        await self._send(RESUME, _reason(reason))
+        await self._command(RESUME, reason)
 
     async def resolve(self, step: str, verdict: str, value: Any = None, reason: str = "") -> None:
         """Say what became of an at-most-once step that is in doubt: `result` (with its value), `failed` or `again`."""
         if verdict not in ("result", "failed", "again"):
             raise DefinitionError(f"a doubt is resolved with 'result', 'failed' or 'again', not {verdict!r}")
-        payload = {"verdict": verdict, "value": msgspec.Raw(VALUES.encode(value, "resolved result")), "reason": reason}
+        data = VALUES.encode(value, "resolved result")
+        self._engine.check_value(data, step)
+        payload = {"verdict": verdict, "value": msgspec.Raw(data), "reason": self._engine.redact(reason)}
         await self._send(f"{RESOLVE}:{step}", msgspec.json.encode(payload))
 
     async def retry(self, reason: str = "") -> None:
         """Let a failed or set-aside run go on from where it failed; its history is kept."""
         await self._engine.retry(self.id, reason, self._actor)
+
+    async def _command(self, name: str, reason: str) -> None:
+        await self._send(name, msgspec.json.encode({"reason": self._engine.redact(reason)}))
 
     async def _send(self, name: str, payload: bytes, id: str = "") -> None:  # noqa: A002
         signal = Signal(self.id, name, payload, id, self._actor, instant(self._engine.clock.now()))
@@ -260,7 +267,9 @@ class RunHandle(Generic[R]):
         question = new_id("ask")
         asked = await self.latest()
         after = (await asked.run()).seq
-        message = msgspec.json.encode({"$": "ask", "v": [question, _raw(payload)]})
+        data = VALUES.encode(payload, "question")
+        self._engine.check_value(data, name, "question")
+        message = msgspec.json.encode({"$": "ask", "v": [question, msgspec.Raw(data)]})
         await asked._send(check_name(name, "signal"), message, question)  # noqa: SLF001 - its own kind
         try:
             async with asyncio.timeout(timeout):
@@ -305,14 +314,6 @@ class RunHandle(Generic[R]):
         if run.continued_as:
             async for event in RunHandle[R](self._engine, run.continued_as).watch():
                 yield event
-
-
-def _raw(payload: Any) -> msgspec.Raw:
-    return msgspec.Raw(VALUES.encode(payload, "question"))
-
-
-def _reason(reason: str) -> bytes:
-    return msgspec.json.encode({"reason": reason})
 
 
 def _events(one: Checkpoint, workflow: str) -> list[Event]:

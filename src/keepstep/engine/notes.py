@@ -10,7 +10,7 @@ import msgspec
 from ..model import Kind
 from ..model.ids import check_name
 from ..ports import CURRENT
-from ..stores.records import Record, check_size
+from ..stores.records import Record
 from ..values import VALUES
 from ..workflows.definition import Call
 from . import attempt as attempts
@@ -71,7 +71,7 @@ def publish(key: str, value: Any) -> None:
         return
     check_name(key, "published")
     data = VALUES.encode(value, f"published {key!r}")
-    check_size(f"publish {key}", data, scope.run.engine.max_value_bytes)
+    scope.run.engine.check_value(data, key, "published")
     if scope.in_step:
         record = Record(scope.run.id, Kind.PUBLISHED.value, step=scope.key, worker=scope.run.worker, data={"key": key})
         record.value = msgspec.Raw(data)
@@ -95,7 +95,10 @@ def emit(value: Any) -> None:
         return
     if not scope.in_step:
         key = scope.key("emit")
-        note(scope, Kind.EMITTED, key, msgspec.json.encode([value]))
+        engine = scope.run.engine
+        data = VALUES.encode([engine.redact(value) if isinstance(value, str) else value], "emitted")
+        engine.check_value(data, key, "token of step")
+        note(scope, Kind.EMITTED, key, data)
         return
     attempts.emit(scope, value)
 
@@ -106,7 +109,7 @@ def progress(fraction: float, message: str = "") -> None:
     if scope is None or scope.run.engine.worker is None:
         return
     step = scope.key if scope.in_step else ""
-    told = {"fraction": max(0.0, min(1.0, float(fraction))), "message": message, "step": step}
+    told = {"fraction": max(0.0, min(1.0, float(fraction))), "message": scope.run.engine.redact(message), "step": step}
     scope.run.engine.worker.report_progress(scope.run.id, msgspec.json.encode(told))
 
 

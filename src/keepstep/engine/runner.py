@@ -22,7 +22,7 @@ from ..model.ids import MAX_ID, new_id
 from ..model.signal import CHILD
 from ..policies import SetAside, classify
 from ..ports import CURRENT, Advance, Answer, Create, Send, Verdict, instant
-from ..stores.records import Record, StoredError, born, check_origin, check_size, seal
+from ..stores.records import Record, StoredError, born, check_origin, seal
 from ..workflows.definition import Call
 from .attempt import clean, idempotency_key, in_thread, stored_error
 from .branch import CANCELLED, Branch, DurableCall
@@ -47,9 +47,9 @@ UNWIND_SECONDS = 30.0
 class ContinueAs(BaseException):
     """Ends a run and starts its successor; raised by `ks.continue_as`."""
 
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, payload: bytes) -> None:
         super().__init__("the run continues as its successor")
-        self.arguments = (args, kwargs)
+        self.input = payload
 
 
 class Runner:
@@ -313,7 +313,7 @@ class Runner:
         if error is None:
             try:
                 value = context.workflow.values.encode(future.result(), f"workflow {context.workflow.name!r}: result")
-                check_size(f"workflow {context.workflow.name}", value, self.engine.max_value_bytes)
+                self.engine.check_value(value, context.workflow.name, "result of workflow")
             except NotSerializable as refusal:
                 error = refusal
             else:
@@ -337,9 +337,7 @@ class Runner:
             run,
             id=f"{base[: MAX_ID - 12]}~{count}",
             status=Status.QUEUED,
-            input=context.workflow.values.encode(
-                [[*error.arguments[0]], error.arguments[1]], f"workflow {run.workflow!r}: input"
-            ),
+            input=error.input,
             created_at=context.time(),
             created_by=f"run {run.id}",
             version=context.workflow.version,
@@ -416,8 +414,9 @@ class Runner:
         if context.detached:
             return
         context.detach(f"set aside: {reason}")
+        reason = self.engine.redact(reason)
         log.error("run %s is set aside: %s", context.id, reason)
-        error = StoredError(clean(kind), clean(self.engine.redact(reason)), error_class="permanent", id=new_id("error"))
+        error = StoredError(clean(kind), clean(reason), error_class="permanent", id=new_id("error"))
         self.engine.background(self._write_aside(context, error))
 
     async def _write_aside(self, context: RunContext, error: StoredError) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ..model import Event
 
@@ -34,6 +34,27 @@ class LogObserver:
         level = _level(event.name)
         if self._logger.isEnabledFor(level):
             self._logger.log(level, "%s", line(event))
+
+
+class RedactedLog(logging.Filter):
+    """Takes secrets out of what passes a logger, tracebacks too."""
+
+    def __init__(self, redact: Callable[[str], str]) -> None:
+        super().__init__()
+        self._redact = redact
+        self._format = logging.Formatter().formatException
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        shown = self._redact(message)
+        if shown != message:
+            record.msg, record.args = shown, ()
+        if record.exc_info:
+            text = record.exc_text or self._format(record.exc_info)
+            record.exc_text = self._redact(text)
+            if record.exc_text != text:
+                record.exc_info = None  # or a handler would tell it all again
+        return True
 
 
 def line(event: Event) -> str:

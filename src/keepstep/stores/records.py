@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ..errors import CheckpointCorrupt, NotSerializable, SchemaMismatch
+from ..errors import CheckpointCorrupt, SchemaMismatch
 from ..model import Checkpoint, Claim, ErrorInfo, Kind, Outcome, Run, Trigger
 from ..ports import Create, Row
 
@@ -155,15 +155,6 @@ def seal(record: Record, seq: int, previous: str) -> tuple[Row, str]:
     if body is None:
         return Row(seq, record.kind, text, None), sha256(text).hexdigest()
     return Row(seq, record.kind, text, body), sha256(text + body).hexdigest()
-
-
-def check_size(step: str, value: bytes, max_value: int = MAX_VALUE) -> None:
-    """Refuse a value that is too large to store."""
-    if len(value) > max_value:
-        raise NotSerializable(
-            f"step {step!r}: its value takes {len(value):,} bytes, over the limit of {max_value:,}; "
-            "store the data elsewhere and return a reference, or raise max_value_bytes"
-        )
 
 
 def _pack(record: Record, value: bytes) -> tuple[bytes, Record]:

@@ -21,7 +21,6 @@ from .annotations import hints_of, is_plain
 from .kinds import LONG_DIGITS, Refusal
 from .known import KnownTypes
 from .plain import AS_IT_IS, Reader, Writer, to_sorted_json
-from .redact import Redactor
 
 _to_json = msgspec.json.Encoder().encode
 _from_json = msgspec.json.Decoder().decode
@@ -49,7 +48,6 @@ class Values:
         annotations: Callable[[], Any] | None = None,
     ) -> None:
         self._parent = parent
-        self._redactor: Redactor | None = None
         self._annotated: dict[Any, Values] = {}
         known = KnownTypes(None if parent is None else parent._known, annotations)  # noqa: SLF001 - its own kind
         self._known: KnownTypes = known
@@ -93,25 +91,11 @@ class Values:
         """A codec that also knows every class in a function's signature; `names` helps to resolve local ones."""
         return Values(parent=self, annotations=lambda: list(hints_of(function, names).values()))
 
-    @property
-    def redactor(self) -> Redactor | None:
-        """Finds secrets in values that are encoded, which are then refused; inherited from the parent unless set."""
-        if self._redactor is not None or self._parent is None:
-            return self._redactor
-        return self._parent.redactor
-
-    @redactor.setter
-    def redactor(self, redactor: Redactor | None) -> None:
-        self._redactor = redactor
-
     # -- there
 
     def encode(self, value: Any, where: str = "") -> bytes:
         """The value as JSON text, keys in the order in which they are."""
-        plain, data = self._plain_and_json(value, where)
-        if self.redactor is not None:
-            self._refuse_secrets(plain, where)
-        return data
+        return self._plain_and_json(value, where)[1]
 
     def digest(self, value: Any, where: str = "") -> str:
         """32 hexadecimal digits, equal for equal values of equal types, whatever the order of keys and sets."""
@@ -126,8 +110,6 @@ class Values:
     def encode_and_digest(self, value: Any, where: str = "") -> tuple[bytes, str]:
         """Both, for little more than the price of one."""
         plain, data = self._plain_and_json(value, where)
-        if self.redactor is not None:
-            self._refuse_secrets(plain, where)
         if b'"$":"dict"' in data:  # the pairs are not sorted
             return data, self.digest(value, where)
         return data, sha256(to_sorted_json(plain)).hexdigest()[:32]
@@ -157,18 +139,6 @@ class Values:
         except RuntimeError as changed:  # a dictionary or a set that grows while it is read
             raise NotSerializable(f"{where or 'value'} changed while it was being stored: {changed}") from changed
         return plain
-
-    def _refuse_secrets(self, plain: Any, where: str) -> None:
-        redactor = self.redactor
-        try:
-            path = None if redactor is None else redactor.hit(plain)
-        except Exception as error:
-            raise NotSerializable(f"{where or 'value'} is not stored, because redaction failed: {error!r}") from error
-        if path is not None:
-            raise NotSerializable(
-                f"{where or 'value'}{path} looks like a secret, which must not be stored; "
-                "pass ks.Secret(name) and reveal() it where it is used"
-            )
 
     # -- and back
 

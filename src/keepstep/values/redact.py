@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from .secret import Secret
+
 REDACTED = "[redacted]"
 
 #: What common secrets look like. A group called `secret` says which part is blotted out; otherwise it is the whole.
@@ -34,16 +36,46 @@ DEFAULTS: tuple[str, ...] = (
 )
 
 
+#: What a text must hold, in small letters, for a built-in pattern to match: almost every value holds none of these.
+_HINTS: tuple[tuple[bytes, ...], ...] = (
+    (b"sk-",),
+    (b"k_live_", b"k_test_"),
+    (b"akia", b"asia"),
+    (b"aiza",),
+    (b"gho_", b"ghp_", b"ghr_", b"ghs_", b"ghu_"),
+    (b"github_pat_",),
+    (b"glpat-",),
+    (b"hf_",),
+    (b"xoxa-", b"xoxb-", b"xoxe-", b"xoxo-", b"xoxp-", b"xoxr-", b"xoxs-"),
+    (b"eyj",),
+    (b"bearer", b"basic"),
+    (b"://",),
+    (b"password=", b"passwd=", b"pwd="),
+    (b"token=", b"key=", b"secret="),
+    (b"-----begin ",),
+)
+_HINTED: dict[str | re.Pattern[str], tuple[bytes, ...]] = dict(zip(DEFAULTS, _HINTS, strict=True))
+#: Characters that most hints hold and most values do not: without them, nothing more need be looked for.
+_GATES = (b"_", b"-", b"=")
+
+
 class Redactor:
-    """Finds texts that match any of `patterns`."""
+    """Finds texts that match any of `patterns`, and those that `Secret.reveal` has given out in this process."""
 
     def __init__(self, patterns: Iterable[str | re.Pattern[str]] = DEFAULTS) -> None:
-        self._patterns = tuple(re.compile(pattern) for pattern in patterns)
+        given = tuple(patterns)
+        self._patterns = tuple(re.compile(pattern) for pattern in given)
+        hints = {hint: None for pattern in given for hint in _HINTED.get(pattern, ())}
+        self._gated = [(gate, [hint for hint in hints if gate in hint]) for gate in _GATES]
+        self._hints = [hint for hint in hints if not any(gate in hint for gate in _GATES)]
+        self._all_hinted = all(pattern in _HINTED for pattern in given)
 
     def text(self, text: str) -> str:
         """The text with every secret in it replaced."""
         for pattern in self._patterns:
             text = pattern.sub(_blot, text)
+        for secret in Secret.revealed:
+            text = text.replace(secret, REDACTED)
         return text
 
     def hit(self, value: Any) -> str | None:
@@ -52,11 +84,28 @@ class Redactor:
         The path of the value itself is "". The name in a stored `Secret` is not a secret.
         """
         if isinstance(value, bytes):
+            if not self._may_hold(value):
+                return None
             try:
                 value = msgspec.json.decode(value)
             except (msgspec.MsgspecError, ValueError, RecursionError):
                 value = value.decode("latin-1")
         return self._find(value)
+
+    def _may_hold(self, data: bytes) -> bool:
+        """Whether it is worth looking into stored text: a quick look that never overlooks anything."""
+        if b'"' not in data:
+            return False
+        if not self._all_hinted or b'"$":"byte' in data:
+            return True
+        small = data.lower()
+        for hint in self._hints:
+            if hint in small:
+                return True
+        for gate, hints in self._gated:
+            if gate in small and any(hint in small for hint in hints):
+                return True
+        return bool(Secret.revealed) and any(text in data for text in Secret.revealed.values())
 
     def _find(self, value: Any) -> str | None:
         """A walk with its own stack, so that the depth of a value does not matter; in the value's order."""
@@ -76,7 +125,7 @@ class Redactor:
         return None
 
     def _matches(self, text: str) -> bool:
-        return any(pattern.search(text) for pattern in self._patterns)
+        return any(pattern.search(text) for pattern in self._patterns) or any(one in text for one in Secret.revealed)
 
 
 def _parts(path: str, item: dict[Any, Any]) -> list[tuple[str, Any]]:

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn
 
+import msgspec
+
 from ..errors import DefinitionError
+
+#: A shorter secret is not looked for: it would be found in ordinary texts.
+SHORTEST = 6
+#: So many of the newest revealed secrets are looked for.
+MOST_REVEALED = 100
+
+_REVEALING = threading.Lock()
 
 
 def _from_environment(name: str) -> str:
@@ -22,6 +32,8 @@ class Secret:
     __slots__ = ("name",)
     name: str
     resolver: ClassVar[Callable[[str], str]] = staticmethod(_from_environment)
+    #: What was revealed in this process, and how it looks in JSON: to be kept out of what is stored or told.
+    revealed: ClassVar[dict[str, bytes]] = {}
 
     def __init__(self, name: str) -> None:
         if type(name) is not str or not name:
@@ -29,8 +41,16 @@ class Secret:
         object.__setattr__(self, "name", name)
 
     def reveal(self) -> str:
-        """The secret, looked up now; by default in the environment variable of this name."""
-        return type(self).resolver(self.name)
+        """The secret, looked up now; by default in the environment variable of this name.
+
+        From then on its text is refused in values, and blotted out of errors, events and logs, in this process.
+        """
+        text = type(self).resolver(self.name)
+        if text not in Secret.revealed and len(text) >= SHORTEST:
+            with _REVEALING:
+                newest = list(Secret.revealed.items())[1 - MOST_REVEALED :]
+                Secret.revealed = dict([*newest, (text, msgspec.json.encode(text)[1:-1])])
+        return text
 
     def __setattr__(self, attribute: str, value: Any) -> NoReturn:
         raise AttributeError("a Secret cannot be changed")

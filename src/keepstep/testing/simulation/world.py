@@ -22,7 +22,6 @@ from random import Random
 from typing import Any
 
 from ...engine import engine as engine_module
-from ...engine import handle as handle_module
 from ...engine import worker as worker_module
 from ...engine.engine import Engine
 from ...errors import AlreadyFinished, KeepstepError, RunConflict, StoreError
@@ -667,11 +666,11 @@ def _told(change: Change, answer: Answer, records: list[Record]) -> str:
 def _its_own_chance(world: World) -> Iterator[None]:
     """Draw every id from the seed, and look at the store less often than in the real world."""
     kept = [(module, name, getattr(module, name)) for module, name, _ in PACE]
-    kept += [(ids, "draw", ids.draw), (handle_module, "actor", handle_module.actor)]
+    kept += [(ids, "draw", ids.draw), (engine_module, "this_process", engine_module.this_process)]
     for module, name, value in PACE:
         setattr(module, name, value)
     ids.draw = Random(f"ids {world.plan['seed']}").randbytes  # type: ignore[assignment]  # noqa: S311
-    handle_module.actor = lambda: "the client"
+    engine_module.this_process = lambda: "the client"
     try:
         yield
     finally:
