@@ -12,7 +12,7 @@ from ..stores.records import Record
 from .journal import head_move
 from .quiet import only_waits
 from .steering import signal_record
-from .wakeups import due_at, wakes
+from .wakeups import due_at, seconds_left, wakes
 
 if TYPE_CHECKING:
     from .context import RunContext
@@ -40,9 +40,7 @@ def idle(run: RunContext) -> None:
         return
     if not run.waits:
         return
-    due = due_at(run)
-    far = due is None or due - run.engine.clock.now() > SHORT_WAIT_SECONDS
-    if not far:
+    if seconds_left(run) <= SHORT_WAIT_SECONDS:
         return
     if run.lingered == run.moves or all(wait.name is None for wait in run.waits.values()):
         _park(run)

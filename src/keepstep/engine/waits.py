@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -40,10 +41,14 @@ class SleepCall(DurableCall[None]):
 
     def begin_live(self) -> None:
         due = self.asked_at.timestamp() + self.seconds
-        add_wait(self.run, Wait(self, due, self._over))
+        add_wait(self.run, Wait(self, due, self._over, longest=self.seconds))
 
     def _over(self) -> None:
-        self.run.append(self.record(Kind.TIMER), self)
+        record = self.record(Kind.TIMER)
+        due = self.asked_at + timedelta(seconds=self.seconds)
+        if record.finished_at is None or record.finished_at < due:  # the clock was set back: the run's own goes on
+            record.finished_at = due
+        self.run.append(record, self)
 
     def stop(self) -> None:
         super().stop()
@@ -117,7 +122,8 @@ class SignalCall(HearingCall):
             self._come(signal)
             return
         due = None if self.seconds is None else self.asked_at.timestamp() + self.seconds
-        add_wait(self.run, Wait(self, due, self._late, self.name, self._come))
+        longest = math.inf if self.seconds is None else self.seconds
+        add_wait(self.run, Wait(self, due, self._late, self.name, self._come, longest=longest))
 
     def _come(self, signal: Signal) -> None:
         self.heard = signal
@@ -180,7 +186,8 @@ class TimeoutCall(DurableCall[None]):
         super().__init__(branch, "timeout", f"{seconds:g}")
 
     def begin_live(self) -> None:
-        add_wait(self.run, Wait(self, self.asked_at.timestamp() + self.seconds, self._over))
+        due = self.asked_at.timestamp() + self.seconds
+        add_wait(self.run, Wait(self, due, self._over, longest=self.seconds))
 
     def _over(self) -> None:
         self.run.append(self.record(Kind.TIMER), self)

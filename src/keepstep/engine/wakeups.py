@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,9 +19,13 @@ T = TypeVar("T")
 
 
 class Wait:
-    """A call that waits for a time, a signal, or whichever comes first."""
+    """A call that waits for a time, a signal, or whichever comes first.
 
-    __slots__ = ("call", "due", "name", "on_due", "on_signal", "timer")
+    `due` is wall time, which is what a parked run goes by; in memory the wait ends by the clock that no one sets, and
+    takes no longer than `longest`, so that a wall clock that is set back does not stretch it.
+    """
+
+    __slots__ = ("call", "due", "ends", "longest", "name", "on_due", "on_signal", "timer")
 
     def __init__(
         self,
@@ -29,12 +34,16 @@ class Wait:
         on_due: Callable[[], None] | None,
         name: str | None = None,
         on_signal: Callable[[Signal], None] | None = None,
+        *,
+        longest: float = math.inf,
     ) -> None:
         self.call = call
         self.due = due
         self.on_due = on_due
         self.name = name
         self.on_signal = on_signal
+        self.longest = longest
+        self.ends = math.inf
         self.timer: asyncio.TimerHandle | None = None
 
 
@@ -89,20 +98,22 @@ def add_wait(run: RunContext, wait: Wait) -> None:
     """Wait in memory; if nothing else happens for long, the run is put away with what makes it due."""
     run.waits[wait.call] = wait
     if wait.due is not None:
+        clock = run.engine.clock
+        wait.ends = clock.boot()[1] + min(wait.due - clock.now(), wait.longest)
         _arm(run, wait)
     run.watch()
 
 
 def _arm(run: RunContext, wait: Wait) -> None:
-    assert wait.due is not None  # noqa: S101
-    delay = max(0.0, wait.due - run.engine.clock.now())
+    delay = max(0.0, wait.ends - run.engine.clock.boot()[1])
     wait.timer = run.loop.call_later(min(delay, 86_400.0), _due, run, wait, context=run.engine.context)
 
 
 def _due(run: RunContext, wait: Wait) -> None:
     if run.detached or run.waits.get(wait.call) is not wait or wait.due is None:
         return
-    if run.engine.clock.now() < wait.due:
+    clock = run.engine.clock
+    if clock.boot()[1] < wait.ends and clock.now() < wait.due:
         _arm(run, wait)
         return
     end_wait(run, wait.call)
@@ -146,6 +157,15 @@ async def signal_named(run: RunContext, name: str) -> Signal:
     finally:
         end_wait(run, token)
         run.performing += 1
+
+
+def seconds_left(run: RunContext) -> float:
+    """How long the run has nothing to do by itself."""
+    boot = run.engine.clock.boot()[1]
+    left = min((wait.ends - boot for wait in run.waits.values()), default=math.inf)
+    if run.deadline_at is not None and not run.timed_out:
+        left = min(left, run.deadline_at.timestamp() - run.engine.clock.now())
+    return left
 
 
 def due_at(run: RunContext) -> float | None:
