@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 import keepstep as ks
-from tests.engine.world import until_status
+from tests.engine.world import until, until_status
 
 
 @ks.step
@@ -261,3 +261,37 @@ async def test_paused_runs_are_waiting_for_result_for_ever(world):
         await until_status(run, "paused")
         with pytest.raises(ks.TimedOut):
             await run.result(0.05)
+
+
+@pytest.mark.live_only
+async def test_whoever_waits_for_an_engine_that_closes_is_told(world):
+    """The one who waited for the store's answer waited for ever."""
+
+    @ks.workflow
+    async def plain():
+        return 1
+
+    async with world.engine(worker=False) as engine:
+        engine.journal._flush = lambda: None  # the store never answers
+        waiting = asyncio.ensure_future(engine.start(plain))
+        await until(lambda: engine.journal._others)
+        engine.journal.close()
+        with pytest.raises(ks.StoreUnavailable, match="was closed"):
+            await waiting
+        with pytest.raises(ks.DefinitionError, match="closed"):
+            await engine.start(plain)
+        engine.journal._others.clear()
+
+
+@pytest.mark.live_only
+async def test_what_was_asked_before_an_engine_without_a_worker_closes_is_still_written(world):
+    @ks.workflow
+    async def plain():
+        return 1
+
+    engine = await world.started(worker=False)
+    waiting = asyncio.ensure_future(engine.start(plain, run_id="r"))
+    await asyncio.sleep(0)  # it has asked, and the store has not heard yet
+    assert engine.journal._others
+    await engine.close()
+    assert (await waiting).id == "r"

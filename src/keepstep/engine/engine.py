@@ -186,10 +186,11 @@ class Engine:
         if self.worker is not None:
             self.worker.stop_claiming()
             await self._hand_everything_back(grace)
-            try:
-                await asyncio.wait_for(self.journal.drained(), 10.0)
-            except TimeoutError:
-                log.warning("the store did not take the last writes; they are found again by recovery")
+        try:
+            await asyncio.wait_for(self.journal.drained(), 10.0)
+        except TimeoutError:
+            log.warning("the store did not take the last writes; they are found again by recovery")
+        if self.worker is not None:
             await self.worker.leave()
         await self._shut()
 

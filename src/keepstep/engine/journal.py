@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..errors import StoreError, StoreUnavailable
+from ..errors import DefinitionError, StoreError, StoreUnavailable
 from ..model import Kind
 from ..model.ids import new_id
 from ..ports import Advance, Answer, Change, Create, Row, Send, Verdict, WouldBlock
@@ -67,6 +67,8 @@ class Journal:
         self._context = Context()
         self._dirty: dict[RunContext, None] = {}
         self._others: list[tuple[Change | Callable[[], Change], asyncio.Future[Answer]]] = []
+        self._waiting: set[asyncio.Future[Answer]] = set()
+        self._closed = False
         self._scheduled = False
         self._in_flight = False
         self._typical_seconds = 0.0
@@ -96,7 +98,11 @@ class Journal:
         if isinstance(change, Send) and not change.signal.id:
             # With an id of its own a signal can be sent again when it is not known whether it arrived.
             change.signal = replace(change.signal, id=new_id("signal"))
+        if self._closed:
+            raise DefinitionError("the engine is closed; use it inside `async with ks.open(...)`")
         future: asyncio.Future[Answer] = self._loop.create_future()
+        self._waiting.add(future)
+        future.add_done_callback(self._waiting.discard)
         self._others.append((change, future))
         if not self._scheduled:
             self._schedule()
@@ -111,7 +117,12 @@ class Journal:
             await self._idle.wait()
 
     def close(self) -> None:
+        """Write nothing more; whoever still waits for an answer is told that there will be none."""
+        self._closed = True
         self._pool.shutdown(wait=True)
+        for future in self._waiting:
+            if not future.done():
+                future.set_exception(StoreUnavailable("the engine was closed before the store answered", unknown=True))
 
     def _schedule(self) -> None:
         if not self._in_flight:
@@ -268,6 +279,9 @@ class Journal:
         self._loop.call_later(pause, again, context=self._context)
 
     def _second_try(self, batch: _Batch) -> None:
+        if self._closed:
+            return
+
         def settle() -> tuple[list[Answer], float]:
             started = self._boot()[1]
             if not batch.unknown:
