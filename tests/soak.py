@@ -1,4 +1,7 @@
-"""Holds a load on workers that are killed and stopped at random, and proves that nothing is lost, stuck or repeated.
+"""Holds a load on workers to which everything bad happens, and proves that nothing is lost, stuck or repeated.
+
+Real processes on every durable store: they are killed and stopped past their lease at random, their clocks are set, the
+disk is full for a while, and the power goes: everybody is killed at once and the end of the store's log torn or cut.
 
 python -m tests.soak --seconds 600 --workers 3
 """
@@ -14,6 +17,7 @@ import multiprocessing
 import os
 import random
 import signal
+import struct
 import sys
 import tempfile
 import time
@@ -21,14 +25,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import apsw
-
 import keepstep as ks
 from keepstep.engine.engine import Engine
 from keepstep.errors import StoreError
 from keepstep.model import Kind, RunQuery, Status
+from keepstep.ports import SystemClock
 from keepstep.testing.recorder import Recorder, repeated_in_store
 from tests.crash import programs
+from tests.soak_stores import STORES
 
 #: Short, so that a stop outlasts it; long enough for a busy machine.
 LEASE_SECONDS = 2.0
@@ -38,8 +42,26 @@ LOAD = 40
 DRAIN_SECONDS = 90.0
 #: A body that begins so close to a stop was let in, or under way, before it: no lease can prevent that.
 ACROSS_SECONDS = 0.1
+#: How far a clock is set: ahead no further than a parked run may sleep too long, back as far as one likes.
+CLOCK_SECONDS = (-86_400.0, -60.0, -5.0, -0.5, 0.0, 0.5, 5.0)
+#: How long the disk is full, and how often that and a power cut come.
+FULL_SECONDS = 1.5
+FULL_EVERY = 20.0
+CUT_EVERY = 15.0
 
 OPTIONS = {"lease_seconds": LEASE_SECONDS, "recovery_limit": 1_000_000, "linger_seconds": 0.05}
+
+
+#: What goes wrong, and how the report calls it.
+FAULTS = {
+    "kill": "kills",
+    "stop": "stops",
+    "long stop": "of them past a lease",
+    "clock": "clocks set",
+    "full disk": "full disks",
+    "torn log": "power cuts that tore the log",
+    "cut log": "that cut it",
+}
 
 
 @dataclass
@@ -58,39 +80,56 @@ class Report:
     late_lines: list = field(default_factory=list)
     most: int = 0
     wrong: list = field(default_factory=list)
+    aside: list = field(default_factory=list)
     repeated: list = field(default_factory=list)
     lost: list = field(default_factory=list)
     stuck: list = field(default_factory=list)
 
     @property
     def good(self) -> bool:
-        return not (self.wrong or self.repeated or self.lost or self.stuck) and self.finished == self.started
+        bad = self.wrong or self.repeated or self.lost or self.stuck or self.aside
+        return not bad and self.finished == self.started
 
     def __str__(self) -> str:
         rate = self.finished / self.seconds if self.seconds else 0.0
-        faults = self.faults
         lines = [
             f"{'good' if self.good else 'BAD'} after {self.seconds:.0f} s",
             f"  load held            {self.most} unfinished runs, {rate:.1f} runs/s, {self.bodies:,} step bodies",
-            f"  faults injected      {faults['kill']:,} kills, {faults['stop']:,} stops",
-            f"  of which past a lease {faults['long stop']:,}; recoveries {self.recoveries:,}",
+            f"  faults injected      {', '.join(f'{self.faults[kind]:,} {words}' for kind, words in FAULTS.items())}",
+            f"  recoveries           {self.recoveries:,}",
             f"  runs finished        {self.finished:,} of {self.started:,} ({self.cancelled:,} cancelled on purpose)",
             f"  repeated after their checkpoint   {len(self.repeated)}",
             f"  repeated before it (as promised)  {self.extra_bodies:,}",
             f"  begun before a stop, noted after  {len(self.late_lines)}",
             f"  let in before a stop, begun after {len(self.across)}",
             f"  lost {len(self.lost)}   stuck {len(self.stuck)}   wrong {len(self.wrong)}",
+            f"  set aside {len(self.aside)}",
         ]
-        for name in ("repeated", "lost", "stuck", "wrong", "late_lines", "across"):
+        for name in ("repeated", "lost", "stuck", "wrong", "late_lines", "across", "aside"):
             lines += [f"    {name}: {what}" for what in getattr(self, name)[:10]]
         return "\n".join(lines)
+
+
+class Interrupted(Exception):
+    """The client's own engine was closed: whatever it did, it does again."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run, what must come of it, and what else its client does: all of it may be done again."""
+
+    run: str
+    workflow: object
+    args: tuple
+    expected: object
+    acts: tuple
 
 
 class Soak:
     """One soak: the workers, the load on them, what goes wrong, and the judgement."""
 
-    def __init__(self, folder: Path, path: Path, workers: int, seed: int) -> None:
-        self.folder, self.path = folder, path
+    def __init__(self, folder: Path, store, workers: int, seed: int) -> None:
+        self.folder, self.store, self.seed = folder, store, seed
         self.count = workers
         self.draw = random.Random(seed)
         self.report = Report()
@@ -100,16 +139,23 @@ class Soak:
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(["tests.crash.programs"])
         self.workers: list = []
+        self.clocks = [SetClock.file(folder / f"clock-{place}") for place in range(workers)]
         self.stops: list[tuple[int, float, float]] = []
         self.stopped: dict[int, asyncio.Future] = {}
-        self.expected: dict[str, object] = {}
+        self.jobs: dict[str, Job] = {}
         self.numbers = itertools.count(1)
         self.open: set[str] = set()
+        self.in_doubt: set[str] = set()
+        self.engine: Engine | None = None
+        self.opened = asyncio.Event()
+        self.one_at_a_time = asyncio.Lock()
+        self.again: list[asyncio.Future] = []
 
     # -- the workers and what befalls them ----------------------------------------------------------------------------
 
-    def spawn(self):
-        process = self.context.Process(target=work, args=(str(self.path), str(self.effects.path)), daemon=True)
+    def spawn(self, place: int):
+        words = (self.store.url, self.store.options, str(self.effects.path), self.clocks[place].name)
+        process = self.context.Process(target=work, args=words, daemon=True)
         process.start()
         return process
 
@@ -117,17 +163,24 @@ class Soak:
         """Kill or stop one worker after the other, for ever; a killed one is replaced at once."""
         while True:
             await asyncio.sleep(self.draw.uniform(0.0, 0.3))
-            place = self.draw.randrange(self.count)
-            process = self.workers[place]
-            if process.pid in self.stopped and self.draw.random() < 0.95:
-                continue  # a stopped one is seldom killed, so that most wake up as zombies
-            if self.draw.random() < 0.85:
-                process.kill()
-                await asyncio.to_thread(process.join)
-                self.report.faults["kill"] += 1
-                self.workers[place] = await asyncio.to_thread(self.spawn)
-            elif process.pid not in self.stopped:
-                self.stopped[process.pid] = asyncio.ensure_future(self.stop(process))
+            async with self.one_at_a_time:
+                await self.injure_one(self.draw.randrange(self.count))
+
+    async def injure_one(self, place: int) -> None:
+        process = self.workers[place]
+        if process.pid in self.stopped and self.draw.random() < 0.95:
+            return  # a stopped one is seldom killed, so that most wake up as zombies
+        chance = self.draw.random()
+        if chance < 0.75:
+            process.kill()
+            await asyncio.to_thread(process.join)
+            self.report.faults["kill"] += 1
+            self.workers[place] = await asyncio.to_thread(self.spawn, place)
+        elif chance < 0.85:
+            self.clocks[place].set(self.draw.choice(CLOCK_SECONDS))
+            self.report.faults["clock"] += 1
+        elif process.pid not in self.stopped:
+            self.stopped[process.pid] = asyncio.ensure_future(self.stop(process))
 
     async def stop(self, process) -> None:
         seconds = self.draw.choice([0.05, 0.3, 1.3 * LEASE_SECONDS])
@@ -144,11 +197,53 @@ class Soak:
         self.report.faults["stop"] += 1
         self.report.faults["long stop"] += seconds > LEASE_SECONDS and process.is_alive()
 
+    async def fill_disk(self, every: float) -> None:
+        """Nothing more can be written for a while, by anyone."""
+        while True:
+            await asyncio.sleep(every)
+            self.store.fill()
+            try:
+                await asyncio.sleep(FULL_SECONDS)
+            finally:
+                self.store.free()
+            self.report.faults["full disk"] += 1
+
+    async def cut_power(self, every: float) -> None:
+        """Everybody dies at once, and the end of the log is torn; every other time it is cut, which loses commits."""
+        for kind in itertools.cycle(self.store.cuts):
+            await asyncio.sleep(every)
+            async with self.one_at_a_time:
+                self.opened.clear()
+                await self.engine.close()  # before the workers die: the last to leave would empty the log
+                for process in self.workers:
+                    process.kill()
+                    process.join()
+                if self.store.cut(kind, self.draw):
+                    self.report.faults[kind] += 1
+                self.engine = await self.opened_engine()
+                self.workers = [self.spawn(place) for place in range(self.count)]
+                self.opened.set()
+                await self.do_again()
+
+    async def opened_engine(self) -> Engine:
+        engine = Engine(self.store.url, worker=False, **self.store.options)
+        await self.insist(engine.open)
+        return engine
+
+    async def do_again(self) -> None:
+        """Clients that had their result are asked for it again, if the store has lost how it came about."""
+        there = {run.id: run.status for run in await self.every_run()}
+        for job in self.jobs.values():
+            ended = there.get(job.run) in (Status.COMPLETED, Status.CANCELLED, Status.FAILED)
+            if job.workflow is programs.paying and not ended:
+                self.in_doubt.add(job.run)  # the mark of an at-most-once step may be lost, and its payment is not
+            if not ended and job.run not in self.open:
+                self.again.append(asyncio.ensure_future(self.insist_on(job)))
+
     # -- the load -----------------------------------------------------------------------------------------------------
 
-    def next_job(self):
-        """A workflow, its arguments, what must come of it, and what else a client does."""
-        return self.draw.choice(
+    def next_job(self) -> Job:
+        workflow, args, expected, acts = self.draw.choice(
             [
                 (programs.working, (8, 0.005), 36, ()),
                 (programs.mixed, (3, 0.005), 17, (("signal", "bonus", 5),)),
@@ -156,6 +251,7 @@ class Soak:
                 (programs.parent_of_two, (), [2, 4], ()),
                 (programs.retried, (), [7, "keepstep.errors.Permanent", 8], ()),
                 (programs.continuing, (1, 0), 106, (("signal", "extra", 100),)),
+                (programs.relaying, (4, []), [1, 2, 3, 4], tuple(("signal", f"item{n}", n) for n in range(1, 5))),
                 (programs.plain, (), [2, 3, 4, 10, 6, 9], (("signal", "late", 9),)),
                 (programs.booking, (), [1, 2, 2, 3], ()),
                 (programs.pausing, (), [2, "gone", 4], (("pause",), ("signal", "go", "gone"), ("resume",))),
@@ -164,76 +260,109 @@ class Soak:
                 (programs.paying, (str(self.payments),), [2, "paid", 3], ()),
             ]
         )
+        return Job(f"{workflow.fn.__name__}-{next(self.numbers)}", workflow, args, expected, acts)
 
-    async def client(self, engine, until: float) -> None:
-        """Start a run, say what is to be said to it, wait for its result, and start the next."""
+    async def client(self, until: float) -> None:
+        """Have one run after the other done."""
         while time.monotonic() < until:
-            workflow, args, expected, acts = self.next_job()
-            run_id = f"{workflow.fn.__name__}-{next(self.numbers)}"
-            await self.insist(lambda: engine.start(workflow, *args, run_id=run_id))  # noqa: B023 - awaited at once
+            job = self.next_job()
+            self.jobs[job.run] = job
             self.report.started += 1
-            self.expected[run_id] = expected
-            self.open.add(run_id)
+            self.open.add(job.run)
             self.report.most = max(self.report.most, len(self.open))
-            handle = await engine.get(run_id)
-            for act, *what in acts:
-                await asyncio.sleep(self.draw.uniform(0, 0.2))
-                options = {"id": what[0]} if what else {}
-                with contextlib.suppress(ks.AlreadyFinished):
-                    await self.insist(lambda: getattr(handle, act)(*what, **options))  # noqa: B023
-            try:
-                result = await self.insist(handle.result)
-            except ks.RunCancelled:
-                result = "cancelled"
-                self.report.cancelled += 1
-            except ks.RunError as error:
-                result = repr(error)
-            self.open.discard(run_id)
+            await self.insist_on(job)
+            self.open.discard(job.run)
             self.report.finished += 1
-            if result != expected:
-                self.report.wrong.append(f"{run_id} gave {result!r}, not {expected!r}")
 
-    @staticmethod
-    async def insist(act):
-        """A process that is stopped inside a transaction blocks every writer; whatever is asked can be asked again."""
+    async def insist_on(self, job: Job) -> None:
+        while True:
+            await self.opened.wait()
+            try:
+                await self.play(job)
+            except Interrupted:
+                continue
+            return
+
+    async def play(self, job: Job) -> None:
+        """Start a run, say what is to be said to it, and wait for its result."""
+        engine = self.engine
+        handle = await self.insist(lambda: engine.start(job.workflow, *job.args, run_id=job.run), engine)
+        for act, *what in job.acts:
+            await asyncio.sleep(self.draw.uniform(0, 0.2))
+            options = {"id": what[0]} if what else {}
+            with contextlib.suppress(ks.AlreadyFinished):
+                await self.insist(lambda: getattr(handle, act)(*what, **options), engine)  # noqa: B023 - awaited at once
+        try:
+            result = await self.insist(handle.result, engine)
+        except ks.RunCancelled:
+            result = "cancelled"
+            self.report.cancelled += 1
+        except ks.RunError as error:
+            result = repr(error)
+        if result != job.expected and job.run not in self.in_doubt:
+            self.report.wrong.append(f"{job.run} gave {result!r}, not {job.expected!r}")
+
+    async def insist(self, act, engine: Engine | None = None):
+        """A full disk, or a process that is stopped inside a transaction: whatever is asked can be asked again."""
         while True:
             try:
                 return await act()
-            except StoreError:
+            except (StoreError, ks.DefinitionError) as error:
+                if engine is not None and engine.closed:
+                    raise Interrupted from None
+                if isinstance(error, ks.DefinitionError):
+                    raise
                 await asyncio.sleep(0.05)
 
     # -- the whole ----------------------------------------------------------------------------------------------------
 
     async def run(self, seconds: float) -> Report:
         began = time.monotonic()
-        async with Engine(self.path, worker=False) as engine:
-            self.workers = [self.spawn() for _ in range(self.count)]
-            until = began + seconds
-            clients = [asyncio.ensure_future(self.client(engine, until)) for _ in range(LOAD)]
-            faults = asyncio.ensure_future(self.injure())
-            try:
-                await asyncio.sleep(seconds)
-                faults.cancel()
-                await asyncio.wait([faults, *self.stopped.values()])
-                self.workers = [one if one.is_alive() else self.spawn() for one in self.workers]
-                await asyncio.wait(clients, timeout=DRAIN_SECONDS)
-                for client in clients:
-                    if client.done():
-                        client.result()
-                    client.cancel()
-                self.report.seconds = time.monotonic() - began
-                await self.judge(engine)
-            finally:
-                for worker in self.workers:
-                    worker.kill()
-                    worker.join()
+        self.engine = await self.opened_engine()
+        self.workers = [self.spawn(place) for place in range(self.count)]
+        self.opened.set()
+        try:
+            clients = [asyncio.ensure_future(self.client(began + seconds)) for _ in range(LOAD)]
+            faults = [
+                asyncio.ensure_future(self.injure()),
+                asyncio.ensure_future(self.fill_disk(min(FULL_EVERY, seconds / 5))),
+                asyncio.ensure_future(self.cut_power(min(CUT_EVERY, seconds / 5))),
+            ]
+            await asyncio.sleep(seconds)
+            await self.end_faults(faults)
+            await asyncio.wait([*clients, *self.again], timeout=DRAIN_SECONDS)
+            for client in [*clients, *self.again]:
+                if client.done():
+                    client.result()
+                client.cancel()
+            self.report.seconds = time.monotonic() - began
+            await self.judge(self.engine)
+        finally:
+            for worker in self.workers:
+                worker.kill()
+                worker.join()
+            await self.engine.close()
         return self.report
+
+    async def end_faults(self, faults) -> None:
+        """From now on nothing goes wrong any more."""
+        async with self.one_at_a_time:
+            for fault in faults:
+                fault.cancel()
+        await asyncio.wait([*faults, *self.stopped.values()])
+        for fault in faults:
+            if not fault.cancelled() and fault.exception() is not None:
+                raise fault.exception()
+        for clock in self.clocks:
+            clock.set(0.0)
+        self.workers = [one if one.is_alive() else self.spawn(place) for place, one in enumerate(self.workers)]
 
     async def judge(self, engine) -> None:
         report = self.report
-        runs = await self.every_run(engine)
-        report.lost = sorted(set(self.expected) - {run.id for run in runs})
+        runs = await self.every_run()
+        report.lost = sorted(set(self.jobs) - {run.id for run in runs})
         report.stuck = [explained(run) for run in runs if not run.status.finished]
+        await self.keep_aside(engine, [run for run in runs if run.status is Status.SET_ASIDE])
         histories = {}
         for run in runs:
             try:
@@ -255,7 +384,20 @@ class Soak:
         report.bodies = sum(counts.values())
         report.extra_bodies = report.bodies - len(counts)
         self.sort_out(repeated_in_store(effects, histories))
-        self.judge_ledger(runs)
+        report.wrong += self.store.judge(runs)
+
+    async def keep_aside(self, engine, runs) -> None:
+        """A run that was set aside is a failure whose history someone will want to read."""
+        if not runs:
+            return
+        kept = Path(tempfile.gettempdir()) / f"keepstep-soak-{self.seed}"
+        kept.mkdir(exist_ok=True)
+        self.store.copy(kept)
+        for run in runs:
+            whole = await engine.read(engine.store.get_run, run.id)
+            self.report.aside.append(f"{run.id}: {whole.error}; its store is kept in {kept}")
+            for entry in await (await engine.get(run.id)).audit():
+                print(f"  {run.id} {entry.seq:4} {entry.at:%H:%M:%S.%f} {entry.what} {entry.step} {entry.actor}")
 
     def sort_out(self, found) -> None:
         """Tell bodies that began too late from those that were already under way when their process was stopped.
@@ -277,21 +419,10 @@ class Soak:
             else:
                 self.report.repeated.append(what)
 
-    def judge_ledger(self, runs) -> None:
-        """What transactional steps wrote is there exactly once."""
-        db = apsw.Connection(str(self.path))
-        if list(db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'ledger'")):
-            booked = Counter(run for (run,) in db.execute("SELECT run FROM ledger"))
-            for run in runs:
-                if run.workflow == programs.booking.name and run.status is Status.COMPLETED and booked[run.id] != 3:
-                    self.report.wrong.append(f"{run.id} booked {booked[run.id]} times, not 3")
-        db.close()
-
-    @staticmethod
-    async def every_run(engine) -> list:
+    async def every_run(self) -> list:
         runs, after = [], None
         while True:
-            page = await engine.list(RunQuery(limit=1000, after=after))
+            page = await self.engine.list(RunQuery(limit=1000, after=after))
             runs += page.runs
             after = page.next
             if after is None:
@@ -312,15 +443,35 @@ def explained(run) -> str:
     )
 
 
-def work(path: str, effects: str) -> None:
+class SetClock(SystemClock):
+    """A wall clock that someone else sets: a file holds how far it is off."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.name = path
+        self._fd = os.open(path, os.O_RDWR)
+
+    @classmethod
+    def file(cls, path: Path) -> SetClock:
+        path.write_bytes(struct.pack("d", 0.0))
+        return cls(str(path))
+
+    def now(self) -> float:
+        return time.time() + struct.unpack("d", os.pread(self._fd, 8, 0))[0]
+
+    def set(self, seconds: float) -> None:
+        os.pwrite(self._fd, struct.pack("d", seconds), 0)
+
+
+def work(url: str, options: dict, effects: str, clock: str) -> None:
     """A worker process: it lives until it is killed."""
 
     async def main() -> None:
         programs.record_to(effects)
         while True:
             with contextlib.suppress(StoreError):
-                async with ks.open(path, **OPTIONS):
-                    await asyncio.Event().wait()
+                async with ks.open(url, clock=SetClock(clock), **OPTIONS, **options) as engine:
+                    await STORES[url.partition(":")[0]].attend(engine)
             await asyncio.sleep(0.05)
 
     # What workers complain of stands beside the effects, for whoever keeps the folder.
@@ -328,27 +479,38 @@ def work(path: str, effects: str) -> None:
     asyncio.run(main())
 
 
-def soak(seconds: float, workers: int = 3, store: str | None = None, seed: int = 0, keep: str | None = None) -> Report:
-    """Run a soak and give its report. `keep` names a folder that is not removed afterwards."""
+def soak(seconds: float, workers: int = 3, store: str = "sqlite", seed: int = 0, keep: str | None = None) -> Report:
+    """Soak one kind of store and give the report. `keep` names a folder that is not removed afterwards."""
     with contextlib.ExitStack() as stack:
         folder = Path(keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="keepstep-soak-")))
         folder.mkdir(parents=True, exist_ok=True)
-        path = Path(store.removeprefix("sqlite:///")) if store else folder / "runs.db"
-        return asyncio.run(Soak(folder, path, workers, seed).run(seconds))
+        ground = stack.enter_context(contextlib.closing(STORES[store](folder)))
+
+        async def run() -> Report:
+            return await Soak(folder, ground, workers, seed).run(seconds)
+
+        report = asyncio.run(run())
+        if keep:
+            ground.copy(folder)
+        return report
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--workers", type=int, default=3)
-    parser.add_argument("--store", help="sqlite:///path; a temporary file if it is not given")
+    parser.add_argument("--store", choices=STORES, action="append", help="only these [all durable ones in turn]")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--keep", help="a folder for the store and the effects, kept for a look at them")
     options = parser.parse_args()
-    print(f"seed {options.seed}", flush=True)
-    report = soak(options.seconds, options.workers, options.store, options.seed, options.keep)
-    print(report)
-    return 0 if report.good else 1
+    stores = options.store or list(STORES)
+    good = True
+    for store in stores:
+        print(f"{store}, seed {options.seed}", flush=True)
+        report = soak(options.seconds / len(stores), options.workers, store, options.seed, options.keep)
+        print(report, flush=True)
+        good = good and report.good
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

@@ -307,6 +307,15 @@ async def continuing(round_: int, total: int) -> int:
     return total + await ks.wait_for("extra")
 
 
+@workflow
+async def relaying(rounds: int, seen: list) -> list:
+    """Each round reads one message and goes on as another run: none may be lost on the way, or read twice."""
+    seen = [*seen, await add(await ks.wait_for(f"item{len(seen) + 1}"), 0)]
+    if len(seen) < rounds:
+        ks.continue_as(rounds, seen)
+    return seen
+
+
 async def play_continuing(engine):
     handle = await engine.start(continuing, 1, 0, run_id="main")
     with unless_finished():

@@ -8,19 +8,20 @@ import signal
 import statistics
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import apsw
 import pytest
 
 import keepstep as ks
 from keepstep.engine.engine import Engine
-from keepstep.errors import StoreUnavailable
+from keepstep.errors import StoreFull, StoreUnavailable
 from keepstep.model import Claims, Kind, Run, RunQuery, Status
 from keepstep.ports import Create, SystemClock, WouldBlock, instant
 from keepstep.stores.sqlite import SQLiteStore
 from keepstep.testing.recorder import Recorder, repeated_in_store
 from tests.soak import soak
+from tests.soak_stores import STORES, FewPages, SQLite
 
 from . import programs
 from .programs import Died, Process, Refused
@@ -656,9 +657,39 @@ def test_a_disk_that_fails_for_a_while_loses_nothing(fail, mend, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_short_soak_loses_repeats_and_forgets_nothing():
-    report = soak(seconds=6.0, workers=2, seed=5)
+@pytest.mark.parametrize("store", STORES)
+def test_a_short_soak_loses_repeats_and_forgets_nothing(store):
+    report = soak(seconds=10.0, workers=2, store=store, seed=5)
     print(report)
     assert report.good, str(report)
     assert report.faults["kill"] >= 10
+    assert report.faults["full disk"] >= 2
+    assert report.faults["torn log"] >= 1
     assert report.finished >= 40
+
+
+def test_a_disk_that_only_pretends_to_be_full_is_full_for_a_worker(tmp_path):
+    """Where nothing can be mounted, a soak tells SQLite that the database may not grow."""
+
+    async def main():
+        programs.record_to(tmp_path / "effects")
+        disk = FewPages(tmp_path / "disk")
+        async with ks.open(disk.folder / "runs.db") as engine:
+            attending = asyncio.ensure_future(SQLite.attend(engine))
+            disk.fill()
+            async with asyncio.timeout(20):
+                while True:
+                    try:
+                        await engine.start(programs.heavy, "x" * 100_000)
+                    except StoreFull:
+                        break
+            disk.free()
+            async with asyncio.timeout(20):
+                while True:
+                    with suppress(StoreFull):
+                        run = await engine.start(programs.sequence, 3, run_id="next")
+                        break
+            assert await run.result(timeout=10) == 6
+            attending.cancel()
+
+    asyncio.run(main())

@@ -1,0 +1,158 @@
+"""The durable stores that a soak drives, and what can befall the storage of each: one more is one class, one line."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import struct
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import apsw
+
+from keepstep.errors import StoreError
+from keepstep.model import Status
+from tests.crash import programs
+
+#: The small disk: more than a soak writes.
+DISK = "1g"
+#: Commits that a cut may lose, in pages of the log.
+MOST_PAGES = 40
+
+
+class SmallDisk:
+    """A file system of its own that can be full: real, but it takes the right to mount."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        self._mount("-t", "tmpfs", "-o", f"size={DISK}", "none")
+
+    def _mount(self, *words: str) -> None:
+        subprocess.run(["mount", *words, str(self.folder)], check=True, capture_output=True, timeout=10)
+
+    def fill(self) -> None:
+        state = os.statvfs(self.folder)
+        used = (state.f_blocks - state.f_bfree) * state.f_frsize
+        with contextlib.suppress(subprocess.CalledProcessError):  # someone wrote meanwhile: less than is in use
+            self._mount("-o", f"remount,size={used + 8192}")
+
+    def free(self) -> None:
+        self._mount("-o", f"remount,size={DISK}")
+
+    def close(self) -> None:
+        subprocess.run(["umount", "-l", str(self.folder)], check=True, timeout=10)
+
+
+class FewPages:
+    """Where nothing can be mounted: SQLite is told that the database may not grow, and refuses as on a full disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        self.flag = folder / "full"
+
+    def fill(self) -> None:
+        self.flag.touch()
+
+    def free(self) -> None:
+        self.flag.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        pass
+
+
+class SQLite:
+    """One file, shared by all processes."""
+
+    options: dict = {}  # noqa: RUF012 - none
+    cuts = ("torn log", "cut log")
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            self.disk = SmallDisk(folder / "disk")
+        except (OSError, subprocess.SubprocessError):
+            self.disk = FewPages(folder / "pages")
+        self.path = self.disk.folder / "runs.db"
+        self.url = f"sqlite:///{self.path}"
+        self.fill, self.free, self.close = self.disk.fill, self.disk.free, self.disk.close
+
+    @staticmethod
+    async def attend(engine) -> None:
+        """What a worker does beside its work: it obeys the flag of a disk that only pretends to be full."""
+        flag = Path(engine.store.url.removeprefix("sqlite:///")).parent / "full"
+        full = False
+        while True:
+            await asyncio.sleep(0.05)
+            if flag.exists() is not full:
+                full = not full
+                most = 1 if full else 4_294_967_294
+                writer = engine.store._writer
+                with contextlib.suppress(StoreError):
+                    await engine.call(writer.run, lambda: writer.cursor.execute(f"PRAGMA max_page_count={most}"))  # noqa: B023
+
+    def cut(self, kind: str, draw) -> bool:
+        """What a power cut does to the log; whether it did."""
+        try:
+            return self._cut(kind, draw)
+        except OSError:  # the disk is full, too
+            return False
+
+    def _cut(self, kind: str, draw) -> bool:
+        """Leave the log as a power cut may leave it: with half a page more, or without its newest pages.
+
+        Only pages that were never copied into the database can be lost: the log is synced before they are.
+        """
+        log, index = Path(f"{self.path}-wal"), Path(f"{self.path}-shm")
+        if not log.exists() or log.stat().st_size < 32:
+            return False
+        with log.open("r+b") as file:
+            head = file.read(32)
+            (page,) = struct.unpack(">I", head[8:12])
+            pages, kept = 0, copied_pages(index)
+            while True:
+                file.seek(32 + pages * (24 + page))
+                frame = file.read(24)
+                if len(frame) < 24 or frame[8:16] != head[16:24]:
+                    break
+                pages += 1
+            if kind == "torn log":
+                file.seek(32 + pages * (24 + page))
+                torn = draw.randrange(1, 24 + page)
+                file.write((struct.pack(">II", 1, 1) + head[16:24] + draw.randbytes(8 + page))[:torn])
+                file.flush()
+                return True
+            lost = draw.randint(1, MOST_PAGES)
+            if pages - lost <= kept:
+                return False
+            file.truncate(32 + (pages - lost) * (24 + page) + draw.randrange(24 + page))
+            return True
+
+    def judge(self, runs) -> list[str]:
+        """What transactional steps wrote is there exactly once."""
+        wrong = []
+        db = apsw.Connection(str(self.path))
+        if list(db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'ledger'")):
+            booked = Counter(run for (run,) in db.execute("SELECT run FROM ledger"))
+            done = [run.id for run in runs if run.workflow == programs.booking.name and run.status is Status.COMPLETED]
+            wrong += [f"{run} booked {booked[run]} times, not 3" for run in done if booked[run] != 3]
+        wrong += [f"integrity: {line}" for (line,) in db.execute("PRAGMA integrity_check") if line != "ok"]
+        db.close()
+        return wrong
+
+    def copy(self, folder: Path) -> None:
+        for path in self.path.parent.glob("runs.db*"):
+            if path.is_file():
+                shutil.copy2(path, folder / path.name)
+
+
+def copied_pages(index: Path) -> int:
+    """How many pages of the log SQLite has tried to copy into the database; it keeps count in the log's index."""
+    data = index.read_bytes()
+    return struct.unpack("=I", data[128:132])[0] if len(data) >= 132 else 0
+
+
+STORES = {"sqlite": SQLite}
