@@ -333,6 +333,26 @@ async def test_a_sleeping_run_cannot_be_paused(world):
             await run.result(5)
 
 
+async def test_a_pause_said_twice_pauses_the_run_again_after_it_was_resumed(world):
+    """The first of two pauses was never recorded as read, and was heard again by the next worker."""
+
+    @ks.workflow
+    async def twice():
+        await ks.wait_for("go")
+        return "gone"
+
+    async with world.engine(worker=False) as engine:
+        run = await engine.start(twice, run_id="r")
+        for act in (run.pause, run.pause, run.resume):
+            await act()
+    async with world.engine() as engine:
+        await until_status(await engine.get("r"), "waiting")
+    async with world.engine() as engine:
+        run = await engine.get("r")
+        await run.signal("go")
+        assert await run.result(timeout=5) == "gone"
+
+
 async def test_a_paused_run_cannot_be_cancelled(world):
     @ks.workflow
     async def waiting():

@@ -44,6 +44,8 @@ def steer(run: RunContext, signal: Signal) -> None:
             cancel_when_settled(run)
     elif signal.name == PAUSE:
         if not run.cancelling and not run.finishing:
+            if run.pausing is not None:  # said twice; what is not recorded as read would pause the run again later
+                run.append(signal_record(run, run.pausing))
             run.pausing = signal
             run.holding = True
             run.watch()
