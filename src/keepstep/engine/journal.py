@@ -182,7 +182,7 @@ class Journal:
             return
         drafts, run.pending = pending, []
         first = drafts[0]
-        if len(drafts) == 1 and first.change is None and first.record is not None:  # the common case
+        if len(drafts) == 1 and first.change is None and first.record is not None and run.claimed is None:  # as a rule
             row, checksum = seal(first.record, run.seq + 1, run.checksum)
             batch.changes.append(
                 Advance(

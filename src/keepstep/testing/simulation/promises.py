@@ -14,7 +14,7 @@ from ...errors import CheckpointCorrupt
 from ...model import Kind, Status, may_move
 from ...model.signal import CANCEL, RESUME
 from ...ports import Advance, Answer, Change, Create, Verdict
-from ...stores.records import Record, unseal
+from ...stores.records import Record, origin, unseal
 from ...stores.rules import ENDED
 from .programs import Fails, expected
 
@@ -197,9 +197,9 @@ class ChainsAreWhole(Promise):
 
     def ended(self) -> None:
         for run, entry in self.entries().items():
-            checksum, number = "", 0
+            checksum, number = origin(entry.run), 0
             try:
-                for record, sealed in unseal(entry.rows, run, 0, ""):
+                for record, sealed in unseal(entry.rows, run, 0, checksum):
                     checksum, number = sealed, record.seq
             except CheckpointCorrupt as error:
                 self.broken(str(error))

@@ -122,6 +122,7 @@ class Process:
             linger_seconds=0.3,
             stop_seconds=0.5,
             recovery_limit=world.plan["limit"],
+            actor="the client",
         )
         self.opened = False
         self.loop.create_task(self._live())
@@ -666,11 +667,10 @@ def _told(change: Change, answer: Answer, records: list[Record]) -> str:
 def _its_own_chance(world: World) -> Iterator[None]:
     """Draw every id from the seed, and look at the store less often than in the real world."""
     kept = [(module, name, getattr(module, name)) for module, name, _ in PACE]
-    kept += [(ids, "draw", ids.draw), (engine_module, "this_process", engine_module.this_process)]
+    kept += [(ids, "draw", ids.draw)]
     for module, name, value in PACE:
         setattr(module, name, value)
     ids.draw = Random(f"ids {world.plan['seed']}").randbytes  # type: ignore[assignment]  # noqa: S311
-    engine_module.this_process = lambda: "the client"
     try:
         yield
     finally:
