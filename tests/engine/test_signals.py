@@ -6,11 +6,12 @@ import contextlib
 import pytest
 
 import keepstep as ks
+from keepstep.engine import history
 from keepstep.engine.wakeups import receive
 from keepstep.model import Signal
-from keepstep.ports import Send
+from keepstep.ports import CURRENT, Send
 from keepstep.values import VALUES
-from tests.engine.world import told, until, until_at_last_wait, until_status
+from tests.engine.world import replay_from_every_prefix, told, until, until_at_last_wait, until_status
 
 
 @ks.workflow
@@ -449,3 +450,36 @@ def _sent_now(engine, run_id, name, payload):
     signal = Signal(run_id, name, VALUES.encode(payload), "now")
     engine.store.commit([Send(signal)])
     return engine.store.list_signals(run_id)[-1]
+
+
+@pytest.mark.live_only
+async def test_a_large_signal_is_lost_when_its_wait_is_cancelled_after_a_crash(world, monkeypatch):
+    """Its payload is not in memory when the wait that heard it is cancelled: the next wait must hear it still."""
+    monkeypatch.setattr(history, "KEEP_BYTES", 0)
+    large = "x" * 5000
+
+    @ks.step
+    async def tell(ticks):
+        engine = CURRENT.get().run.engine
+        telling = asyncio.ensure_future(engine.signal(ks.run_id(), "news", f"{large}{ticks}", id=str(ticks)))
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        telling.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return "told"
+
+    @ks.workflow
+    async def contended():
+        heard = []
+        for ticks in range(7):
+            first = await ks.race(tell(ticks), ks.wait_for("news"))
+            heard.append(await ks.wait_for("news") if first == "told" else first)
+        return [len(one) for one in heard]
+
+    async with world.engine() as engine:
+        run = await engine.start(contended)
+        assert await run.result(timeout=5) == [5001] * 7
+
+        async def check(again, length):
+            assert await again.result(timeout=10) == [5001] * 7, length
+
+        await replay_from_every_prefix(run, check)

@@ -36,7 +36,7 @@ _NOTES = frozenset({Kind.PATCH.value, Kind.PUBLISHED.value, Kind.DECISION.value,
 class Entry:
     """One recorded outcome that waits for the code to ask for it. `record` is None while its value is not in memory."""
 
-    __slots__ = ("cancelled", "digest", "key", "kind", "ordinal", "record", "seq")
+    __slots__ = ("cancelled", "digest", "key", "kind", "ordinal", "record", "seq", "signal")
 
     def __init__(self, record: Record) -> None:
         self.seq = record.seq
@@ -45,6 +45,7 @@ class Entry:
         self.digest = record.digest
         self.kind = record.kind
         self.cancelled = record.kind == Kind.STEP_CANCELLED
+        self.signal: int = (record.data or {}).get("signal", 0)  # the message that it is the answer of, if any
         self.record: Record | None = record
 
 

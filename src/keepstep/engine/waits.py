@@ -19,7 +19,7 @@ from ..values import VALUES
 from ..workflows.definition import Call
 from .branch import ASKED, CANCELLED, DONE, Branch, DurableCall, in_workflow
 from .notes import note
-from .wakeups import Wait, add_wait, end_wait, put_back, take_signal
+from .wakeups import Wait, add_wait, end_wait, put_back, read_again, take_signal
 
 if TYPE_CHECKING:
     pass
@@ -99,12 +99,15 @@ class HearingCall(DurableCall[Any]):
         super().cancelled_by_code()
         if not asked or self.state != CANCELLED:
             return
-        signal, record = self.heard, None if self.entry is None else self.entry.record
-        if signal is None and record is not None and record.data and "signal" in record.data:
-            sender = record.data.get("sender", "")
-            signal = Signal(self.run.id, self.name, record.raw(), sender=sender, seq=record.data["signal"])
-        if signal is not None:
-            put_back(self.run, signal)
+        if self.heard is not None:
+            put_back(self.run, self.heard)
+        elif self.entry is not None and self.entry.signal:
+            record, seq = self.entry.record, self.entry.signal
+            if record is None:  # its value is not in memory
+                self.run.engine.background(read_again(self.run, seq))
+                return
+            sender = (record.data or {}).get("sender", "")
+            put_back(self.run, Signal(self.run.id, self.name, record.raw(), sender=sender, seq=seq))
 
 
 class SignalCall(HearingCall):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..errors import StoreError
 from ..model import Signal
 from ..model.signal import CANCEL, PAUSE, RESUME
 from .steering import steer
@@ -92,6 +93,22 @@ def put_back(run: RunContext, signal: Signal) -> None:
     run.inbox.append(signal)
     run.inbox.sort(key=lambda one: one.seq)
     _match(run)
+
+
+async def read_again(run: RunContext, seq: int) -> None:
+    """As `put_back`, for a signal whose payload is only in the store."""
+    run.performing += 1  # it must not be put away before the signal is heard
+    try:
+        page = await run.engine.read(run.engine.store.list_signals, run.id, seq - 1, 1)
+    except StoreError as error:
+        run.halt(error)
+        return
+    finally:
+        run.performing -= 1
+    if not run.detached:
+        for signal in page:
+            put_back(run, signal)
+        run.watch()
 
 
 def add_wait(run: RunContext, wait: Wait) -> None:
