@@ -1,5 +1,7 @@
 """Code that no longer fits its history is found before anything new runs, and leaves the run to a person (K3, K7)."""
 
+import asyncio
+
 import pytest
 
 import keepstep as ks
@@ -386,3 +388,32 @@ async def test_a_patch_reached_for_the_first_time_after_a_recovery_takes_the_old
 
     assert await deployed(world, effects, old, new, allowed=True) == "new"
     assert effects == ["book flight", "mail flight", "pay flight"]
+
+
+async def test_a_removed_step_hangs_under_a_shield(world, effects):
+    """A task that waits inside `asyncio.shield` looked busy for ever, so that the mismatch was never judged."""
+    book, pay, _ = steps(effects)
+
+    async def old():
+        await book("flight")
+        await pay("flight")
+        await asyncio.shield(ks.wait_for("go"))
+
+    async def new():
+        await asyncio.shield(asyncio.ensure_future(ks.wait_for("go")))
+
+    old_wait = await deployed(world, effects, old, new)
+    assert "replay mismatch" in old_wait
+
+
+@pytest.mark.live_only
+async def test_a_run_that_waits_under_a_shield_is_never_put_away(world):
+    @ks.workflow
+    async def guarded():
+        return await asyncio.shield(ks.wait_for("go"))
+
+    async with world.engine() as engine:
+        run = await engine.start(guarded)
+        await until_status(run, "waiting")
+        await run.signal("go", 3)
+        assert await run.result(timeout=5) == 3

@@ -67,8 +67,20 @@ def _is_ours(future: Any, run: RunContext) -> bool:
         return True
     if future in run.tasks:
         return True
+    shielded = _shielded(future)
+    if shielded is not None:
+        return _is_ours(shielded, run)
     children = getattr(future, "_children", None)
     return children is not None and all(child.done() or _is_ours(child, run) for child in children)
+
+
+def _shielded(future: Any) -> Any:
+    """What a future of `asyncio.shield` stands before, or None if it is no such future."""
+    for callback, _ in getattr(future, "_callbacks", None) or ():
+        if getattr(callback, "__qualname__", "") == "shield.<locals>._outer_done_callback":
+            names = callback.__code__.co_freevars
+            return callback.__closure__[names.index("inner")].cell_contents
+    return None
 
 
 def _is_plumbing(task: asyncio.Task[Any], run: RunContext) -> bool:
