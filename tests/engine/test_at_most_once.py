@@ -5,6 +5,9 @@ import asyncio
 import pytest
 
 import keepstep as ks
+from keepstep.engine import steering
+from keepstep.engine.audit import audit
+from keepstep.engine.control import cancel_now
 from tests.engine.world import steps_of, until
 
 
@@ -200,6 +203,101 @@ async def test_an_error_of_its_own_leaves_doubt(world, effects):
             await run.result(5)
         assert await steps_of(run, "step started") == ["launch#1"]
     assert effects == ["tried"]
+
+
+# -- a cancel ----------------------------------------------------------------------------------------------------------
+
+
+async def cancelled_after_a_crash(launch, world):
+    """A run whose worker dies while the step is under way; it is cancelled before another takes it over."""
+    engine = await world.started()
+    await engine.start(launch.workflow, run_id="r")
+    await launch.began.wait()
+    launch.hold = False
+    await world.crash(engine)
+    async with world.engine(worker=False) as other:
+        await (await other.get("r")).cancel("enough")
+    engine = await world.started()
+    run = await engine.get("r")
+    with pytest.raises(ks.RunCancelled) as caught:
+        await run.result(5)
+    told = [(one.kind.value, one.error and one.error.code) for one in await run.checkpoints() if one.step == "launch#1"]
+    error = (await run.run()).error
+    entries = [entry for entry in await audit(engine, "r") if entry.step == "launch#1"]
+    await engine.close()
+    return str(caught.value), told, error, entries[-1]
+
+
+async def test_a_cancel_after_a_crash_does_not_ask_verify(world, effects):
+    asked = []
+
+    def verify(name):
+        asked.append(name)
+        return ks.Done("seen")
+
+    _, told, error, _ = await cancelled_after_a_crash(Launch(effects, verify=verify), world)
+    assert (asked[:1], effects) == (["rocket"], ["rocket"])
+    assert told == [("step started", None), ("step completed", None)]
+    assert error is None
+
+
+async def test_a_cancel_after_a_crash_performs_what_verify_says_was_not_done(world, effects):
+    _, told, error, _ = await cancelled_after_a_crash(Launch(effects, verify=lambda name: ks.NotDone), world)
+    assert effects == ["rocket"]
+    assert told == [("step started", None), ("step cancelled", None)]
+    assert error is None
+
+
+@pytest.mark.parametrize("options", [{}, {"verify": lambda name: None}], ids=["no verify", "does not know"])
+async def test_a_cancel_after_a_crash_hides_the_doubt(world, effects, options):
+    message, told, error, entry = await cancelled_after_a_crash(Launch(effects, **options), world)
+    assert effects == ["rocket"]
+    assert told == [("step started", None), ("step cancelled", "ks:in-doubt")]
+    said = "step 'launch#1' was under way when the run was cancelled: may or may not have happened"
+    assert said in message
+    assert error.message == said
+    assert said in entry.reason
+
+
+async def test_a_cancel_waits_for_ever_for_a_step_that_the_code_does_not_come_to(world, effects, monkeypatch):
+    monkeypatch.setattr(steering, "SETTLE_SECONDS", 0.05)
+    hang = False
+
+    @ks.step(at_most_once=True)
+    async def launch():
+        effects.append("rocket")
+        began.set()
+        await asyncio.sleep(60)
+
+    @ks.workflow
+    async def mission():
+        if hang:
+            await asyncio.sleep(60)  # neither recorded nor a wait of ours
+        await launch()
+
+    began = asyncio.Event()
+    engine = await world.started()
+    await engine.start(mission, run_id="r")
+    await began.wait()
+    hang = True
+    engine = await world.crash_and_recover(engine)
+    run = await engine.get("r")
+    await run.cancel()
+    with pytest.raises(ks.RunCancelled, match="may or may not have happened"):
+        await run.result(5)
+    assert effects == ["rocket"]
+    await engine.close()
+
+
+async def test_a_forced_cancel_hides_the_doubt(world, effects):
+    launch = Launch(effects)
+    engine = await world.started()
+    await engine.start(launch.workflow, run_id="r")
+    await launch.began.wait()
+    await world.crash(engine)
+    async with world.engine(worker=False) as other:
+        await cancel_now(other, "r", "nobody left", "ann")
+        assert "'launch#1' was under way" in (await (await other.get("r")).run()).error.message
 
 
 def test_at_most_once_takes_several_attempts():

@@ -353,7 +353,7 @@ async def _resolve(call: StepCall[Any]) -> bool:
             run.append(call.record(Kind.STEP_COMPLETED, data, attempt=1, trigger="recovery"), call)
             return False
         if isinstance(answer, NotDone) or answer is NotDone:
-            return True
+            return run.cancel_signal is None  # nothing starts between a cancel and its delivery
         if answer is not None:
             raise DefinitionError(f"verify= of step {step.name!r} must return ks.Done, ks.NotDone or None")
     run.engine.observe("step.in_doubt", run, step=call.key)

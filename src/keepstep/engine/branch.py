@@ -19,9 +19,10 @@ import msgspec
 from ..errors import DefinitionError, KeepstepError, StepError, StepFailed, StepInDoubt, StepTimedOut, TimedOut
 from ..model import Kind, Outcome
 from ..ports import CURRENT
-from ..stores.records import Record
+from ..stores.records import Record, StoredError
 from ..values import VALUES
 from ..workflows.definition import Call
+from .steering import in_doubt
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -308,13 +309,21 @@ class DurableCall(Call[T]):
         self.state = CANCELLED
         run.moves += 1
         if self.entry is not None and self.entry.cancelled:
+            if self.entry.record is not None and self.entry.record.error is not None:
+                run.doubts.append(self.key)
             run.watch()
             return
+        doubt = self.doubt()
         if self.entry is None:
             self.stop()
         run.unrecorded_cancels += 1  # what the code does instead starts only when the cancel is durable
-        run.append(self.record(Kind.STEP_CANCELLED, outcome=Outcome.CANCELLED.value), then=run.cancel_recorded)
+        record = self.record(Kind.STEP_CANCELLED, outcome=Outcome.CANCELLED.value, error=doubt)
+        run.append(record, then=run.cancel_recorded)
         run.watch()
+
+    def doubt(self) -> StoredError | None:
+        """What is to be said of a call that is cancelled though nobody knows whether it has happened."""
+        return None
 
     def cancel(self) -> None:
         """Withdraw a call that was asked, as a group does with what it no longer needs."""
@@ -356,6 +365,12 @@ class StepCall(DurableCall[T]):
 
     def begin_live(self) -> None:
         self.task = self.run.spawn(self.run.engine.perform(self), self)
+
+    def doubt(self) -> StoredError | None:
+        if not self.doubtful and self.key not in self.run.marks:
+            return None
+        self.run.doubts.append(self.key)
+        return in_doubt([self.key])
 
     def stop(self) -> None:
         super().stop()

@@ -90,6 +90,7 @@ class RunContext:
         self.generation = 0
         self.tried: dict[str, Any] = {}
         self.marks: dict[str, Record] = {}
+        self.doubts: list[str] = []  # at-most-once steps that a cancel has left so
         self.notes: dict[str, Record] = {}
         self.patches: dict[str, bool] = {}
         self.steps = 0
@@ -266,11 +267,13 @@ class RunContext:
         self.release_held()
 
     def release_held(self) -> None:
-        if self.holding or self.unrecorded_cancels or self.history is not None:
+        if self.unrecorded_cancels or self.history is not None or (self.holding and self.cancel_signal is None):
             return
         held, self.held = self.held, {}
         for call, context in held.items():
-            if call.state == ASKED:
+            if self.holding and call.key not in self.marks:  # before a cancel only what is in doubt is looked into
+                self.held[call] = context
+            elif call.state == ASKED:
                 context.run(call.begin_live)
 
     def recorded(self, call: DurableCall[Any], key: str) -> Any:

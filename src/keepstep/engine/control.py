@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..errors import AlreadyFinished, RunConflict, RunNotFound
+from ..errors import AlreadyFinished, RunConflict, RunNotFound, StoreError
 from ..model import FINISHED, Kind, Outcome, RunQuery, Signal, Status, WorkerInfo
 from ..model.ids import new_id
 from ..model.signal import CANCEL, CHILD, RESERVED
 from ..ports import Advance, ClaimRequest, Send, Verdict, instant
 from ..stores.records import Record, check_origin, claimed, origin, seal, unseal
-from .steering import DEADLINE
+from .steering import DEADLINE, in_doubt
 
 if TYPE_CHECKING:
     from ..model import Claim, Run
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _OUTCOMES = frozenset(
     {Kind.STEP_COMPLETED, Kind.STEP_FAILED, Kind.TIMER, Kind.SIGNAL, Kind.CHILD, Kind.BARRIER, Kind.DECISION}
 )
+_STEP_ENDS = frozenset({Kind.STEP_COMPLETED, Kind.STEP_FAILED, Kind.STEP_CANCELLED})
 _RETRIABLE = frozenset({Status.FAILED, Status.SET_ASIDE})
 
 
@@ -55,6 +57,8 @@ async def cancel_now(engine: Engine, run_id: str, reason: str, actor: str) -> No
     data = {"actor": actor, "reason": engine.redact(reason), "before": run.status.value, "act": "cancel"}
     record = Record(run_id, Kind.RUN_FINISHED.value, outcome=Outcome.CANCELLED.value, trigger="manual", data=data)
     record.worker, record.started_at = claim.lease.worker, run.created_at
+    doubts = await _under_way(engine, run)
+    record.error = in_doubt(doubts) if doubts else None
     await _append_and_release(engine, claim, record, Status.CANCELLED)
     await _tell_family(engine, run)
 
@@ -95,15 +99,32 @@ async def _leave(engine: Engine, worker: str) -> None:
         await engine.call(partial(engine.store.renew_leases, WorkerInfo(worker), leaving=True))
 
 
-async def _failures(engine: Engine, run: Run) -> list[int]:
-    """What no longer counts: the failures named in the run's error, and all that the code did because of them."""
-    records = []
+async def _records(engine: Engine, run: Run) -> list[Record]:
     check_origin(run)
+    records: list[Record] = []
     after, checksum = 0, origin(run)
     while rows := await engine.read(engine.store.list_checkpoints, run.id, after):
         page = list(unseal(rows, run.id, after, checksum))
         records += [record for record, _ in page]
         after, checksum = records[-1].seq, page[-1][1]
+    return records
+
+
+async def _under_way(engine: Engine, run: Run) -> list[str]:
+    """At-most-once steps that were begun and have no outcome; a history that cannot be read hinders no cancel."""
+    begun: dict[str, None] = {}
+    with contextlib.suppress(StoreError):
+        for record in await _records(engine, run):
+            if record.kind == Kind.STEP_STARTED:
+                begun[record.step] = None
+            elif record.kind in _STEP_ENDS:
+                begun.pop(record.step, None)
+    return list(begun)
+
+
+async def _failures(engine: Engine, run: Run) -> list[int]:
+    """What no longer counts: the failures named in the run's error, and all that the code did because of them."""
+    records = await _records(engine, run)
     ends = [record for record in records if record.kind in (Kind.RUN_FINISHED, Kind.ERROR)]
     causes: set[int] = set(ends[-1].error.caused_by) if ends and ends[-1].error is not None else set()
     keys = {record.step for record in records if record.seq in causes}

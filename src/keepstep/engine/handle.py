@@ -183,7 +183,8 @@ class RunHandle(Generic[R]):
         if status is Status.COMPLETED:
             return self._values(workflow).decode(value, f"run {self.id!r}: result")  # type: ignore[no-any-return]
         if status is Status.CANCELLED:
-            raise RunCancelled(f"run {self.id!r} was cancelled", self.id)
+            doubt = f"; {error.message}" if error is not None and error.code == "ks:in-doubt" else ""
+            raise RunCancelled(f"run {self.id!r} was cancelled{doubt}", self.id)
         told = f"{error.type}: {error.message}" if error is not None else "no reason is recorded"
         if status is Status.SET_ASIDE:
             raise RunSetAside(f"run {self.id!r} is set aside: {told}", self.id, error)

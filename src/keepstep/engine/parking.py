@@ -11,7 +11,7 @@ from ..ports import Answer, Verdict, instant
 from ..stores.records import Record
 from .journal import head_move
 from .quiet import only_waits
-from .steering import signal_record
+from .steering import signal_record, stop_settling
 from .wakeups import due_at, seconds_left, wakes
 
 if TYPE_CHECKING:
@@ -35,8 +35,7 @@ def idle(run: RunContext) -> None:
     if run.main is None or run.main.done():
         return
     if run.holding:
-        if only_waits(run):
-            _put_down(run)
+        _idle_while_holding(run)
         return
     if not run.waits:
         return
@@ -48,6 +47,15 @@ def idle(run: RunContext) -> None:
         run.linger_timer = run.loop.call_later(
             run.engine.linger_seconds, _lingered, run, run.moves, context=run.engine.context
         )
+
+
+def _idle_while_holding(run: RunContext) -> None:
+    """Look into what was under way when the last worker died, if a cancel waits for that; else put the run down."""
+    settling = run.cancel_signal is not None and bool(run.marks)
+    if settling:
+        run.release_held()
+    if not run.performing and only_waits(run):
+        (stop_settling if settling else _put_down)(run)
 
 
 def is_writing(run: RunContext) -> bool:

@@ -29,7 +29,7 @@ from .branch import CANCELLED, Branch, DurableCall
 from .context import RunContext
 from .history import History
 from .journal import Draft, head_move
-from .steering import DEADLINE, Control, control
+from .steering import DEADLINE, Control, control, in_doubt
 from .tasks import left
 from .wakeups import receive
 
@@ -299,8 +299,7 @@ class Runner:
         error = asyncio.CancelledError() if future.cancelled() else future.exception()
         if context.cancelling:
             record.outcome = Outcome.CANCELLED.value
-            if error is not None and not isinstance(error, asyncio.CancelledError):
-                record.error = stored_error(error, str(classify(error)), 0, context)
+            record.error = self._error_of_cancelled(context, error)
             return Status.CANCELLED
         if context.timed_out:
             error = RunTimedOut(f"run {context.id!r} was not finished by its deadline", context.id)
@@ -324,6 +323,13 @@ class Runner:
         if context.timed_out:
             record.error.code = "ks:run-timed-out"
         return Status.FAILED
+
+    @staticmethod
+    def _error_of_cancelled(context: RunContext, error: BaseException | None) -> StoredError | None:
+        """What went wrong in its clean-up, or what a cancel has left in doubt."""
+        if error is not None and not isinstance(error, asyncio.CancelledError):
+            return stored_error(error, str(classify(error)), 0, context)
+        return in_doubt(context.doubts) if context.doubts else None
 
     def _succeed(
         self, context: RunContext, error: ContinueAs, record: Record, creates: list[Create], sends: list[Send]

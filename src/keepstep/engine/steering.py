@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from ..model import Kind, Signal
+from ..model.ids import new_id
 from ..model.signal import CANCEL, PAUSE
 from ..ports import Answer, Send
-from ..stores.records import Record
+from ..stores.records import Record, StoredError
 
 if TYPE_CHECKING:
     from .context import RunContext
 
 DEADLINE = "ks:deadline"
+
+#: So long may the code take to come to a step that was under way when its last worker died, before a cancel is told.
+SETTLE_SECONDS = 5.0
 
 
 class Control:
@@ -42,6 +47,9 @@ def steer(run: RunContext, signal: Signal) -> None:
             run.holding = True  # nothing new starts between the cancel and its delivery
             run.cancel_signal = signal
             cancel_when_settled(run)
+            if run.cancel_signal is not None and run.marks:
+                run.loop.call_later(SETTLE_SECONDS, stop_settling, run, context=run.engine.context)
+                run.watch()
     elif signal.name == PAUSE:
         if not run.cancelling and not run.finishing:
             if run.pausing is not None:  # said twice; what is not recorded as read would pause the run again later
@@ -57,12 +65,30 @@ def steer(run: RunContext, signal: Signal) -> None:
 
 
 def cancel_when_settled(run: RunContext) -> None:
-    """Record the cancel, but not while an at-most-once step is under way: its outcome must not be left in doubt."""
+    """Record the cancel, but not while an at-most-once step is under way: its outcome must not be left in doubt.
+
+    One that was under way when another worker died is asked about first, by its `verify=`.
+    """
     signal = run.cancel_signal
-    if signal is None or any(call.step.at_most_once and not call.doubtful for call in run.bodies):
+    if signal is None or run.marks or any(call.step.at_most_once and not call.doubtful for call in run.bodies):
         return
     run.cancel_signal = None
     run.append(signal_record(run, signal), Control(run))
+
+
+def stop_settling(run: RunContext) -> None:
+    """The code does not come to the steps that were under way: cancel it all the same; what became of them is open."""
+    if run.cancel_signal is not None and not run.detached:
+        run.doubts.extend(run.marks)
+        run.marks = {}
+        cancel_when_settled(run)
+
+
+def in_doubt(steps: Sequence[str]) -> StoredError:
+    """What is kept of a cancel that came while steps were under way which must not be repeated on a guess."""
+    named, what = " and ".join(map(repr, steps)), ("step", "was") if len(steps) == 1 else ("steps", "were")
+    message = f"{what[0]} {named} {what[1]} under way when the run was cancelled: may or may not have happened"
+    return StoredError("keepstep.StepInDoubt", message, code="ks:in-doubt", id=new_id("error"))
 
 
 def _unhold(run: RunContext) -> None:
