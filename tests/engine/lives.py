@@ -1,8 +1,10 @@
 """One run, many lives: it is crashed and recovered with ever other timings, and must never notice."""
 
 import asyncio
+from contextlib import asynccontextmanager
 
-from tests.engine.world import replay_from_every_prefix, told, until_at_last_wait
+import keepstep as ks
+from tests.engine.world import replay_from_every_prefix, told, until, until_at_last_wait, until_status
 
 
 class Pace:
@@ -43,3 +45,51 @@ async def _finishes(handle, length):
     """From wherever a crash may have fallen, the run comes to an end."""
     await handle.signal("go", id="go again")
     await handle.result(5)
+
+
+@asynccontextmanager
+async def set_aside(world):
+    """An engine whose run `r` is set aside, because its workflow has another version now."""
+
+    @ks.step
+    async def one():
+        return 1
+
+    @ks.workflow(name="changing")
+    async def old():
+        await one()
+        await ks.wait_for("go")
+
+    async with world.engine(workflows=[old]) as engine:
+        await until_status(await engine.start(old, run_id="r"), "waiting")
+
+    @ks.workflow(name="changing", version="2")
+    async def new():
+        return None
+
+    async with world.engine(workflows=[new]) as engine:
+        run = await engine.get("r")
+        await run.signal("go")
+        await until_status(run, "set aside")
+        yield engine
+
+
+async def parked_child(world):
+    """Leave a parked run `p` that waits for its parked child: the child's id."""
+
+    @ks.workflow
+    async def child():
+        await ks.wait_for("never")
+
+    @ks.workflow
+    async def parent():
+        return await (await ks.start(child)).result()
+
+    async with world.engine() as engine:
+        await until_status(await engine.start(parent, run_id="p"), "waiting")
+
+        async def parked():
+            return (await engine.list(parent="p", status=frozenset({ks.Status.WAITING}))).runs
+
+        [born] = await until(parked)
+        return born.id

@@ -17,7 +17,8 @@ from keepstep.engine.audit import audit, incarnations, transitions
 from keepstep.engine.control import cancel_now
 from keepstep.model import Outcome, Status
 from keepstep.ports import Advance, ClaimRequest, Verdict
-from tests.engine.world import until, until_recorded, until_status
+from tests.engine.lives import parked_child, set_aside
+from tests.engine.world import until_recorded, until_status
 
 pytestmark = pytest.mark.live_only
 
@@ -162,27 +163,7 @@ async def test_a_retry_moves_a_failed_run_back_and_says_who_did_it(world):
 
 
 async def test_a_run_that_is_set_aside_says_why_and_may_be_dropped(world):
-    @ks.step
-    async def one():
-        return 1
-
-    @ks.workflow(version="1", name="changing")
-    async def old():
-        await one()
-        await ks.wait_for("go")
-
-    async with world.engine(workflows=[old]) as engine:
-        run = await engine.start(old, run_id="r")
-        await until_status(run, "waiting")
-
-    @ks.workflow(version="2", name="changing")
-    async def new():
-        return None
-
-    async with world.engine(workflows=[new]) as engine:
-        run = await engine.get("r")
-        await run.signal("go")
-        await until_status(run, "set aside")
+    async with set_aside(world) as engine:
         aside = only(await audit(engine, "r"), "set aside")
         assert (aside.after, aside.outcome) == (Status.SET_ASIDE, Outcome.FAILURE)
         assert "version" in aside.reason or "changing:1" in aside.reason
@@ -458,55 +439,24 @@ async def test_an_unknown_run_is_an_error(world):
 
 
 async def test_cancel_now_ends_a_run_that_no_worker_knows_and_tells_its_family(world):
-    @ks.workflow
-    async def child():
-        await ks.wait_for("never")
-
-    @ks.workflow
-    async def parent():
-        return await (await ks.start(child)).result()
-
-    async with world.engine() as engine:
-        run = await engine.start(parent, run_id="p")
-        await until_status(run, "waiting")
-
-        async def parked():
-            page = await engine.list(parent="p", status=frozenset({Status.WAITING}))
-            return page.runs
-
-        [born] = await until(parked)
+    born = await parked_child(world)
     async with world.engine(worker=False) as engine:
-        await cancel_now(engine, born.id, "", "ann")
-        assert await (await engine.get(born.id)).status() is Status.CANCELLED
+        await cancel_now(engine, born, "", "ann")
+        assert await (await engine.get(born)).status() is Status.CANCELLED
     async with world.engine() as engine:  # the parent hears of it, and fails because of it
         with pytest.raises(ks.RunError):
             await (await engine.get("p")).result(timeout=5)
 
 
 async def test_cancel_now_reaches_the_children(world):
-    @ks.workflow
-    async def child():
-        await ks.wait_for("never")
-
-    @ks.workflow
-    async def parent():
-        return await (await ks.start(child)).result()
-
-    async with world.engine() as engine:
-        run = await engine.start(parent, run_id="p")
-        await until_status(run, "waiting")
-
-        async def parked():
-            return (await engine.list(parent="p", status=frozenset({Status.WAITING}))).runs
-
-        [born] = await until(parked)
+    born = await parked_child(world)
     async with world.engine(worker=False) as engine:
         await cancel_now(engine, "p", "", "ann")
         with pytest.raises(ks.AlreadyFinished):
             await cancel_now(engine, "p", "", "ann")
     async with world.engine() as engine:
         with pytest.raises(ks.RunCancelled):
-            await (await engine.get(born.id)).result(timeout=5)
+            await (await engine.get(born)).result(timeout=5)
 
 
 async def test_cancel_now_never_takes_a_run_from_a_living_worker(world):

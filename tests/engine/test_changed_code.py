@@ -28,6 +28,17 @@ def steps(effects):
     return book, pay, mail
 
 
+def trip(*calls):
+    """Code that makes these calls, one after the other, and then waits."""
+
+    async def code():
+        for step, what in calls:
+            await step(what)
+        await ks.wait_for("go")
+
+    return code
+
+
 async def deployed(world, effects, old, new, *, allowed=False, old_options=None, new_options=None):
     """Run the old code up to its wait, then recover with the new code: what becomes of the run."""
     ks.workflow(name="trip", **(old_options or {}))(old)
@@ -54,16 +65,8 @@ async def deployed(world, effects, old, new, *, allowed=False, old_options=None,
 async def test_an_inserted_step_is_skipped_without_a_word(world, effects):
     book, pay, mail = steps(effects)
 
-    async def old():
-        await book("flight")
-        await pay("flight")
-        await ks.wait_for("go")
-
-    async def new():
-        await book("flight")
-        await mail("flight")
-        await pay("flight")
-        await ks.wait_for("go")
+    old = trip((book, "flight"), (pay, "flight"))
+    new = trip((book, "flight"), (mail, "flight"), (pay, "flight"))
 
     message = await deployed(world, effects, old, new)
     assert "ReplayMismatch" in message
@@ -75,16 +78,8 @@ async def test_an_inserted_step_is_skipped_without_a_word(world, effects):
 async def test_a_removed_step_is_taken_for_done(world, effects):
     book, pay, mail = steps(effects)
 
-    async def old():
-        await book("flight")
-        await pay("flight")
-        await mail("flight")
-        await ks.wait_for("go")
-
-    async def new():
-        await book("flight")
-        await mail("flight")
-        await ks.wait_for("go")
+    old = trip((book, "flight"), (pay, "flight"), (mail, "flight"))
+    new = trip((book, "flight"), (mail, "flight"))
 
     message = await deployed(world, effects, old, new)
     assert "mail#1 was recorded as call 3 of its branch and is now call 2" in message
@@ -93,10 +88,7 @@ async def test_a_removed_step_is_taken_for_done(world, effects):
 async def test_a_removed_last_step_is_not_missed(world, effects):
     book, pay, _ = steps(effects)
 
-    async def old():
-        await book("flight")
-        await pay("flight")
-        await ks.wait_for("go")
+    old = trip((book, "flight"), (pay, "flight"))
 
     async def new():
         await book("flight")
@@ -109,15 +101,8 @@ async def test_a_renamed_step_runs_again_under_its_new_name(world, effects):
     book, pay, _ = steps(effects)
     charge = Step(pay.fn, name="charge")
 
-    async def old():
-        await book("flight")
-        await pay("flight")
-        await ks.wait_for("go")
-
-    async def new():
-        await book("flight")
-        await charge("flight")
-        await ks.wait_for("go")
+    old = trip((book, "flight"), (pay, "flight"))
+    new = trip((book, "flight"), (charge, "flight"))
 
     message = await deployed(world, effects, old, new)
     assert "recorded as pay#1" in message
@@ -127,15 +112,8 @@ async def test_a_renamed_step_runs_again_under_its_new_name(world, effects):
 async def test_reordered_steps_get_each_others_results(world, effects):
     book, pay, _ = steps(effects)
 
-    async def old():
-        await book("flight")
-        await pay("flight")
-        await ks.wait_for("go")
-
-    async def new():
-        await pay("flight")
-        await book("flight")
-        await ks.wait_for("go")
+    old = trip((book, "flight"), (pay, "flight"))
+    new = trip((pay, "flight"), (book, "flight"))
 
     message = await deployed(world, effects, old, new)
     assert "pay#1 was recorded as call 2 of its branch and is now call 1" in message
@@ -144,15 +122,8 @@ async def test_reordered_steps_get_each_others_results(world, effects):
 async def test_a_changed_input_gets_the_result_of_the_old_one(world, effects):
     book, pay, _ = steps(effects)
 
-    async def old():
-        await book("flight")
-        await pay("flight")
-        await ks.wait_for("go")
-
-    async def new():
-        await book("train")
-        await pay("flight")
-        await ks.wait_for("go")
+    old = trip((book, "flight"), (pay, "flight"))
+    new = trip((book, "train"), (pay, "flight"))
 
     message = await deployed(world, effects, old, new)
     assert "book#1 was recorded with another input at seq 2" in message
@@ -228,10 +199,7 @@ async def test_a_def_workflow_runs_on_after_a_mismatch(world, effects):
 async def test_a_mismatch_can_be_swallowed_and_the_run_goes_on(world, effects):
     book, pay, mail = steps(effects)
 
-    async def old():
-        await book("flight")
-        await pay("flight")
-        await ks.wait_for("go")
+    old = trip((book, "flight"), (pay, "flight"))
 
     async def new():
         await book("flight")
@@ -258,10 +226,7 @@ async def test_a_mismatch_can_be_swallowed_and_the_run_goes_on(world, effects):
 async def test_a_compatible_workflow_is_refused_though_every_recorded_step_is_still_there(world, effects):
     book, pay, mail = steps(effects)
 
-    async def old():
-        await book("flight")
-        await pay("flight")
-        await ks.wait_for("go")
+    old = trip((book, "flight"), (pay, "flight"))
 
     async def new():
         await book("flight")
@@ -278,14 +243,8 @@ async def test_a_compatible_workflow_is_refused_though_every_recorded_step_is_st
 async def test_a_compatible_workflow_loses_a_recorded_step_without_a_word(world, effects):
     book, pay, _ = steps(effects)
 
-    async def old():
-        await book("flight")
-        await pay("flight")
-        await ks.wait_for("go")
-
-    async def new():
-        await book("flight")
-        await ks.wait_for("go")
+    old = trip((book, "flight"), (pay, "flight"))
+    new = trip((book, "flight"))
 
     with pytest.raises(ks.RunSetAside, match="recorded pay#1, which"):
         await deployed(world, effects, old, new, allowed=True, new_options={"version": "2", "on_change": "compatible"})
@@ -295,9 +254,7 @@ async def test_a_compatible_workflow_loses_a_recorded_step_without_a_word(world,
 async def test_another_version_is_resumed_without_being_asked(world, effects):
     book, _, _ = steps(effects)
 
-    async def code():
-        await book("flight")
-        await ks.wait_for("go")
+    code = trip((book, "flight"))
 
     message = await deployed(world, effects, code, code, new_options={"version": "2"})
     assert "DefinitionChanged" in message

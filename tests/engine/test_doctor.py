@@ -16,6 +16,7 @@ from keepstep.model import Run, Status
 from keepstep.model.signal import CANCEL, CHILD, PAUSE, RESUME
 from keepstep.ports import Create, instant
 from keepstep.stores.sqlite_liveness import Turnstile
+from tests.engine.lives import set_aside
 from tests.engine.world import until, until_status
 
 pytestmark = pytest.mark.live_only
@@ -261,27 +262,7 @@ async def test_a_run_that_records_nothing_for_long_is_stale(world):
 
 
 async def test_a_run_that_is_set_aside_is_told_with_its_reason(world):
-    @ks.step
-    async def one():
-        return 1
-
-    @ks.workflow(name="changing")
-    async def old():
-        await one()
-        await ks.wait_for("go")
-
-    async with world.engine(workflows=[old]) as engine:
-        run = await engine.start(old, run_id="r")
-        await until_status(run, "waiting")
-
-    @ks.workflow(name="changing", version="2")
-    async def new():
-        return None
-
-    async with world.engine(workflows=[new]) as engine:
-        run = await engine.get("r")
-        await run.signal("go")
-        await until_status(run, "set aside")
+    async with set_aside(world) as engine:
         told = finding(await examine(engine), "set-aside")
         assert "DefinitionChanged" in told.message
         assert "keepstep retry r" in told.advice
