@@ -7,11 +7,12 @@ import pytest
 
 import keepstep as ks
 from keepstep.engine import history
+from keepstep.engine.runner import Runner
 from keepstep.engine.wakeups import receive
 from keepstep.model import Signal
 from keepstep.ports import CURRENT, Send
 from keepstep.values import VALUES
-from tests.engine.world import replay_from_every_prefix, told, until, until_at_last_wait, until_status
+from tests.engine.world import replay_from_every_prefix, told, until, until_at_last_wait, until_recorded, until_status
 
 
 @ks.workflow
@@ -483,3 +484,48 @@ async def test_a_large_signal_is_lost_when_its_wait_is_cancelled_after_a_crash(w
             assert await again.result(timeout=10) == [5001] * 7, length
 
         await replay_from_every_prefix(run, check)
+
+
+# -- signals that come while a run is taken up -------------------------------------------------------------------------
+
+
+async def test_a_signal_between_the_claim_and_the_first_look_is_not_heard(world, monkeypatch):
+    """It came too late for the claim to count it, and was told before the worker knew the run."""
+    drive = Runner.drive
+
+    async def late(runner, claim):
+        engine = runner.engine
+        if not claim.run.signals:
+            engine.store.commit([Send(Signal("r", "go", b"1"))])
+            engine.worker._heard(engine.store.news(engine.worker.id, engine.worker._cursor))
+        await drive(runner, claim)
+
+    async with world.engine(worker=False) as engine:
+        await engine.start(listening, "go", 2, run_id="r")
+    monkeypatch.setattr(Runner, "drive", late)
+    async with world.engine(linger_seconds=60) as engine:
+        run = await engine.get("r")
+        await until_recorded(run, "wait_for:go#1")
+        await run.signal("go", 2)
+        assert await run.result(5) == [1, 2]
+
+
+async def test_a_signal_that_comes_while_the_history_is_loaded_brings_the_old_ones_back(world, monkeypatch):
+    load = Runner._load
+
+    async def loading(runner, context):
+        engine = runner.engine
+        if context.run.signals == 1:
+            engine.store.commit([Send(Signal("r", "go", b"2"))])
+            engine.signalled("r")
+            await until(lambda: not engine._fetching)
+        await load(runner, context)
+
+    engine = await world.started(linger_seconds=60)
+    run = await engine.start(listening, "go", 2, run_id="r")
+    await run.signal("go", 1)
+    await until_recorded(run, "wait_for:go#1")
+    monkeypatch.setattr(Runner, "_load", loading)
+    engine = await world.crash_and_recover(engine, linger_seconds=60)
+    assert await (await engine.get("r")).result(5) == [1, 2]
+    await engine.close()

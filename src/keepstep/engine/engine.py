@@ -130,6 +130,8 @@ class Engine:
         self._pulse: asyncio.Future[None] | None = None
         self._pace = Pace(self.clock, READ_SECONDS)
         self._fetching: set[str] = set()
+        #: Runs that have signals which were told before their code began: they are read when it does.
+        self.unheard: set[str] = set()
 
     # -- opening and closing ------------------------------------------------------------------------------------------
 
@@ -474,8 +476,10 @@ class Engine:
             self.poke()
 
     def fetch_signals(self, context: RunContext) -> None:
-        """Read the signals of a run that it has not seen."""
-        if context.id not in self._fetching and not context.detached:
+        """Read the signals of a run that it has not seen; not before its history says which of them it has taken."""
+        if context.main is None:
+            self.unheard.add(context.id)
+        elif context.id not in self._fetching and not context.detached:
             self._fetching.add(context.id)
             self.background(self._fetch(context))
 

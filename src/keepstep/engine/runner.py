@@ -173,6 +173,9 @@ class Runner:
             context.main = asyncio.wrap_future(future, loop=engine.loop)
         context.main.add_done_callback(partial(self._code_ended, context), context=engine.context)
         context.watch()
+        if run.id in engine.unheard:
+            engine.unheard.discard(run.id)
+            engine.fetch_signals(context)
 
     @staticmethod
     def started(run: str, workflow: Workflow[..., Any], worker: str, at: datetime) -> Record:

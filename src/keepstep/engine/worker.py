@@ -234,6 +234,8 @@ class Worker:
             context = self.engine.live.get(run)
             if context is not None:
                 self.engine.fetch_signals(context)
+            else:  # claimed a moment ago, and not yet taken up
+                self.engine.unheard.add(run)
         if news.changed:
             self.engine.pulse()
         now = self.engine.clock.now()
