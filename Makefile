@@ -12,7 +12,7 @@ BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check format coverage bench sim soak clean
+.PHONY: help demo test test-all check format coverage bench sim soak fuzz clean
 
 help:  ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -52,6 +52,9 @@ sim: $(VENV)/.dev  ## play simulated histories for SECONDS=600 (ARGS="--only SEE
 soak: $(VENV)/.dev  ## crash and recover for SECONDS=600
 	$(BIN)/python -m tests.soak --seconds $(SECONDS) $(ARGS)
 
+fuzz: $(VENV)/.fuzz  ## fuzz every parser for SECONDS=600 (ARGS="value record": only these)
+	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(ARGS)
+
 clean:  ## remove everything that can be made again
 	rm -rf .venv .venv-* build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -61,6 +64,10 @@ clean:  ## remove everything that can be made again
 $(VENV)/.dev: $(VENV)/.runtime requirements-dev.txt
 	@echo "installing what development needs into $(VENV)"
 	@$(PIP) --requirement requirements-dev.txt
+	@touch $@
+
+$(VENV)/.fuzz: $(VENV)/.dev requirements-fuzz.txt
+	@$(PIP) --requirement requirements-fuzz.txt
 	@touch $@
 
 $(VENV)/.runtime: pyproject.toml | $(BIN)/python

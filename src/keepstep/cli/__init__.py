@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -78,6 +79,9 @@ def group() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code. A user's mistake is answered with a sentence, never with a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # what cannot be written as it is must not stop an answer
     settings = Settings()
     arguments = list(sys.argv[1:] if argv is None else argv)
     settings.json, settings.debug = "--json" in arguments, "--debug" in arguments  # for errors in the usage itself

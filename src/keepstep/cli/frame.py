@@ -173,6 +173,7 @@ async def find(engine: Engine, run_id: str) -> RunHandle[Any]:
 async def _near(engine: Engine, run_id: str) -> list[str]:
     import difflib
 
+    run_id = run_id[:200]  # no id is longer
     for length in range(len(run_id), max(len(run_id) // 2, 2), -1):
         page = await engine.list(id_prefix=run_id[:length], limit=4)
         if page.runs:

@@ -34,13 +34,16 @@ COLOURS = {
 
 def printable(text: str, *, lines: bool = True) -> str:
     """Text that cannot steer a terminal: what a run stored is shown, never obeyed."""
+    if text.isprintable():
+        return text
     kept = "\n\t" if lines else ""
     return "".join(c if c.isprintable() or c in kept else f"\\x{ord(c):02x}" for c in text)
 
 
 def one_line(text: str, width: int = 0) -> str:
     """Text on one line, cut at `width` if that is given."""
-    flat = printable(" ".join(text.split()), lines=False)
+    flat = " ".join(text.split())
+    flat = printable(flat[: width + 1] if width else flat, lines=False)
     return flat if not width or len(flat) <= width else flat[: max(width - 1, 0)] + "…"
 
 
@@ -112,7 +115,7 @@ def plain(stored: bytes | None) -> Any:
     if stored is None:
         return None
     try:
-        return _untagged(json.loads(bytes(stored)))
+        return _untagged(json.loads(bytes(stored).decode()))
     except (ValueError, RecursionError):
         return bytes(stored).decode("utf-8", "replace")
 
@@ -124,10 +127,14 @@ def _untagged(value: Any) -> Any:
         return value
     if isinstance(value.get("$"), str):
         inner = value.get("v")
-        if value["$"] == "dict" and isinstance(inner, list):
+        if value["$"] == "dict" and isinstance(inner, list) and all(map(_is_pair, inner)):
             return {_key(key): _untagged(item) for key, item in inner}
         return _untagged(inner)
     return {key: _untagged(item) for key, item in value.items()}
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2
 
 
 def _key(key: Any) -> str:
@@ -138,7 +145,7 @@ def _key(key: Any) -> str:
 def arguments(run: Run) -> dict[str, Any]:
     """What a run was started with."""
     value = plain(run.input)
-    if isinstance(value, list) and len(value) == 2:
+    if isinstance(value, list) and [type(part) for part in value] == [list, dict]:
         return {"args": value[0], "kwargs": value[1]}
     return {"args": [], "kwargs": {}}
 

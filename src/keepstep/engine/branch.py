@@ -265,9 +265,10 @@ class DurableCall(Call[T]):
                 self.value = self.decode(record)
             else:
                 self.error = self.failure(record)
-        except KeepstepError as error:
+        except Exception as error:  # noqa: BLE001 - whatever a record holds, only its own run suffers from it
             self.state = ASKED
-            self.run.mismatch(f"the recorded value of {self.key} cannot be restored: {error}")
+            told = error if isinstance(error, KeepstepError) else repr(error)
+            self.run.mismatch(f"the recorded value of {self.key} cannot be restored: {told}")
             return False
         return self.wake()
 

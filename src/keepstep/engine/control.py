@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..errors import AlreadyFinished, RunConflict, RunNotFound, StoreError
+from ..errors import AlreadyFinished, CheckpointCorrupt, RunConflict, RunNotFound, StoreError
 from ..model import FINISHED, Kind, Outcome, RunQuery, Signal, Status, WorkerInfo
-from ..model.ids import new_id
+from ..model.ids import check_text, new_id
 from ..model.signal import CANCEL, CHILD, RESERVED
 from ..ports import Advance, ClaimRequest, Send, Verdict, instant
 from ..stores.records import Record, check_origin, claimed, origin, seal, unseal
@@ -30,6 +30,7 @@ _RETRIABLE = frozenset({Status.FAILED, Status.SET_ASIDE})
 
 async def retry(engine: Engine, run_id: str, reason: str, actor: str) -> None:
     """Supersede the failures that ended a run, and let it go on from there."""
+    check_text(reason, "reason")
     run = await engine.read(engine.store.get_run, run_id)
     if run is None:
         raise RunNotFound(f"no run {run_id!r} in {engine.store.url}", run_id)
@@ -48,6 +49,7 @@ async def retry(engine: Engine, run_id: str, reason: str, actor: str) -> None:
 
 async def cancel_now(engine: Engine, run_id: str, reason: str, actor: str) -> None:
     """End a run that no worker drives, without its code: for one that nobody can drive, or that was set aside."""
+    check_text(reason, "reason")
     run = await engine.read(engine.store.get_run, run_id)
     if run is None:
         raise RunNotFound(f"no run {run_id!r} in {engine.store.url}", run_id)
@@ -170,7 +172,20 @@ def _reactions(records: list[Record], failure: Record) -> set[int]:
 
 def _child_of(record: Record) -> str:
     """The child that a record tells of: its start names it, and so does the word of its end."""
-    return (record.data or {}).get("child") or msgspec.json.decode(record.raw())["child"]  # type: ignore[no-any-return]
+    named: str | None = (record.data or {}).get("child")
+    if named:
+        return named
+    try:
+        return _child_in(record.raw()).child
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise CheckpointCorrupt(f"run {record.run!r}: the record at seq {record.seq} names no child: {error}") from None
+
+
+class _Word(msgspec.Struct):
+    child: str
+
+
+_child_in = msgspec.json.Decoder(_Word).decode
 
 
 async def _append_and_release(engine: Engine, claim: Claim, record: Record, status: Status) -> None:

@@ -40,7 +40,7 @@ from ..stores.records import MAX_VALUE, Record, born
 from ..values import Redactor
 from ..workflows import definition
 from ..workflows.definition import KNOWN, Bound, Workflow
-from ..workflows.options import check_options, checked_tags
+from ..workflows.options import LONGEST_SECONDS, check_options, checked_tags
 from . import control
 from .attempt import perform
 from .context import RunContext
@@ -636,8 +636,8 @@ def _deadline(deadline: float | timedelta | datetime | None, now: float) -> date
     if not isinstance(deadline, timedelta | int | float):
         raise DefinitionError(f"a deadline is a number of seconds, a timedelta or a datetime, not {deadline!r}")
     seconds = deadline.total_seconds() if isinstance(deadline, timedelta) else float(deadline)
-    if seconds <= 0:
-        raise DefinitionError(f"a deadline must lie ahead, not {seconds:g} s away")
+    if not 0 < seconds < LONGEST_SECONDS:
+        raise DefinitionError(f"a deadline must lie ahead, within {LONGEST_SECONDS:,.0f} s, not {seconds:g} s away")
     return instant(now + seconds)
 
 

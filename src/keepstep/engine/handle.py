@@ -13,6 +13,7 @@ import msgspec
 
 from ..errors import (
     AlreadyFinished,
+    CheckpointCorrupt,
     DefinitionError,
     RunCancelled,
     RunFailed,
@@ -22,7 +23,7 @@ from ..errors import (
     TimedOut,
 )
 from ..model import FINISHED, Checkpoint, ErrorInfo, Event, Kind, Run, Signal, Status
-from ..model.ids import check_name, new_id
+from ..model.ids import check_name, check_text, new_id
 from ..model.signal import CANCEL, PAUSE, RESERVED, RESOLVE, RESUME
 from ..ports import Send, Verdict, instant
 from ..stores.records import checkpoint, origin, unseal
@@ -130,14 +131,14 @@ class RunHandle(Generic[R]):
                 for row in rows:
                     after = row.seq
                     record, _ = next(unseal([row], run, row.seq - 1))
-                    shown[(record.data or {})["key"]] = record.raw()
+                    shown[(record.data or {}).get("key", "")] = record.raw()
             run = (await RunHandle[R](self._engine, run).run()).continued_as
         return shown
 
     async def progress(self) -> Any:
         """What the running step last reported with `ks.progress`, or None."""
         run = await (await self.latest()).run()
-        return None if run.progress is None else msgspec.json.decode(run.progress)
+        return None if run.progress is None else _shown(run.progress)
 
     # -- waiting ------------------------------------------------------------------------------------------------------
 
@@ -231,9 +232,11 @@ class RunHandle(Generic[R]):
         """Say what became of an at-most-once step that is in doubt: `result` (with its value), `failed` or `again`."""
         if verdict not in ("result", "failed", "again"):
             raise DefinitionError(f"a doubt is resolved with 'result', 'failed' or 'again', not {verdict!r}")
+        check_text(step, "step")
         data = VALUES.encode(value, "resolved result")
         self._engine.check_value(data, step)
-        payload = {"verdict": verdict, "value": msgspec.Raw(data), "reason": self._engine.redact(reason)}
+        reason = self._engine.redact(check_text(reason, "reason"))
+        payload = {"verdict": verdict, "value": msgspec.Raw(data), "reason": reason}
         await self._send(f"{RESOLVE}:{step}", msgspec.json.encode(payload))
 
     async def retry(self, reason: str = "") -> None:
@@ -241,9 +244,10 @@ class RunHandle(Generic[R]):
         await self._engine.retry(self.id, reason, self._actor)
 
     async def _command(self, name: str, reason: str) -> None:
-        await self._send(name, msgspec.json.encode({"reason": self._engine.redact(reason)}))
+        await self._send(name, msgspec.json.encode({"reason": self._engine.redact(check_text(reason, "reason"))}))
 
     async def _send(self, name: str, payload: bytes, id: str = "") -> None:  # noqa: A002
+        check_text(id, "signal id")  # here, because a commit that cannot be made would take its neighbours along
         signal = Signal(self.id, name, payload, id, self._actor, instant(self._engine.clock.now()))
         answer = await self._engine.journal.write(Send(signal))
         if answer.verdict is Verdict.NOT_FOUND:
@@ -340,4 +344,7 @@ def event_name(kind: str) -> str:
 
 
 def _shown(value: bytes) -> Any:
-    return msgspec.json.decode(value)
+    try:
+        return msgspec.json.decode(value)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise CheckpointCorrupt(f"a recorded value is not JSON: {error}") from None

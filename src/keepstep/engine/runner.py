@@ -156,7 +156,7 @@ class Runner:
         if context.deadline_at is not None:
             self._arm_deadline(context)
         try:
-            args, kwargs = context.workflow.values.decode(run.input, f"workflow {run.workflow!r}: input")
+            args, kwargs = _arguments(context.workflow.values.decode(run.input, f"workflow {run.workflow!r}: input"))
         except KeepstepError as error:
             self.set_aside(context, type(error).__name__, f"the run's input cannot be restored: {error}")
             return
@@ -456,6 +456,12 @@ class Runner:
         if answer.verdict is Verdict.DONE:
             self.engine.observe("run.set aside", context, reason=error.message)
             self.engine.pulse()
+
+
+def _arguments(stored: Any) -> tuple[list[Any], dict[str, Any]]:
+    if isinstance(stored, list) and [type(part) for part in stored] == [list, dict]:
+        return stored[0], stored[1]
+    raise NotSerializable("what is stored are not the arguments of a call")
 
 
 async def _contained(fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:

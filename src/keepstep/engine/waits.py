@@ -17,6 +17,7 @@ from ..model.signal import RESERVED
 from ..stores.records import Record, StoredError
 from ..values import VALUES
 from ..workflows.definition import Call
+from ..workflows.options import LONGEST_SECONDS
 from .branch import ASKED, CANCELLED, DONE, Branch, DurableCall, in_workflow
 from .notes import note
 from .wakeups import Wait, add_wait, end_wait, put_back, read_again, take_signal
@@ -58,9 +59,15 @@ class SleepCall(DurableCall[None]):
 def sleep(seconds: float = 0.0, *, minutes: float = 0.0, hours: float = 0.0, days: float = 0.0) -> Call[None]:
     """Sleep durably: a run that sleeps long costs a row, not memory, and wakes in time after any crash."""
     total = seconds + 60 * minutes + 3600 * hours + 86_400 * days
-    if not 0 <= total < 1e10:
-        raise DefinitionError(f"a sleep must take between 0 and 10,000,000,000 s, not {total!r}")
-    return SleepCall(in_workflow("sleep"), float(total))
+    return SleepCall(in_workflow("sleep"), _span(total, "a sleep"))
+
+
+def _span(seconds: float | timedelta, what: str) -> float:
+    """A time to wait in seconds, or a clear error."""
+    total = seconds.total_seconds() if isinstance(seconds, timedelta) else seconds
+    if not 0 <= total < LONGEST_SECONDS:
+        raise DefinitionError(f"{what} must take between 0 and {LONGEST_SECONDS:,.0f} s, not {total!r}")
+    return float(total)
 
 
 class Request:
@@ -173,9 +180,7 @@ def wait_for(name: str, timeout: float | timedelta | None = None, default: Any =
     check_name(name, "signal")
     if name.startswith(RESERVED):
         raise DefinitionError(f"signal name {name!r} is refused: names that begin with {RESERVED!r} are Keepstep's own")
-    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    if seconds is not None and seconds < 0:
-        raise DefinitionError(f"a wait cannot end {-seconds:g} s ago")
+    seconds = None if timeout is None else _span(timeout, "a wait")
     return SignalCall(in_workflow("wait_for"), name, seconds, default)
 
 
@@ -220,7 +225,7 @@ class timeout:  # noqa: N801 - used like asyncio.timeout
     """`async with ks.timeout(seconds):` ends the block with `TimedOut` when its time is over, durably."""
 
     def __init__(self, seconds: float | timedelta) -> None:
-        self._seconds = seconds.total_seconds() if isinstance(seconds, timedelta) else float(seconds)
+        self._seconds = _span(seconds, "a block")
         self._expired = False
 
     async def __aenter__(self) -> Self:

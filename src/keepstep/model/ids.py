@@ -39,6 +39,11 @@ def check_id(value: str, what: str = "run id") -> str:
     return value
 
 
+def is_id(value: object) -> bool:
+    """Whether a value from outside could be an id."""
+    return isinstance(value, str) and not _problem(value)
+
+
 def _problem(value: str) -> str:
     if not value:
         return "is empty"
@@ -61,10 +66,24 @@ def check_name(value: str, what: str) -> str:
     """A workflow's, step's or signal's name, or a clear error."""
     if not isinstance(value, str) or not _NAME.match(value) or len(value.encode()) > MAX_ID:
         raise DefinitionError(
-            f"{what} name {value!r} is refused: it must begin with a letter and hold only letters, digits, "
+            f"{what} name {_brief(value)} is refused: it must begin with a letter and hold only letters, digits, "
             f"spaces and _ . : - (at most {MAX_ID} bytes)"
         )
     return value
+
+
+def check_text(value: str, what: str) -> str:
+    """The text itself, or a clear error: bytes that a command line could not decode are no text."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise DefinitionError(f"{what} {_brief(value)} is refused: it is not Unicode text") from None
+    return value
+
+
+def _brief(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= MAX_ID else f"{shown[:MAX_ID]}..."
 
 
 def child_id(parent: str, key: str, generation: int) -> str:

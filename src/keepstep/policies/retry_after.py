@@ -71,7 +71,11 @@ def _seconds(value: Any, now: float | None) -> float | None:
         value = _until(value, now)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if math.isfinite(value) and value >= 0 else None
+    try:
+        seconds = float(value)
+    except OverflowError:  # an integer beyond every float
+        return None
+    return seconds if math.isfinite(seconds) and seconds >= 0 else None
 
 
 def _from_text(text: str) -> float | datetime | None:

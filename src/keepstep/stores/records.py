@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from hashlib import sha256
 from operator import attrgetter
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from ..errors import CheckpointCorrupt, SchemaMismatch
-from ..model import Checkpoint, Claim, ErrorInfo, Kind, Outcome, Run, Trigger
+from ..model import Checkpoint, Claim, ErrorInfo, Kind, Outcome, Run, Status, Trigger
 from ..ports import Create, Row
 
 #: The format that this version writes. Older ones are migrated on read, newer ones refused.
@@ -24,6 +24,13 @@ _FORMAT_WITH_ORIGIN = 2
 COMPRESS_OVER = 100_000
 #: A value larger than this is refused, with the step's name.
 MAX_VALUE = 10_000_000
+#: No packed value grows beyond this when it is read, whatever limit it was written under.
+LARGEST_UNPACKED = 1 << 30
+
+
+#: A whole number that counts something, and an instant; what is stored is held to it when it is read.
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+Instant = Annotated[datetime, msgspec.Meta(tz=True)]
 
 
 class StoredError(msgspec.Struct, omit_defaults=True):
@@ -34,9 +41,9 @@ class StoredError(msgspec.Struct, omit_defaults=True):
     error_class: str = "unknown"
     code: str | None = None
     traceback: str = ""
-    attempt: int = 0
+    attempt: Count = 0
     id: str = ""
-    caused_by: tuple[int, ...] = ()
+    caused_by: tuple[Count, ...] = ()
 
     def info(self) -> ErrorInfo:
         return ErrorInfo(*(getattr(self, name) for name in self.__struct_fields__))
@@ -48,10 +55,10 @@ class Claimed(msgspec.Struct, omit_defaults=True):
     `before` is the status that the claim found, `since` when the lease before ended or its owner last wrote.
     """
 
-    epoch: int
-    at: datetime
+    epoch: Count
+    at: Instant
     before: str
-    since: datetime | None = None
+    since: Instant | None = None
 
 
 class Record(msgspec.Struct, omit_defaults=True):
@@ -59,25 +66,25 @@ class Record(msgspec.Struct, omit_defaults=True):
 
     run: str
     kind: str
-    seq: int = 0
+    seq: Count = 0
     step: str = ""
     outcome: str = "success"
-    ordinal: int = 0
-    attempt: int = 0
+    ordinal: Count = 0
+    attempt: Count = 0
     trigger: str = "automatic"
     worker: str = ""
     agent: str | None = None
     stage: str | None = None
-    started_at: datetime | None = None
-    finished_at: datetime | None = None
+    started_at: Instant | None = None
+    finished_at: Instant | None = None
     digest: str = ""
     value: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     packed: str = ""
     error: StoredError | None = None
-    retry_at: datetime | None = None
+    retry_at: Instant | None = None
     data: dict[str, Any] | None = None
     claimed: Claimed | None = None
-    format: int = 0
+    format: Count = 0
     previous: str = ""
 
     def raw(self) -> bytes:
@@ -90,6 +97,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Record).decode
+_check_json = msgspec.json.Decoder(msgspec.Raw).decode
 
 #: What is fixed when a run is created, beside its input.
 _facts = attrgetter(
@@ -172,7 +180,7 @@ def unseal(rows: Iterable[Row], run: str, after: int = 0, previous: str = "") ->
         text, body = bytes(row.record), row.body
         try:
             record = _decode(text)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise CheckpointCorrupt(f"run {run!r}: the record at seq {row.seq} is not readable: {error}") from None
         if record.format > FORMAT:
             raise SchemaMismatch(
@@ -190,6 +198,9 @@ def unseal(rows: Iterable[Row], run: str, after: int = 0, previous: str = "") ->
             raise CheckpointCorrupt(
                 f"run {run!r}: chain broken at seq {after}: the record before it is not the one it names"
             )
+        problem = _problem(record)
+        if problem:
+            raise CheckpointCorrupt(f"run {run!r}: the record at seq {after} is not one of ours: {problem}")
         if body is not None:
             previous = sha256(text + bytes(body)).hexdigest()
             record.value = msgspec.Raw(_unpack(run, record, bytes(body)))
@@ -198,16 +209,59 @@ def unseal(rows: Iterable[Row], run: str, after: int = 0, previous: str = "") ->
         yield record, previous
 
 
+def _problem(record: Record) -> str:
+    """What no record of ours says, or nothing: whoever reads a record need not expect it."""
+    if record.kind not in _KINDS or record.outcome not in _OUTCOMES or record.trigger not in _TRIGGERS:
+        return f"it is a {record.kind[:60]!r}, {record.outcome[:60]!r}, by {record.trigger[:60]!r}"
+    if not (_is_near(record.finished_at) and _is_near(record.started_at) and _is_near(record.retry_at)):
+        return f"it tells of a time before {EARLIEST_YEAR} or after {LATEST_YEAR}"
+    return _problem_in(record.data) if record.data is not None else ""
+
+
+def _is_near(at: datetime | None) -> bool:
+    return at is None or EARLIEST_YEAR <= at.year <= LATEST_YEAR
+
+
+def _problem_in(data: dict[str, Any]) -> str:
+    for name, item in data.items():
+        wanted = _DATA.get(name)
+        if wanted is not None and type(item) is not wanted:
+            return f"its {name!r} is a {type(item).__name__}"
+        if name == "seqs" and not _NUMBERS.issuperset(map(type, item)):
+            return "its 'seqs' are not numbers"
+        if name == "before" and item not in _STATUSES:
+            return f"its 'before' is {item[:60]!r}"
+    return ""
+
+
+#: Times that a record may tell of: with any of them, and the longest waits, one can calculate.
+EARLIEST_YEAR, LATEST_YEAR = 1900, 9000
+_KINDS, _OUTCOMES, _TRIGGERS, _STATUSES = (
+    frozenset(one.value for one in names) for names in (Kind, Outcome, Trigger, Status)
+)
+_NUMBERS = frozenset((int,))
+#: What is read from `data`, and as what.
+_DATA: dict[str, type] = {
+    **dict.fromkeys(("signal", "choice"), int),
+    **dict.fromkeys(("sender", "child", "continued_as", "key", "ask", "before", "act"), str),
+    "seqs": list,
+}
+
+
 def _unpack(run: str, record: Record, body: bytes) -> bytes:
     if record.packed != "zlib":
         raise CheckpointCorrupt(f"run {run!r}: the value at seq {record.seq} is packed as {record.packed!r}")
     inflate = zlib.decompressobj()
     try:
-        value = inflate.decompress(body, 1 << 30)
+        value = inflate.decompress(body, LARGEST_UNPACKED)
     except zlib.error as error:
         raise CheckpointCorrupt(f"run {run!r}: the value at seq {record.seq} cannot be unpacked: {error}") from None
     if inflate.unconsumed_tail or not inflate.eof:
         raise CheckpointCorrupt(f"run {run!r}: the value at seq {record.seq} is cut short or too large")
+    try:
+        _check_json(value)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise CheckpointCorrupt(f"run {run!r}: the value at seq {record.seq} is not JSON: {error}") from None
     return value
 
 

@@ -18,6 +18,9 @@ from .records import unseal
 #: A page of checkpoints stops after about this many bytes, so that loading a long history needs bounded memory.
 PAGE_BYTES = 4_000_000
 
+#: Digits of the longest cursor: it is the number of a run, which fits 63 bits.
+_LONGEST_CURSOR = 18
+
 #: Statuses in which a run stays until a person acts: it has no owner, no wake-up and is never claimed by itself.
 ENDED = FINISHED | {Status.SET_ASIDE}
 
@@ -85,8 +88,8 @@ def page_start(query: RunQuery) -> int | None:
     """The number of the run that ended the page before, or None for the first page."""
     if query.after is None:
         return None
-    if not query.after.isdecimal():
-        raise DefinitionError(f"after={query.after!r} is not the `next` of a page of runs")
+    if not query.after.isdecimal() or len(query.after) > _LONGEST_CURSOR:
+        raise DefinitionError(f"after={query.after[:60]!r} is not the `next` of a page of runs")
     return int(query.after)
 
 

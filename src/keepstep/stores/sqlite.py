@@ -17,6 +17,7 @@ from ..errors import CheckpointCorrupt, DefinitionError, SchemaMismatch, StoreUn
 from ..model import LEASE_SECONDS, Claim, Claims, Lease, News, Run, RunPage, RunQuery, Signal, Status, WorkerInfo
 from ..model.ids import check_id
 from ..ports import Advance, Answer, Change, ClaimRequest, Clock, Create, Row, SystemClock, instant
+from ..values.kinds import is_text
 from . import rules
 from .sqlite_claims import Found, by_name, due_runs, later_times, orphans
 from .sqlite_commit import Batch, Undone, names, names_text, read_run, run_from, run_name, run_rows, seconds
@@ -483,15 +484,21 @@ def open_url(url: str, *, clock: Clock | None = None, **options: Any) -> SQLiteS
 
 
 def _check_path(path: str | os.PathLike[str], *, allow_network: bool) -> str:
-    real = os.path.realpath(os.fspath(path))
-    folder = Path(real).parent
-    if not folder.is_dir():
-        raise StoreUnavailable(f"{real} cannot be opened: the folder {folder} does not exist")
-    if Path(real).is_dir():
-        raise StoreUnavailable(f"{real} cannot be opened: it is a folder")
-    # Told by its size alone: to open and close a database's file beside SQLite would drop this process's locks on it.
-    if Path(real).is_file() and 0 < Path(real).stat().st_size < _SMALLEST_DATABASE:
-        raise SchemaMismatch(f"{real} is no SQLite database")
+    name = os.fspath(path)
+    if "\0" in name or not is_text(name):
+        raise DefinitionError(f"{name[:60]!r} is not the name of a file that SQLite can open")
+    try:
+        real = os.path.realpath(name)
+        folder = Path(real).parent
+        if not folder.is_dir():
+            raise StoreUnavailable(f"{real} cannot be opened: the folder {folder} does not exist")
+        if Path(real).is_dir():
+            raise StoreUnavailable(f"{real} cannot be opened: it is a folder")
+        # Told by its size alone: to open and close a database's file beside SQLite would drop this process's locks.
+        if Path(real).is_file() and 0 < Path(real).stat().st_size < _SMALLEST_DATABASE:
+            raise SchemaMismatch(f"{real} is no SQLite database")
+    except OSError as error:
+        raise StoreUnavailable(f"{name[:200]} cannot be opened: {error.strerror}") from None
     kind = None if allow_network else network_file_system(str(folder))
     if kind is not None:
         raise StoreUnavailable(

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 import apsw
 
-from ..errors import CheckpointCorrupt, SchemaMismatch, StoreError, StoreFull, StoreUnavailable
+from ..errors import CheckpointCorrupt, DefinitionError, SchemaMismatch, StoreError, StoreFull, StoreUnavailable
 from ..ports import WouldBlock
 from .migrations import pending
 from .sqlite_liveness import Turnstile, lock_holder
@@ -64,6 +64,11 @@ def translated(error: apsw.Error | UnicodeDecodeError, path: str, *, committing:
     return StoreError(f"{path}: {type(error).__name__}: {error}")
 
 
+def _not_askable(error: Exception, path: str) -> DefinitionError:
+    """A text that is no Unicode, or a number beyond 64 bits: no store holds it, so nobody can mean it."""
+    return DefinitionError(f"{path} cannot be asked for that: {error}")
+
+
 def connect(path: str, *, synchronous: str, busy_seconds: float) -> apsw.Connection:
     """A connection with the settings that both need."""
     connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE)
@@ -108,6 +113,8 @@ class Writer:
                 result = work()
             except (apsw.Error, UnicodeDecodeError) as error:
                 raise translated(error, self._path) from error
+            except (UnicodeEncodeError, OverflowError) as error:
+                raise _not_askable(error, self._path) from None
             self._commit()
             return result
         finally:
@@ -218,12 +225,10 @@ class Writer:
                 "choose another path; Keepstep writes only to files that it made"
             )
         rows = self.cursor.execute("SELECT value FROM keepstep_meta WHERE name = 'schema'").fetchall()
-        try:
-            return int(rows[0][0]) if rows else 0
-        except (TypeError, ValueError):
-            raise SchemaMismatch(
-                f"{self._path} says that its schema is {rows[0][0]!r}, which no Keepstep wrote; restore it from a copy"
-            ) from None
+        version = str(rows[0][0]) if rows else "0"
+        if not version.isdecimal() or len(version) > 9:
+            raise SchemaMismatch(f"{self._path} says of itself that it has schema {version[:60]!r}, which no store has")
+        return int(version)
 
     def _apply_scripts(self) -> None:
         # Read again inside the transaction: another process may have been first.
@@ -277,6 +282,8 @@ class Reader:
                         cursor.execute("COMMIT")
             except (apsw.Error, UnicodeDecodeError) as error:
                 raise translated(error, self._path) from error
+            except (UnicodeEncodeError, OverflowError) as error:
+                raise _not_askable(error, self._path) from None
 
     def close(self) -> None:
         with self._lock:

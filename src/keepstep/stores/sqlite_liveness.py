@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..errors import StoreUnavailable
+from ..model.ids import is_id
 
 # -- a fair turn to write ----------------------------------------------------------------------------------------------
 
@@ -141,6 +142,8 @@ class WorkerLocks:
         """Whether the worker's file is there and nobody holds it. A missing file proves nothing."""
         if worker in self._held:
             return False
+        if not is_id(worker):  # no worker of ours has such an id, and it must not lead to other files
+            return True
         try:
             fd = os.open(self._path(worker), os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -156,7 +159,8 @@ class WorkerLocks:
 
     def remove(self, worker: str) -> None:
         """Remove the file of a worker that has left or is given up for dead."""
-        self._path(worker).unlink(missing_ok=True)
+        if is_id(worker):
+            self._path(worker).unlink(missing_ok=True)
         fd = self._held.pop(worker, None)
         if fd is not None:
             os.close(fd)

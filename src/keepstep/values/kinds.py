@@ -8,6 +8,7 @@ from binascii import a2b_base64, b2a_base64
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -182,9 +183,29 @@ def _zone_key(zone: Any) -> str:
 def _zone(key: str) -> tzinfo:
     from zoneinfo import ZoneInfo  # noqa: PLC0415 - slow to import, and seldom needed
 
-    if not _ZONE_KEY.fullmatch(key):  # a name that someone else wrote must not lead to other files
-        raise ValueError(f"{key!r} is not the name of a time zone")
+    if not _is_zone(key):
+        raise ValueError(f"{key[:60]!r} is not the name of a time zone")
     return ZoneInfo(key)
+
+
+@lru_cache(1000)
+def _is_zone(key: str) -> bool:
+    """Whether there is such a zone. A name that someone else wrote must lead to no other file, nor to an import."""
+    from zoneinfo import TZPATH  # noqa: PLC0415 - as above
+
+    if not _ZONE_KEY.fullmatch(key) or len(key) > _LONGEST_ZONE:
+        return False
+    return any(Path(folder, key).is_file() for folder in TZPATH) or key in _all_zones()
+
+
+@lru_cache(1)
+def _all_zones() -> set[str]:
+    from zoneinfo import available_timezones  # noqa: PLC0415 - as above
+
+    return available_timezones()
+
+
+_LONGEST_ZONE = 100
 
 
 _ZONE_KEY = re.compile(r"[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*")

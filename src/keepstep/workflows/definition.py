@@ -182,7 +182,7 @@ class Step(Generic[P, R]):
         ignored = {name: value for name, value in bound.items() if name in self.ignore}
         return (), {name: value for name, value in bound.items() if name not in self.ignore}, ignored
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         scope = CURRENT.get()
         if scope is None:
             _warn_if_context_was_lost(self.name)
@@ -250,7 +250,7 @@ class Workflow(Generic[P, R]):
         """The codec that knows the types of the workflow's signature."""
         return VALUES.for_callable(self.fn)
 
-    def bind(self, *args: P.args, **kwargs: P.kwargs) -> Bound[R]:
+    def bind(self, /, *args: P.args, **kwargs: P.kwargs) -> Bound[R]:
         """The workflow with its arguments, checked by the type checker and by the signature."""
         self.check_arguments(args, kwargs)
         return Bound(self, args, kwargs)
@@ -264,7 +264,7 @@ class Workflow(Generic[P, R]):
         except TypeError as error:
             raise DefinitionError(f"workflow {self.name!r} cannot be started so: {error}") from None
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Any:
         return self.fn(*args, **kwargs)
 
     def __repr__(self) -> str:

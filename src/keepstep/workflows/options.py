@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from ..errors import DefinitionError
@@ -10,6 +9,8 @@ from ..model.ids import check_id, check_name
 
 #: A priority must fit the integers of every store.
 MAX_PRIORITY = 2**31
+#: No wait, delay or deadline is longer: 317 years, after which every date can still be written.
+LONGEST_SECONDS = 1e10
 
 
 def check_options(queue: Any, priority: Any, delay: Any, key: Any) -> None:
@@ -17,8 +18,8 @@ def check_options(queue: Any, priority: Any, delay: Any, key: Any) -> None:
     check_name(queue, "queue")
     if type(priority) is not int or abs(priority) >= MAX_PRIORITY:
         raise DefinitionError(f"a priority must be an int of at most 31 bits, not {priority!r}")
-    if not isinstance(delay, int | float) or not math.isfinite(delay):
-        raise DefinitionError(f"a delay must be a number of seconds, not {delay!r}")
+    if not isinstance(delay, int | float) or not delay < LONGEST_SECONDS:
+        raise DefinitionError(f"a delay must be a number of seconds below {LONGEST_SECONDS:,.0f}, not {delay!r}")
     if key is not None:
         check_id(key, "key")
 
