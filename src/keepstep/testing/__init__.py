@@ -7,17 +7,47 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .crashtests import Ask, crashproof, crashtest
     from .effects import effect
+    from .events import Events
+    from .histories import History, Replayed, replay
     from .report import Report
+    from .stubs import Stub, stub
+    from .worlds import World, in_virtual_time, run, world
 
-__all__ = ["Ask", "Report", "crashproof", "crashtest", "effect"]
+__all__ = [
+    "Ask",
+    "Events",
+    "History",
+    "Replayed",
+    "Report",
+    "Stub",
+    "World",
+    "crashproof",
+    "crashtest",
+    "effect",
+    "in_virtual_time",
+    "replay",
+    "run",
+    "stub",
+    "world",
+]
 
 #: Where each name lives: it is loaded when it is used, since `effect` stands in programs that are not under test.
 _PLACES = {
     "Ask": "crashtests",
+    "Events": "events",
+    "History": "histories",
+    "Replayed": "histories",
     "Report": "report",
+    "Stub": "stubs",
+    "World": "worlds",
     "crashproof": "crashtests",
     "crashtest": "crashtests",
     "effect": "effects",
+    "in_virtual_time": "worlds",
+    "replay": "histories",
+    "run": "worlds",
+    "stub": "stubs",
+    "world": "worlds",
 }
 
 

@@ -1,4 +1,4 @@
-"""For pytest, which finds it by its entry point: the fixture `crashtest`, and options for crash tests."""
+"""For pytest, which finds it by its entry point: the fixtures, and options for crash tests."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
+
+from .fixtures import keepstep_world  # noqa: F401 - a fixture
 
 if TYPE_CHECKING:
     from .report import Report
