@@ -196,7 +196,7 @@ async def _advance(engine: Engine, seconds: float) -> None:
     await asyncio.sleep(seconds)
     for _ in range(_TICKS):  # code that waits for a clock of its own is not waited for
         await asyncio.sleep(_TICK_SECONDS)  # which is over when nothing else can happen
-        while at_work(engine):
+        while at_work(engine):  # noqa: ASYNC110 - of threads, which tell nobody
             await asyncio.sleep(_TICK_SECONDS)
         if await _is_quiet(engine):
             return
