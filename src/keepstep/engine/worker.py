@@ -362,8 +362,10 @@ class Worker:
             try:
                 run = await self.engine.read(self.engine.store.get_run, run_id)
                 if run is not None and run.worker == self.id and run.epoch == epoch:
+                    # It is looked at again with the next heartbeat: a write that was still on its way may come first.
                     await self._release(run, epoch, instant(self.engine.clock.now()))
-                self._to_give_back.pop(run_id, None)
+                else:
+                    self._to_give_back.pop(run_id, None)
             except StoreError as error:
                 log.warning("run %s could not be given back yet: %s", run_id, error)
                 return
