@@ -413,3 +413,15 @@ async def test_a_step_under_way_when_the_engine_closes_is_thrown_away(world, eff
     async with world.engine() as engine:
         assert await (await engine.get("r")).result(5) == ["a", "b"]
     assert effects == ["a", "b"]
+
+
+async def test_a_run_is_put_away_when_one_of_its_branches_ends_and_asks_for_nothing_more(world):
+    async def in_a_branch(call):
+        return await call
+
+    @ks.workflow
+    async def two_waits():
+        late = ks.wait_for("never sent", timeout=0.02, default="nothing")
+        return await ks.gather(in_a_branch(ks.wait_for("go")), in_a_branch(late))
+
+    assert await parked_then_woken(world, two_waits) == [True, "nothing"]
