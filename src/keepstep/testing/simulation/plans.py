@@ -116,7 +116,7 @@ FAULTS: dict[str, Fault] = {
     "stop": Fault(_stop, lambda r: {"back": _seconds(r, 0.1, 2.0)}, ("callback", "time"), 2),
     "deploy": Fault(_deploy, lambda r: {"back": _seconds(r, 0.1, 2.0)}, ("time",), 1),
     "set clock": Fault(_set_clock, lambda r: {"by": r.choice((-1, 1)) * _seconds(r, 0.3, 3.0, 20.0)}, ("time",), 2),
-    "fail": Fault(_fail, lambda r: {"how": r.choice(("fail", "lose", "lose"))}, ("call",), 6),
+    "fail": Fault(_fail, lambda r: {"how": r.choice(("fail", "lose", "lose", "vanish"))}, ("call",), 6),
     "slow": Fault(
         _slow, lambda r: {"by": _seconds(r, 0.05, 0.5, 4.0), "calls": int(2 ** (5 * r.random()))}, ("call", "time"), 3
     ),

@@ -404,6 +404,27 @@ async def _maybe(name: str, number: int, at: float, seconds: float) -> str:
     return "maybe"
 
 
+async def _pair(name: str, number: int, other: int, at: float, seconds: float) -> list[Any]:
+    """Two waits for signals of one name: each is heard once."""
+    first = await told(ks.wait_for(name))
+    await _step("work", number, seconds)
+    return sorted([first, await told(ks.wait_for(name))])
+
+
+async def _contend(name: str, number: int, at: float, seconds: float) -> str:
+    """A wait that may lose a race at the moment its signal comes: then the next wait hears it."""
+
+    async def hear() -> Any:
+        return await told(ks.wait_for(name))
+
+    async def other() -> None:
+        await _step("work", number, seconds)
+
+    if await ks.race(other(), hear()) is None:
+        await hear()
+    return "heard"
+
+
 async def _ping(name: str, number: int) -> Any:
     await told(ks.signal(ks.run_id() or "", name, number))
     return await told(ks.wait_for(name))
@@ -512,6 +533,20 @@ STATEMENTS: dict[str, Statements] = {
         lambda maker: [_name(maker), maker.number(), _moment(maker), maker.random.choice((0.2, 1.5, 3.0))],
         _maybe,
         lambda *_: "maybe",
+        1,
+        outside=True,
+    ),
+    "pair": Statements(
+        lambda maker: [_name(maker), maker.number(), maker.number(), _moment(maker), maker.seconds()],
+        _pair,
+        lambda name, number, other, *_: [number, other],
+        1,
+        outside=True,
+    ),
+    "contend": Statements(
+        lambda maker: [_name(maker), maker.number(), _moment(maker), maker.seconds()],
+        _contend,
+        lambda *_: "heard",
         1,
         outside=True,
     ),

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 #: Kinds of records that are the last word on a step.
 _LAST_WORDS = frozenset({Kind.STEP_COMPLETED.value, Kind.STEP_FAILED.value, Kind.STEP_CANCELLED.value})
 
+#: Kinds of records that a run may write again each time before it kills its worker.
+_NO_PROGRESS = frozenset({Kind.RECOVERED.value, Kind.EMITTED.value, Kind.PUBLISHED.value})
+
 
 class Promise:
     """One promise. Its name is what is said when it is broken."""
@@ -473,9 +476,101 @@ class AtMostOnce(Promise):
 
     name = "at most once means at most once"
 
+    def prepare(self) -> None:
+        self._marked: set[tuple[str, str]] = set()
+
+    def wrote(
+        self, process: Process, change: Change, answer: Answer, records: list[Record], before: Head | None
+    ) -> None:
+        marks = [record for record in records if record.kind == Kind.STEP_STARTED.value]
+        self._marked.update((record.run, record.step) for record in marks)
+
     def begins(self, body: Body, idempotency_key: str) -> None:
-        if body.key.rpartition("/")[2].startswith("once#") and self.world.has_begun(body.run, body.key):
+        if not body.key.rpartition("/")[2].startswith("once#"):
+            return
+        if self.world.has_begun(body.run, body.key):
             self.broken(f"{body.run} {body.key} begins again in {body.process}")
+        if (body.run, body.key) not in self._marked:
+            self.broken(f"{body.run} {body.key} begins before its mark is durable")
+
+
+class RunsBelongToTheirHolder(Promise):
+    """A body begins only where its run is leased: a worker that may have lost it starts nothing."""
+
+    name = "a body begins only where its run is leased"
+
+    def begins(self, body: Body, idempotency_key: str) -> None:
+        holder = self.entries()[body.run].worker
+        thread = body.key.rpartition("/")[2].startswith("plain#")  # begins when its thread does, a moment later
+        if holder is not None and holder not in body.process.ids and not thread:
+            self.broken(f"{body.run} {body.key} begins in {body.process}, and {holder} has the run")
+
+
+class CrashesAreCounted(Promise):
+    """A run whose workers died too often without progress is set aside, and no other is."""
+
+    name = "a run is set aside after so many crashes without progress, not sooner and not later"
+
+    def prepare(self) -> None:
+        self._crashes: dict[str, int] = {}
+
+    def claimed(self, process: Process, claim: Claim) -> None:
+        if claim.taken_from is not None:
+            self._crashes[claim.run.id] = self._crashes.get(claim.run.id, 0) + 1
+
+    def begins(self, body: Body, idempotency_key: str) -> None:
+        if self._crashes.get(body.run, 0) >= self.world.plan["limit"]:
+            self.broken(f"{body.run} {body.key} begins after {self._crashes[body.run]} crashes without progress")
+
+    def wrote(
+        self, process: Process, change: Change, answer: Answer, records: list[Record], before: Head | None
+    ) -> None:
+        for record in records:
+            crashes = self._crashes.get(record.run, 0)
+            if record.error is not None and record.error.type == "RecoveryLimit":
+                if crashes < self.world.plan["limit"]:
+                    self.broken(f"{record.run} is set aside after {crashes} crashes without progress")
+            elif record.kind not in _NO_PROGRESS:
+                self._crashes[record.run] = 0
+
+
+class BackoffsAreKept(Promise):
+    """The next attempt of a step begins when its backoff is over, whoever makes it."""
+
+    name = "an attempt waits for its backoff"
+
+    def prepare(self) -> None:
+        self._due: dict[tuple[str, str], float] = {}
+
+    def wrote(
+        self, process: Process, change: Change, answer: Answer, records: list[Record], before: Head | None
+    ) -> None:
+        for record in records:
+            if record.retry_at is not None:
+                self._due[record.run, record.step] = record.retry_at.timestamp()
+
+    def begins(self, body: Body, idempotency_key: str) -> None:
+        early = self._due.get((body.run, body.key), 0.0) - body.process.clock.now()
+        if early > 0.001 and "set clock" not in self.world.befell:
+            self.broken(f"{body.run} {body.key} attempt {body.attempt} begins {early:.3f} s early")
+
+
+class CancelReachesChildren(Promise):
+    """When a run has ended cancelled, its children have ended too, or have been told."""
+
+    name = "a cancelled run leaves no child behind"
+
+    def wrote(
+        self, process: Process, change: Change, answer: Answer, records: list[Record], before: Head | None
+    ) -> None:
+        if not any(record.kind == Kind.RUN_FINISHED.value for record in records) or not isinstance(change, Advance):
+            return
+        if self.entries()[change.run].status is not Status.CANCELLED:
+            return
+        for child, entry in self.entries().items():
+            told = any(signal.name == CANCEL for signal in entry.signals)
+            if entry.run.parent == change.run and entry.status not in ENDED and not told:
+                self.broken(f"{change.run} is cancelled, and {child} is {entry.status.value}")
 
 
 class DeadlinesHold(Promise):
@@ -516,4 +611,8 @@ PROMISES: list[type[Promise]] = [
     OneKeyPerStep,
     AtMostOnce,
     DeadlinesHold,
+    RunsBelongToTheirHolder,
+    CrashesAreCounted,
+    BackoffsAreKept,
+    CancelReachesChildren,
 ]

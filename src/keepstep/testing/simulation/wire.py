@@ -44,6 +44,8 @@ class Wire:
             raise Killed
         if fate == "fail":
             raise StoreUnavailable("the store did not answer")
+        if fate == "vanish":
+            raise StoreUnavailable("the connection was lost", unknown=True)
         answer = do()
         if fate == "die after":
             process.die(f"after a {kind}")

@@ -24,7 +24,7 @@ from typing import Any
 from ...engine import engine as engine_module
 from ...engine import worker as worker_module
 from ...engine.engine import Engine
-from ...errors import AlreadyFinished, KeepstepError, RunConflict, StoreError
+from ...errors import AlreadyFinished, DefinitionError, KeepstepError, RunConflict, StoreError
 from ...model import FINISHED, Claims, Status, WorkerInfo, ids
 from ...ports import Advance, Answer, Change, ClaimRequest, Create, Verdict
 from ...stores.memory import MemoryStore
@@ -200,6 +200,7 @@ CLIENT = -1
 FATES = {
     "fail": "fails",
     "lose": "is made, and its answer lost",
+    "vanish": "is not made, which nobody knows",
     "die before": "is never made",
     "die after": "is made, and then",
     "slow": "is slow",
@@ -447,7 +448,7 @@ class World:
             handle = await client.engine.get(run)
             try:
                 if act == "signal":
-                    await handle.signal(args[0], args[1], id=f"client:{args[0]}")
+                    await handle.signal(args[0], args[1], id=f"client:{args[0]}:{args[1]}")
                 elif act == "pause":
                     await handle.pause()
                     await asyncio.sleep(args[0])
@@ -606,7 +607,7 @@ def _until(event: dict[str, Any]) -> float:
 async def _result(handle: Any) -> Any:
     try:
         return ["completed", await handle.result()]
-    except StoreError:
+    except (StoreError, DefinitionError):  # the store was down, or the engine closed: no word about the run
         return None
     except KeepstepError as error:
         return [type(error).__name__]
@@ -626,6 +627,11 @@ def _signals(parts: Any) -> Iterator[tuple[str, int, float, bool]]:
             yield parts[1], parts[2], parts[3], parts[4]
         elif parts and parts[0] == "maybe":
             yield parts[1], parts[2], parts[3], False
+        elif parts and parts[0] == "contend":
+            yield parts[1], parts[2], parts[3], False
+        elif parts and parts[0] == "pair":
+            yield parts[1], parts[2], parts[4], False
+            yield parts[1], parts[3], parts[4] + 0.5, False
         else:
             for part in parts:
                 yield from _signals(part)
