@@ -73,6 +73,10 @@ def _fail(world: World, process: Process, event: Event) -> None:
     world.next_fate[process.slot] = event["how"]
 
 
+def _lose_claim(world: World, process: Process, event: Event) -> None:
+    world.lost_claims.add(process.slot)
+
+
 def _slow(world: World, process: Process, event: Event) -> None:
     world.slow[process.slot], world.slow_calls[process.slot] = event["by"], event["calls"]
     world.tell(f"the store is slow for {process}")
@@ -105,18 +109,21 @@ def _seconds(random: Random, *choices: float) -> float:
 
 #: Everything that may befall a history.
 FAULTS: dict[str, Fault] = {
-    "kill": Fault(_kill, lambda r: {"back": _seconds(r, 0.1, 1.0, 4.0)}, ("callback", "time"), 6),
+    "kill": Fault(_kill, lambda r: {"back": _seconds(r, 0.1, 1.0, 4.0)}, ("callback", "time", "body"), 6),
     "kill at call": Fault(
         _kill_at_call,
         lambda r: {"back": _seconds(r, 0.1, 1.0, 4.0), "when": r.choice(("before", "after"))},
         ("call",),
         6,
     ),
-    "pause": Fault(_pause, lambda r: {"seconds": _seconds(r, 0.5, 3.0, 3.0, 6.0, 10.0)}, ("callback", "time"), 4),
+    "pause": Fault(
+        _pause, lambda r: {"seconds": _seconds(r, 0.5, 3.0, 3.0, 6.0, 10.0)}, ("callback", "time", "body", "claim"), 4
+    ),
     "stop": Fault(_stop, lambda r: {"back": _seconds(r, 0.1, 2.0)}, ("callback", "time"), 2),
     "deploy": Fault(_deploy, lambda r: {"back": _seconds(r, 0.1, 2.0)}, ("time",), 1),
     "set clock": Fault(_set_clock, lambda r: {"by": r.choice((-1, 1)) * _seconds(r, 0.3, 3.0, 20.0)}, ("time",), 2),
     "fail": Fault(_fail, lambda r: {"how": r.choice(("fail", "lose", "lose", "vanish"))}, ("call",), 6),
+    "lose claim": Fault(_lose_claim, lambda _: {}, ("claim",), 2),
     "slow": Fault(
         _slow, lambda r: {"by": _seconds(r, 0.05, 0.5, 4.0), "calls": int(2 ** (5 * r.random()))}, ("call", "time"), 3
     ),
@@ -131,6 +138,8 @@ FAULTS: dict[str, Fault] = {
     "pause run": Fault(_pause_run, lambda r: {"seconds": _seconds(r, 0.5, 3.0)}, ("time",), 2),
 }
 _OF_PEOPLE = ("cancel", "pause run")
+#: How many moments of each kind there may be before it, as powers of two: callbacks, calls, bodies that begin, claims.
+_MOMENTS = {"callback": 9, "call": 7, "body": 4, "claim": 2}
 #: These may befall the client's own process as well.
 _ALSO_CLIENT = ("fail", "slow", "deafen", "pause")
 
@@ -145,7 +154,7 @@ def draw(seed: int) -> Plan:
         "workers": workers,
         "lease": 2.0,
         "latency": random.choice((0.0, 0.001, 0.02)),
-        "limit": random.choice((3, 50, 50, 50)),
+        "limit": random.choice((2, 3, 50, 50)),
         "runs": runs,
         "events": sorted(
             (
@@ -184,7 +193,7 @@ def _draw_event(random: Random, workers: int, runs: list[str]) -> Event:
     if counts == "time":
         moment: float = round(random.random() ** 2 * 12.0, 3)
     else:
-        moment = int(2 ** (random.random() * (9 if counts == "callback" else 7)))
+        moment = int(2 ** (random.random() * _MOMENTS[counts]))
     slots = [*range(workers), *([CLIENT] if what in _ALSO_CLIENT else [])]
     event: Event = {"what": what, "slot": random.choice(slots), "at": [counts, moment], **fault.draw(random)}
     if what in _OF_PEOPLE:

@@ -411,18 +411,32 @@ async def _pair(name: str, number: int, other: int, at: float, seconds: float) -
     return sorted([first, await told(ks.wait_for(name))])
 
 
-async def _contend(name: str, number: int, at: float, seconds: float) -> str:
+async def _contend(name: str, number: int) -> Any:
     """A wait that may lose a race at the moment its signal comes: then the next wait hears it."""
+    heard = await ks.race(_send_to_itself(name, number), _hear(name))
+    return await _hear(name) if heard is None else heard
 
-    async def hear() -> Any:
-        return await told(ks.wait_for(name))
 
-    async def other() -> None:
-        await _step("work", number, seconds)
+async def _send_to_itself(name: str, number: int) -> None:
+    await told(ks.signal(ks.run_id() or "", name, number))
 
-    if await ks.race(other(), hear()) is None:
-        await hear()
-    return "heard"
+
+async def _hear(name: str) -> Any:
+    return await told(ks.wait_for(name))
+
+
+async def _swallow(statement: Statement, number: int) -> str:
+    """Code that does not want to be cancelled, and goes on."""
+    try:
+        await follow(statement)
+    except asyncio.CancelledError:
+        await _step("work", number, 0.0)
+    return "swallowed"
+
+
+def _expect_swallow(statement: Statement, number: int) -> str:
+    expected(statement)
+    return "swallowed"
 
 
 async def _ping(name: str, number: int) -> Any:
@@ -543,12 +557,7 @@ STATEMENTS: dict[str, Statements] = {
         1,
         outside=True,
     ),
-    "contend": Statements(
-        lambda maker: [_name(maker), maker.number(), _moment(maker), maker.seconds()],
-        _contend,
-        lambda *_: "heard",
-        1,
-        outside=True,
-    ),
+    "contend": Statements(lambda maker: [_name(maker), maker.number()], _contend, lambda name, number: number, 1),
+    "swallow": Statements(lambda maker: [maker.statement(), maker.number()], _swallow, _expect_swallow, 1, nests=True),
     "ping": Statements(lambda maker: [_name(maker), maker.number()], _ping, lambda name, number: number, 1),
 }

@@ -494,6 +494,45 @@ class AtMostOnce(Promise):
             self.broken(f"{body.run} {body.key} begins before its mark is durable")
 
 
+class EveryStepHasALastWord(Promise):
+    """Of every step that began, the history of a completed run says how it ended, if only that it was cancelled."""
+
+    name = "every step that began has a last word"
+
+    def ended(self) -> None:
+        words = {
+            (run, record.step)
+            for run, entry in self.entries().items()
+            if entry.status is Status.COMPLETED
+            for record in self.records(run)
+            if is_last_word(record)
+        }
+        for run, key in self.world.bodies:
+            if self.entries()[run].status is Status.COMPLETED and (run, key) not in words:
+                self.broken(f"{run} {key} began, and nothing says how it ended")
+
+
+class RunsEndByTheirDeadline(Promise):
+    """A run has ended soon after its deadline, also one that was put away."""
+
+    name = "a run ends by its deadline"
+
+    #: What keeps everyone from acting, or makes their clocks differ; after a crash all that was done is done.
+    excuses = frozenset({"kill", "kill at call", "stop", "deploy", "set clock", "fail", "lose claim", "pause run"})
+
+    def ended(self) -> None:
+        if "poison" in self.world.plan or self.excuses & set(self.world.befell):
+            return
+        held_up = sum(event.get("seconds", 0.0) + event.get("calls", 0) for event in self.world.plan["events"])
+        for run, entry in self.entries().items():
+            deadline = entry.run.deadline_at
+            if deadline is None or entry.status not in ENDED:
+                continue
+            late = (self.records(run)[-1].finished_at or deadline) - deadline
+            if late.total_seconds() > 1.0 + held_up:
+                self.broken(f"{run} is {entry.status.value} {late.total_seconds():.2f} s after its deadline")
+
+
 class RunsBelongToTheirHolder(Promise):
     """A body begins only where its run is leased: a worker that may have lost it starts nothing."""
 
@@ -611,6 +650,8 @@ PROMISES: list[type[Promise]] = [
     OneKeyPerStep,
     AtMostOnce,
     DeadlinesHold,
+    EveryStepHasALastWord,
+    RunsEndByTheirDeadline,
     RunsBelongToTheirHolder,
     CrashesAreCounted,
     BackoffsAreKept,

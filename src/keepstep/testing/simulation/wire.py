@@ -60,7 +60,10 @@ class Wire:
         return self._call("commit", lambda: self._process.world.commit(self._process, changes), wait=wait)
 
     def claim_runs(self, request: ClaimRequest) -> Claims:
-        return self._call("claim", lambda: self._process.world.claim(self._process, request))
+        claims = self._call("claim", lambda: self._process.world.claim(self._process, request))
+        if claims.claims and self._process.loses_claim():
+            raise StoreUnavailable("the answer of the store was lost", unknown=True)
+        return claims
 
     def renew_leases(self, worker: WorkerInfo, *, leaving: bool = False) -> bool:
         return self._call("heartbeat", lambda: self._process.world.renew(self._process, worker, leaving=leaving))

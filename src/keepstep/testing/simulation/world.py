@@ -189,6 +189,18 @@ class Process:
             return "slow"
         return ""
 
+    def loses_claim(self) -> bool:
+        """Whether the answer to a claim that gave something is lost."""
+        world, slot = self.world, self.slot
+        world.given[slot] += 1
+        for event in world.due_at("claim", slot, world.given[slot]):
+            world.befalls(event, self)
+        if slot not in world.lost_claims:
+            return False
+        world.lost_claims.discard(slot)
+        world.tell(f"{self}: the answer to its claim is lost")
+        return True
+
     def fate_of_news(self) -> str:
         world = self.world
         if world.now < world.down_until:
@@ -251,6 +263,9 @@ class World:
         self.slow = dict.fromkeys(slots, 0.0)
         self.slow_calls = dict.fromkeys(slots, 0)
         self.deaf = dict.fromkeys(slots, ("", 0.0))
+        self.begun = dict.fromkeys(slots, 0)
+        self.given = dict.fromkeys(slots, 0)
+        self.lost_claims: set[int] = set()
         self.next_fate: dict[int, str] = {}
         self.back_after: dict[int, float] = {}
         self.down_until = 0.0
@@ -532,6 +547,11 @@ class World:
             hook(body, idempotency_key)
         self.bodies.setdefault((run, key), []).append(body)
         self.running[mark] = body
+        self.begun[process.slot] += 1
+        for event in self.due_at("body", process.slot, self.begun[process.slot]):
+            self.befalls(event, process)
+        if process.dead:
+            raise Killed
         poison = self.plan.get("poison", {}).get(str(number % programs.CODE))
         if poison and len(self.bodies[run, key]) <= poison:
             process.die(f"of {key}")
@@ -626,8 +646,6 @@ def _signals(parts: Any) -> Iterator[tuple[str, int, float, bool]]:
         if parts and parts[0] == "wait":
             yield parts[1], parts[2], parts[3], parts[4]
         elif parts and parts[0] == "maybe":
-            yield parts[1], parts[2], parts[3], False
-        elif parts and parts[0] == "contend":
             yield parts[1], parts[2], parts[3], False
         elif parts and parts[0] == "pair":
             yield parts[1], parts[2], parts[4], False
