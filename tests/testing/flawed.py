@@ -131,6 +131,27 @@ async def threads() -> None:
     await charge_in_thread()
 
 
+@ks.step
+def give_secret():
+    subprocess.run([sys.executable, "-c", "pass", "password=hunter2"], check=True)
+
+
+@ks.workflow
+async def careless() -> None:
+    await give_secret()
+
+
+@ks.step
+def append_strangely():
+    with open(b"log-\xff\x1b", "a") as file:  # noqa: PTH123 - a path of bytes
+        file.write("a line\n")
+
+
+@ks.workflow
+async def strange_name() -> None:
+    await append_strangely()
+
+
 # -- what is outside a step --------------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.server
+import json
 import os
 import socketserver
 import threading
@@ -137,6 +138,21 @@ def test_a_request_that_only_reads_may_be_sent_twice():
         assert f"GET {server.url}" in report.steps[0].effects
 
 
+@pytest.mark.parametrize("keyed", [False, True])
+@pytest.mark.parametrize("library", ["requests", "httpx", "async httpx", "aiohttp"])
+def test_requests_of_other_libraries_are_seen(library, keyed):
+    pytest.importorskip(library.split()[-1])
+    from . import clients
+
+    with serving(Server()) as server:
+        report = crashtest(clients.WORKFLOWS[library], server.url, keyed)
+        assert f"POST {server.url}" in report.steps[0].effects
+        if keyed:
+            assert report.findings == [], f"{report}"
+        else:
+            only(report, "doubled")
+
+
 class MailServer(socketserver.ThreadingTCPServer):
     """Takes any mail."""
 
@@ -158,6 +174,19 @@ def test_a_mail_that_is_sent_twice():
     with serving(MailServer(("127.0.0.1", 0), MailServer.Handler)) as server:
         found = only(crashtest(flawed.mails, server.server_address[1]), "doubled")
         assert "mail from <a@example.org>" in found.message
+
+
+def test_secrets_are_kept_out_of_the_report():
+    report = crashtest(flawed.careless)
+    assert only(report, "doubled").message.endswith("-c pass password=[redacted]")
+    assert "hunter2" not in json.dumps(report.as_json())
+
+
+def test_a_file_with_a_strange_name_is_told(capfd):
+    report = crashtest(flawed.strange_name)
+    assert "appended to" in only(report, "doubled").message
+    print(report)  # which a terminal can show
+    print(json.dumps(report.as_json(), ensure_ascii=False))
 
 
 def test_an_effect_that_is_called_harmless_is_left_alone():
@@ -428,7 +457,7 @@ def test_what_cannot_be_stored_is_refused():
 # -- as a test ---------------------------------------------------------------------------------------------------------
 
 
-@crashproof(answers={"approve": True})
+@crashproof(answers={"approve": True}, at_most=10)
 def test_the_decorator_passes_what_is_good():
     return flawed.good.bind("order-2")
 

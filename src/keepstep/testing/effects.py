@@ -117,8 +117,9 @@ class Watch:
         own = _key_of(scope)
         if key is None and own and own.encode() in carries:
             key = own
-        self._before(scope, text, line)
-        data = {"kind": kind, "text": text, "key": key, "twice": twice, "line": line}
+        shown = writable(scope.run.engine.redact(text))
+        self._before(scope, shown, line)
+        data = {"kind": kind, "text": shown, "key": key, "twice": twice, "line": line}
         self._note(EFFECT, scope, data)
 
     def _note(self, what: str, scope: Any, data: dict[str, Any]) -> None:
@@ -269,6 +270,11 @@ def _their_frame() -> FrameType | None:
             return frame
         frame = frame.f_back
     return None
+
+
+def writable(text: str) -> str:
+    """Text that every file and terminal can hold: the name of a file may be none."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def is_theirs(filename: str) -> bool:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from pathlib import Path
 
 from . import trial
 from .effects import EFFECT, KEYED, is_theirs
@@ -261,7 +262,8 @@ class Judge:
 
     def _why_not_the_same(self) -> str:
         if self.chance:
-            return "; ".join(f"it calls {called} in {line}: use {instead}" for called, line, instead in self.chance[:3])
+            places = [(called, Path(line).name, instead) for called, line, instead in self.chance[:3]]
+            return "; ".join(f"it calls {called} in {place}: use {instead}" for called, place, instead in places)
         return (
             "its steps and their arguments must follow from its input and from what steps returned; something kept in "
             "memory (a global, a cache), a clock, chance or a file is different after a restart"

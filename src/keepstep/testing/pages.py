@@ -23,7 +23,7 @@ p.verdict { font-size: 1.1rem; border-left: .4rem solid var(--good); padding: .5
 p.verdict.bad { border-color: var(--bad); }
 .table { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: .9rem; }
 th, td { text-align: left; vertical-align: top; padding: .35rem .75rem .35rem 0; border-bottom: 1px solid var(--line); }
-td.n, th.n { text-align: right; }
+td.n, th.n { text-align: right; padding-right: 1.5rem; } td code { overflow-wrap: normal; }
 article { border: 1px solid var(--line); border-left: .4rem solid var(--warn); border-radius: .3rem;
   padding: .5rem 1rem; margin: .75rem 0; }
 article.error { border-left-color: var(--bad); } article.note { border-left-color: var(--line); }
@@ -60,9 +60,13 @@ def _facts(report: Report) -> str:
         ("Undisturbed result", report.result or "none"),
         ("Moments to die at", str(report.moments)),
         ("Crashes tried", str(sum(crash.reached for crash in report.crashes))),
-        ("Took", f"{report.seconds:.1f} s, for {report.virtual_seconds:,.0f} s of the workflow's own time"),
+        ("Took", f"{report.seconds:.1f} s, for {_span(report.virtual_seconds)} of the workflow's own time"),
     ]
     return "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts) + "</dl>"
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds / 86_400:,.0f} days" if seconds > 2 * 86_400 else f"{seconds:,.1f} s"
 
 
 def _findings(report: Report) -> Iterator[str]:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import pickle
+import resource
 import shutil
 import signal
 import sys
@@ -22,12 +23,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from .effects import writable
 from .life import DIED, ENDED, WANTS_SQLITE, End, Life, LifeLoop, Plan
 from .moments import Moment
 from .recorder import Effect, Recorder
 
 #: A process of a crash test that goes on for longer hangs.
 LIFE_SECONDS = 10.0
+#: What a process that hangs is given to say where.
+WORDS_SECONDS = 2.0
 #: How often a process is looked after.
 LOOK_SECONDS = 0.001
 #: What is kept of what a process printed.
@@ -105,7 +109,11 @@ def _ended(pid: int, *, late: bool) -> int | None:
         return None
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGABRT)  # it says where it hangs, and dies
-    os.waitpid(pid, 0)
+    until = time.monotonic() + WORDS_SECONDS
+    while not os.waitpid(pid, os.WNOHANG)[0]:
+        if time.monotonic() > until:
+            _kill(pid)
+        time.sleep(LOOK_SECONDS)
     return LATE
 
 
@@ -196,6 +204,7 @@ def _live(plan: Plan, folder: Path, number: int, death: str | None, *, curious: 
     try:
         os.setpgid(0, 0)
         gc.freeze()
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         _redirect(folder / "printed")
         here = str(Path.cwd())
         sys.path[:] = [here if entry == "" else entry for entry in sys.path]
@@ -264,4 +273,4 @@ def _fingerprints(home: Path) -> Iterable[tuple[str, str]]:
     for path in sorted(home.rglob("*")):
         with suppress(OSError):
             if path.is_file() and not path.is_symlink() and path.stat().st_size <= MAX_COMPARED:
-                yield str(path.relative_to(home)), hashlib.sha256(path.read_bytes()).hexdigest()
+                yield writable(str(path.relative_to(home))), hashlib.sha256(path.read_bytes()).hexdigest()
