@@ -85,7 +85,8 @@ async def async_processes() -> int:
 
 @ks.step
 def post(url, key_in=""):
-    headers = {"Idempotency-Key": ks.idempotency_key()} if key_in == "header" else {}
+    keys = {"header": ks.idempotency_key(), "own header": "order-1"}
+    headers = {"idempotency-key": keys[key_in]} if key_in in keys else {}
     body = f"key={ks.idempotency_key()}" if key_in == "body" else "amount=5"
     request = urllib.request.Request(url, data=body.encode(), headers=headers, method="POST")
     with urllib.request.urlopen(request) as answer:
@@ -400,6 +401,12 @@ async def many(rounds: int = 100) -> int:
 async def counts_down(left: int = 3) -> list:
     drawn = await note(str(ks.uuid()))
     return drawn if left == 0 else ks.continue_as(left - 1)
+
+
+@ks.workflow
+async def relays(left: int = 2, heard: tuple = ()) -> list:
+    heard = [*heard, await ks.wait_for("word")]
+    return ks.continue_as(left - 1, heard) if left else heard
 
 
 @ks.workflow

@@ -58,6 +58,23 @@ def test_a_declared_effect_that_is_doubled():
     assert "is not crash-proof" in report.verdict
 
 
+def test_the_process_dies_at_every_moment_that_counts():
+    report = crashtest(flawed.double_charge)
+    assert [(crash.where, crash.ok) for crash in report.crashes] == [
+        ("after the run is created", True),
+        ("as its body begins", True),
+        ("before its effect 1: charge order-1", True),
+        ("at its await 1", False),
+        ("after its body, before its result is recorded", False),
+        ("before the checkpoint of charge", False),
+        ("after the checkpoint of charge", True),
+        ("before the end of the run", True),
+        ("after the end of the run", True),
+    ]
+    assert [crash.repeated for crash in report.crashes] == [[], [], *[["charge"]] * 4, [], [], []]
+    assert {crash.ended for crash in report.crashes} == {"completed"}
+
+
 def test_a_key_that_is_new_each_time_helps_nobody():
     found = only(crashtest(flawed.useless_key), "doubled")
     assert "another each time" in found.advice
@@ -125,8 +142,8 @@ def test_a_request_that_is_sent_twice():
         assert len(server.asked) > len(report.crashes) + 2
 
 
-@pytest.mark.parametrize("place", ["header", "body"])
-def test_a_request_with_the_steps_key_may_be_sent_twice(place):
+@pytest.mark.parametrize("place", ["header", "own header", "body"])
+def test_a_request_with_a_key_may_be_sent_twice(place):
     with serving(Server()) as server:
         assert crashtest(flawed.posts, server.url, place).ok
 
@@ -356,6 +373,12 @@ def test_transactional_steps_are_tested_on_sqlite():
 def test_successors_are_tested_too():
     report = crashtest(flawed.counts_down)
     assert report.findings == [], f"{report}"
+
+
+def test_each_signal_is_sent_once_whatever_crashes():
+    report = crashtest(flawed.relays, answers=[("word", "a"), ("word", "b"), ("word", "c")])
+    assert report.findings == [], f"{report}"
+    assert report.result == '["a","b","c"]'
 
 
 def test_a_question_is_asked():

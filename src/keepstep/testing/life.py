@@ -23,7 +23,6 @@ from typing import Any
 
 import msgspec
 
-from ..engine import engine as engines
 from ..engine.attempt import perform
 from ..engine.engine import Engine
 from ..engine.handle import RunHandle
@@ -139,14 +138,13 @@ class Life:
         return float(clock.read_text()) if clock.exists() else EPOCH
 
     def _make_ids_repeatable(self) -> None:
-        """Chance inside Keepstep is drawn from the number of this life, and a run's own seed is always the same."""
+        """Chance inside Keepstep, a run's seed among it, is drawn from the number of this life."""
         count = itertools.count()
 
         def draw(nbytes: int | None = None) -> bytes:
             return hashlib.sha256(f"{self.number}|{next(count)}".encode()).digest()[:nbytes]
 
         ids.draw = draw
-        vars(engines)["new_seed"] = lambda: RUN
 
     # -- moments -------------------------------------------------------------------------------------------------------
 
