@@ -154,9 +154,11 @@ class Soak:
     # -- the workers and what befalls them ----------------------------------------------------------------------------
 
     def spawn(self, place: int):
-        words = (self.store.url, self.store.options, str(self.effects.path), self.clocks[place].name)
+        ready = self.context.Event()
+        words = (self.store.url, self.store.options, str(self.effects.path), self.clocks[place].name, ready)
         process = self.context.Process(target=work, args=words, daemon=True)
         process.start()
+        process.ready = ready
         return process
 
     async def injure(self) -> None:
@@ -170,6 +172,8 @@ class Soak:
         process = self.workers[place]
         if process.pid in self.stopped and self.draw.random() < 0.95:
             return  # a stopped one is seldom killed, so that most wake up as zombies
+        if not process.ready.is_set() and self.draw.random() < 0.95:
+            return  # one that has only just been started is seldom killed, so that some work is done
         chance = self.draw.random()
         if chance < 0.75:
             process.kill()
@@ -213,6 +217,8 @@ class Soak:
         for kind in itertools.cycle(self.store.cuts):
             await asyncio.sleep(every)
             async with self.one_at_a_time:
+                while not any(one.ready.is_set() and one.pid not in self.stopped for one in self.workers):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
                 self.opened.clear()
                 await self.engine.close()  # before the workers die: the last to leave would empty the log
                 for process in self.workers:
@@ -463,7 +469,7 @@ class SetClock(SystemClock):
         os.pwrite(self._fd, struct.pack("d", seconds), 0)
 
 
-def work(url: str, options: dict, effects: str, clock: str) -> None:
+def work(url: str, options: dict, effects: str, clock: str, ready) -> None:
     """A worker process: it lives until it is killed."""
 
     async def main() -> None:
@@ -471,6 +477,7 @@ def work(url: str, options: dict, effects: str, clock: str) -> None:
         while True:
             with contextlib.suppress(StoreError):
                 async with ks.open(url, clock=SetClock(clock), **OPTIONS, **options) as engine:
+                    ready.set()
                     await STORES[url.partition(":")[0]].attend(engine)
             await asyncio.sleep(0.05)
 

@@ -125,9 +125,10 @@ class SQLite:
                 file.write((struct.pack(">II", 1, 1) + head[16:24] + draw.randbytes(8 + page))[:torn])
                 file.flush()
                 return True
-            lost = draw.randint(1, MOST_PAGES)
-            if pages - lost <= kept:
+            most = min(MOST_PAGES, pages - kept - 1)
+            if most < 1:
                 return False
+            lost = draw.randint(1, most)
             file.truncate(32 + (pages - lost) * (24 + page) + draw.randrange(24 + page))
             return True
 
