@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keepstep.engine.handle import actor
+from keepstep.engine.handle import this_process
 from tests.cli.test_runs import wait_for
 
 
@@ -131,7 +131,7 @@ def test_cancel_reaches_a_step_that_hangs(keepstep, folder):
     assert keepstep("cancel", "s", "--force").code == 7  # its worker lives: it is asked, not robbed
     assert keepstep("cancel", "s").code == 0
     assert keepstep("watch", "s").code == 4
-    assert f"by {actor()} at " in keepstep("show", "s").out
+    assert f"by {this_process()} at " in keepstep("show", "s").out
     assert ", without a reason\n" in keepstep("show", "s").out
     assert keepstep("cancel", "s").code == 7
     assert keepstep("run", "program.py:stuck", "--id", "s").code == 4
@@ -148,7 +148,7 @@ def test_cancel_says_when_nobody_is_there_to_do_it_and_force_does(keepstep, stat
     assert "nobody left" in keepstep("audit", "a").out
     assert ": nobody left\n" in keepstep("show", "a").out
     told = keepstep("show", "a", "--json").json["cancelled"]
-    assert (told["by"], told["reason"]) == (actor(), "nobody left")
+    assert (told["by"], told["reason"]) == (this_process(), "nobody left")
     assert keepstep("doctor", "--json").json["workers"] == []
 
 
