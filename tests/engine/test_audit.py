@@ -18,7 +18,7 @@ from keepstep.engine.control import cancel_now
 from keepstep.model import Outcome, Status
 from keepstep.ports import Advance, ClaimRequest, Verdict
 from tests.engine.lives import parked_child, set_aside
-from tests.engine.world import until_recorded, until_status
+from tests.engine.world import until, until_recorded, until_status
 
 pytestmark = pytest.mark.live_only
 
@@ -345,6 +345,8 @@ async def test_a_hand_back_is_told_by_the_next_owner(world):
     first = await world.started(stop_seconds=0.01)
     run = await first.start(handed, run_id="r")
     await began.wait()
+    first.worker.stop_claiming()
+    await until(lambda: not first.worker._claiming)  # or it might claim its own run once more, and record nothing
     await first.close()
     gate.set()
     async with world.engine() as engine:
