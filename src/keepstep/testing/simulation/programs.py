@@ -99,6 +99,14 @@ async def once(number: int, seconds: float) -> int:
     return number
 
 
+@ks.step(at_most_once=True)
+async def risky(number: int, seconds: float) -> int:
+    """Must not happen twice, and only a person can say whether it has happened."""
+    with _Body(number):
+        await _pass(seconds)
+    return number
+
+
 @ks.step(timeout=0.4)
 async def limited(number: int, seconds: float) -> int:
     """May take longer than it has."""
@@ -444,6 +452,40 @@ async def _ping(name: str, number: int) -> Any:
     return await told(ks.wait_for(name))
 
 
+async def _idle(seconds: float) -> str:
+    """Wait for something that Keepstep does not know: the run must stay in memory, and does it again on replay."""
+    world = here()
+    mark = world.body_begins_unrecorded(ks.run_id() or "")
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        world.body_ends(mark)
+    return "idled"
+
+
+async def _timeout_plainly(seconds: float, statement: Statement) -> str:
+    try:
+        async with asyncio.timeout(seconds):
+            await follow(statement)
+    except TimeoutError:
+        pass
+    except Exception as error:  # noqa: BLE001 - what was cut off is not told
+        here().caught(error)
+    return "timed"
+
+
+async def _reply(name: str, number: int, at: float) -> str:
+    request = await told(ks.wait_for(name))
+    here().asked(name, request.payload)
+    request.reply(request.payload + 1)
+    return "replied"
+
+
+async def _risky(number: int, seconds: float) -> int:
+    await told(risky(number, seconds))
+    return number
+
+
 async def _drawn(number: int) -> int:
     what = f"{ks.random()} {ks.uuid()} {ks.now().isoformat()}"
     return await told(seen(number, what))  # type: ignore[no-any-return]
@@ -490,6 +532,8 @@ STATEMENTS: dict[str, Statements] = {
     "sleep": Statements(
         lambda maker: [maker.random.choice((0.0, 0.1, 0.5, 1.0, 2.5, 4.0))], _sleep, lambda _: "slept", 3
     ),
+    "idle": Statements(lambda maker: [maker.random.choice((0.0, 0.3, 3.0))], _idle, lambda _: "idled", 1),
+    "risky": Statements(lambda maker: [maker.number(), maker.seconds()], _risky, lambda number, _: number, 1),
     "drawn": Statements(lambda maker: [maker.number()], _drawn, lambda number: number, 1),
     "publish": Statements(lambda maker: [maker.number()], _publish, lambda _: "published", 1),
     "checkpoint": Statements(lambda _: [], _checkpoint, lambda: "sealed", 1),
@@ -518,6 +562,13 @@ STATEMENTS: dict[str, Statements] = {
         _timeout,
         lambda *_: "timed",
         2,
+        nests=True,
+    ),
+    "limit": Statements(
+        lambda maker: [maker.random.choice((0.05, 0.3, 1.0, 3.0)), maker.statement()],
+        _timeout_plainly,
+        lambda *_: "timed",
+        1,
         nests=True,
     ),
     "try": Statements(lambda maker: [maker.statement()], _try, _expect_try, 2, nests=True),
@@ -559,5 +610,8 @@ STATEMENTS: dict[str, Statements] = {
     ),
     "contend": Statements(lambda maker: [_name(maker), maker.number()], _contend, lambda name, number: number, 1),
     "swallow": Statements(lambda maker: [maker.statement(), maker.number()], _swallow, _expect_swallow, 1, nests=True),
+    "reply": Statements(
+        lambda maker: [_name(maker), maker.number(), _moment(maker)], _reply, lambda *_: "replied", 1, outside=True
+    ),
     "ping": Statements(lambda maker: [_name(maker), maker.number()], _ping, lambda name, number: number, 1),
 }

@@ -24,8 +24,9 @@ from typing import Any
 from ...engine import engine as engine_module
 from ...engine import worker as worker_module
 from ...engine.engine import Engine
-from ...errors import AlreadyFinished, DefinitionError, KeepstepError, RunConflict, StoreError
+from ...errors import AlreadyFinished, DefinitionError, KeepstepError, RunConflict, StoreError, TimedOut
 from ...model import FINISHED, Claims, Status, WorkerInfo, ids
+from ...model.signal import RESOLVE
 from ...ports import Advance, Answer, Change, ClaimRequest, Create, Verdict
 from ...stores.memory import MemoryStore
 from ...stores.records import Record, unseal
@@ -279,6 +280,8 @@ class World:
         # what is known from outside the store
         self.bodies: dict[tuple[str, str], list[Body]] = {}
         self.running: dict[int, Body] = {}
+        self._unrecorded = 0
+        self._doubts: set[tuple[str, str]] = set()
         self.accepted: dict[str, dict[str, Any]] = {}
         self.results: dict[str, Any] = {}
         self.cancelled: set[str] = set()
@@ -347,6 +350,7 @@ class World:
                 look_at = self.now + LOOK_SECONDS
                 if self._all_over():
                     return
+                self._resolve_doubts()
             ready, soonest = self._who_can_go(agenda[0][0] if agenda else end)
             if not ready:
                 self.now = min(soonest, look_at)
@@ -439,11 +443,13 @@ class World:
         """The client starts a run: in a worker's process, so that it is leased at birth, or from its own."""
         process = self.processes.get(run["by"], self.processes[CLIENT])
         if process.slot != CLIENT and process.opened and not process.dead:
-            self._do(process, self._started(process, run))
-        self._do(self.processes[CLIENT], self._insist(lambda client: self._started(client, run), after=0.5))
+            self._do(process, partial(self._started, process, run))
+        self._do(self.processes[CLIENT], partial(self._insist, lambda client: self._started(client, run), after=0.5))
         for name, number, at, twice in _signals(run["parts"]):
             for extra in (0.0, 0.4) if twice else (0.0,):
                 self.client_does(at + extra, run["id"], "signal", name, number)
+        for name, number, at in _questions(run["parts"]):
+            self.client_does(at, run["id"], "ask", name, number)
 
     async def _started(self, process: Process, run: dict[str, Any]) -> None:
         workflow = programs.WORKFLOWS[run["workflow"]]
@@ -469,16 +475,34 @@ class World:
                     await asyncio.sleep(args[0])
                     await self._insist(lambda _: handle.resume())
                 elif act == "ask":
-                    await _ask(handle, *args)
+                    await self._ask(handle, *args)
+                elif act == "resolve":
+                    begun = self.bodies.get((run, args[0]))
+                    await handle.resolve(args[0], *(("result", begun[-1].number) if begun else ("again",)))
                 else:
                     await getattr(handle, act)()
-            except (AlreadyFinished, RunConflict):
+            except (AlreadyFinished, RunConflict, TimedOut):
                 return
             if act == "cancel":
                 self.cancelled.add(run)
             self.tell(f"client: {act} {' '.join(map(str, args))} to {run}")
 
-        self.at(max(self.now, at), lambda: self._do(self.processes[CLIENT], self._insist(do, run)))
+        started = run if any(one["id"] == run for one in self.plan["runs"]) else ""
+        self.at(max(self.now, at), lambda: self._do(self.processes[CLIENT], partial(self._insist, do, started)))
+
+    def _resolve_doubts(self) -> None:
+        """A person looks what has become of steps that are in doubt, and says so."""
+        for entry in self._runs():
+            for wake in entry.wakes:
+                doubt = (entry.run.id, wake.removeprefix(f"{RESOLVE}:"))
+                if wake.startswith(RESOLVE) and doubt not in self._doubts:
+                    self._doubts.add(doubt)
+                    self.client_does(self.now, entry.run.id, "resolve", *doubt[1:])
+
+    async def _ask(self, handle: Any, name: str, number: int) -> None:
+        answer = await handle.ask(name, number, timeout=PATIENCE_SECONDS)
+        if answer != number + 1:
+            self.breaks("a question gets its own answer", f"{number} was answered with {answer}")
 
     async def _insist(self, act: Callable[[Process], Awaitable[None]], run: str = "", after: float = 0.0) -> None:
         await asyncio.sleep(after)
@@ -492,11 +516,17 @@ class World:
                 pass
             await asyncio.sleep(0.3)
 
-    def _do(self, process: Process, coroutine: Any) -> None:
-        if process.dead:
-            coroutine.close()
-        else:
-            process.loop.create_task(coroutine)
+    def _do(self, process: Process, act: Callable[[], Awaitable[None]]) -> None:
+        if not process.dead:
+            process.loop.create_task(self._watched(act))
+
+    async def _watched(self, act: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await act()
+        except StoreError:  # the client tries again from its own process
+            pass
+        except Exception as error:  # noqa: BLE001 - whatever it is, a client must not be told it
+            self.note_failure("the client was told an error that is no one's", error)
 
     # -- what the wire does --------------------------------------------------------------------------------------------
 
@@ -558,6 +588,13 @@ class World:
             raise Killed
         return mark
 
+    def body_begins_unrecorded(self, run: str) -> int:
+        """The code of a workflow waits for something that Keepstep does not know."""
+        assert self.current is not None
+        self._unrecorded -= 1
+        self.running[self._unrecorded] = Body(run, "a wait of its own", 1, 0, self.current, self.now)
+        return self._unrecorded
+
     def body_ends(self, mark: int) -> None:
         body = self.running.pop(mark, None)
         if body is not None and self.current is body.process:
@@ -573,6 +610,9 @@ class World:
     def child_is_told(self, run: str) -> None:
         if self.store.get_run(run) is None:
             self.breaks("a child that its parent knows is there", run)
+
+    def asked(self, name: str, payload: Any) -> None:
+        """A workflow was asked something."""
 
     def heard(self, name: str, payload: Any) -> None:
         for hook in self._hooks["sent"]:
@@ -633,13 +673,6 @@ async def _result(handle: Any) -> Any:
         return [type(error).__name__]
 
 
-async def _ask(handle: Any, name: str, payload: Any) -> None:
-    try:
-        await handle.ask(name, payload, timeout=5.0)
-    except KeepstepError:
-        return
-
-
 def _signals(parts: Any) -> Iterator[tuple[str, int, float, bool]]:
     """What the client has to send: every statement that waits for it says what and when."""
     if isinstance(parts, list):
@@ -653,6 +686,16 @@ def _signals(parts: Any) -> Iterator[tuple[str, int, float, bool]]:
         else:
             for part in parts:
                 yield from _signals(part)
+
+
+def _questions(parts: Any) -> Iterator[tuple[str, int, float]]:
+    """What the client has to ask."""
+    if isinstance(parts, list):
+        if parts and parts[0] == "reply":
+            yield parts[1], parts[2], parts[3]
+        else:
+            for part in parts:
+                yield from _questions(part)
 
 
 def _run_of(change: Change) -> str:
