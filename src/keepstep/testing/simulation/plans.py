@@ -1,6 +1,7 @@
 """Plans: what a seed draws before a history begins.
 
-A plan is plain JSON, so it can be kept, and parts of it deleted. To have something new befall the world, write a function that makes it happen and one that draws it, and put them into
+A plan is plain JSON, so it can be kept, and parts of it deleted. To have something new befall the world, write a
+function that makes it happen and one that draws it, and put them into
 `FAULTS`.
 """
 
