@@ -21,6 +21,7 @@ demo: $(VENV)/.runtime  ## watch a workflow be killed and go on where it was
 	@$(BIN)/keepstep demo $(ARGS)
 
 test: $(VENV)/.dev  ## run the tests (WORKERS=2, ARGS="-k name")
+	@$(BIN)/python -m tests.sim.seeds
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 test-all:  ## run the tests on every Python from 3.11 on that is found

@@ -11,6 +11,7 @@ import gc
 import hashlib
 import heapq
 import logging
+import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -759,22 +760,19 @@ def _nothing_collected() -> Iterator[None]:
 
 @contextmanager
 def _listening(world: World) -> Iterator[None]:
-    """Errors that the engine logs with their traceback are its own failures."""
-    log = logging.getLogger("keepstep")
+    """Errors that the engine logs with their traceback are its own failures; a record would ask for the real time."""
+    log: Any = logging.getLogger("keepstep")
 
-    class Listener(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if record.exc_info and record.exc_info[1] is not None:
-                world.note_failure(record.getMessage(), record.exc_info[1])
+    def heard(level: int, message: str, args: Any, exc_info: Any = None, **_: Any) -> None:
+        error = exc_info if isinstance(exc_info, BaseException) else sys.exc_info()[1] if exc_info else None
+        if error is not None:
+            world.note_failure(message % args if args else message, error)
 
-    listener = Listener(logging.ERROR)
-    before = (log.level, log.propagate)
-    log.addHandler(listener)
+    before = log.level
     log.setLevel(logging.ERROR)
-    log.propagate = False
+    log._log = heard  # noqa: SLF001 - what every call of the logger comes to
     try:
         yield
     finally:
-        log.removeHandler(listener)
-        log.setLevel(before[0])
-        log.propagate = before[1]
+        del log._log  # noqa: SLF001
+        log.setLevel(before)
