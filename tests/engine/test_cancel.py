@@ -338,3 +338,29 @@ async def test_a_plain_task_outside_the_run_is_cancelled_with_it(world):
         with pytest.raises(asyncio.CancelledError):
             await waiter
         assert await run.status() in (ks.Status.RUNNING, ks.Status.WAITING, ks.Status.QUEUED)
+
+
+async def test_a_resume_that_comes_after_a_cancel_lets_nothing_new_begin(world, effects):
+    @ks.step
+    async def work():
+        effects.append("work")
+
+    @ks.workflow
+    async def child():
+        await ks.wait_for("nothing")
+
+    @ks.workflow
+    async def parent():
+        await ks.start(child)
+        await work()
+
+    async with world.engine(worker=False) as engine:
+        run = await engine.start(parent, run_id="r")
+        await run.cancel()
+        await run.pause()
+        await run.resume()
+    async with world.engine() as engine:
+        with pytest.raises(ks.RunCancelled):
+            await (await engine.get("r")).result(5)
+        assert effects == []
+        assert [one.id for one in (await engine.list()).runs] == ["r"]

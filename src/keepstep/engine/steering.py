@@ -92,8 +92,9 @@ def in_doubt(steps: Sequence[str]) -> StoredError:
 
 
 def _unhold(run: RunContext) -> None:
-    run.pausing = None
-    if run.holding and not run.draining:
+    """End a pause; what is held back for another reason, such as a cancel that is yet to be told, stays so."""
+    paused, run.pausing = run.pausing is not None, None
+    if paused and run.holding and not run.draining:
         run.holding = False
         run.release_held()
 
