@@ -529,7 +529,9 @@ class RunsEndByTheirDeadline(Promise):
             deadline = entry.run.deadline_at
             if deadline is None or entry.status not in ENDED:
                 continue
-            late = (self.records(run)[-1].finished_at or deadline) - deadline
+            records = self.records(run)
+            begun_at = records[0].finished_at or deadline  # one that was asked to start later than that can only fail
+            late = (records[-1].finished_at or deadline) - max(deadline, begun_at)
             if late.total_seconds() > 1.0 + held_up:
                 self.broken(f"{run} is {entry.status.value} {late.total_seconds():.2f} s after its deadline")
 
