@@ -6,6 +6,7 @@ To hold a new feature to its promise, write a class and put it into `PROMISES`. 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
@@ -78,7 +79,12 @@ class Promise:
         return self.world.store._runs  # noqa: SLF001 - the judge may look anywhere
 
     def records(self, run: str) -> list[Record]:
-        return [record for record, _ in unseal(self.entries()[run].rows, run, 0, "")]
+        """What a run has recorded, as far as it can be read; that it can be is a promise of its own."""
+        found: list[Record] = []
+        with suppress(CheckpointCorrupt):
+            for record, _ in unseal(self.entries()[run].rows, run, 0, ""):
+                found.append(record)
+        return found
 
 
 def is_last_word(record: Record) -> bool:
@@ -305,9 +311,9 @@ class AcceptedRunsEnd(Promise):
                     f"{run} is {entry.status.value} (due {entry.due_at}, wakes {entry.wakes}, worker {entry.worker})"
                 )
             if entry.status is Status.SET_ASIDE:
-                error = next(one.error for one in reversed(self.records(run)) if one.error is not None)
-                if not self._allowed(error.type):
-                    self.broken(f"{run} is set aside: {error.type}: {error.message}")
+                errors = [record.error for record in self.records(run) if record.error is not None]
+                if not errors or not self._allowed(errors[-1].type):
+                    self.broken(f"{run} is set aside: {f'{errors[-1].type}: {errors[-1].message}' if errors else '?'}")
 
     def _allowed(self, kind: str) -> bool:
         plan = self.world.plan

@@ -25,10 +25,18 @@ from typing import Any
 from ...engine import engine as engine_module
 from ...engine import worker as worker_module
 from ...engine.engine import Engine
-from ...errors import AlreadyFinished, DefinitionError, KeepstepError, RunConflict, StoreError, TimedOut
+from ...errors import (
+    AlreadyFinished,
+    CheckpointCorrupt,
+    DefinitionError,
+    KeepstepError,
+    RunConflict,
+    StoreError,
+    TimedOut,
+)
 from ...model import FINISHED, Claims, Status, WorkerInfo, ids
 from ...model.signal import RESOLVE
-from ...ports import Advance, Answer, Change, ClaimRequest, Create, Verdict
+from ...ports import Advance, Answer, Change, ClaimRequest, Create, Row, Verdict
 from ...stores.memory import MemoryStore
 from ...stores.records import Record, unseal
 from ...stores.rules import ENDED
@@ -540,12 +548,19 @@ class World:
             records: list[Record] = []
             if answer.verdict is Verdict.DONE and isinstance(change, (Advance, Create)):
                 after = change.after if isinstance(change, Advance) else 0
-                records = [record for record, _ in unseal(change.rows, _run_of(change), after)]
+                records = self._read(change.rows, _run_of(change), after)
             if records or isinstance(change, Advance):
                 self.tell(f"{process}: {_told(change, answer, records)}")
             for hook in self._hooks["wrote"]:
                 hook(process, change, answer, records, head)
         return answers
+
+    def _read(self, rows: Sequence[Row], run: str, after: int) -> list[Record]:
+        try:
+            return [record for record, _ in unseal(rows, run, after)]
+        except CheckpointCorrupt as error:
+            self.breaks("the history of a run is whole", str(error))
+            return []
 
     def claim(self, process: Process, request: ClaimRequest) -> Claims:
         claims = self.store.claim_runs(request)
