@@ -187,6 +187,24 @@ def test_the_options_of_a_crash_test_are_the_real_ones():
     assert described == set(testing.__all__)
 
 
+@pytest.mark.parametrize("name", ["run", "world", "in_virtual_time", "stub", "replay"])
+def test_a_helper_for_tests_is_the_real_one(name):
+    [signature] = re.findall(rf"^### `{name}(\(.*\))`$", read("reference/testing.md"), flags=re.MULTILINE)
+    assert written(signature) == parameters(getattr(testing, name))
+
+
+@pytest.mark.parametrize("name", ["World", "Events", "History"])
+def test_a_class_for_tests_is_the_real_one(name):
+    cls = getattr(testing, name)
+    cells = "\n".join(first_column(section(read("reference/testing.md"), f"### `{name}`")))
+    described = dict(re.findall(r"(\w+)(\([^`\n]*\))(?=`|\n|$)", cells))
+    own = {key for key, value in vars(cls).items() if not key.startswith("_") and key not in {"close", "observe"}}
+    own -= set(getattr(cls, "__dataclass_fields__", ()))
+    assert own <= set(described) | set(re.findall(r"^(\w+)$", cells, flags=re.MULTILINE))
+    for method in own & set(described):
+        assert [p for p, _ in written(described[method])] == [p for p, _ in parameters(getattr(cls, method))], method
+
+
 def test_the_findings_of_a_crash_test_are_explained():
     source = (ROOT / "src/keepstep/testing/findings.py").read_text(encoding="utf-8")
     source += (ROOT / "src/keepstep/testing/crashtests.py").read_text(encoding="utf-8")

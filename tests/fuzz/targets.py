@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -106,7 +107,7 @@ def shown(data: bytes) -> None:
         told(json.dumps(shown_value, ensure_ascii=False))
         run = Run("r", "w", Status.RUNNING, NOW, input=data, output=data, progress=data)
         told(json.dumps(words.run_as_json(run, whole=True), ensure_ascii=False))
-        told(look._shown(run, {"key": shown_value}, "", traceback=True))
+        told(look._shown(run, {"key": shown_value}, "", None, traceback=True))
 
 
 @parser
@@ -121,7 +122,7 @@ def record(data: bytes) -> None:
 def shown_checkpoint(one: Any) -> None:
     told(json.dumps(words.checkpoint_as_json(one), ensure_ascii=False))
     run = Run(one.run, "w", Status.RUNNING, NOW)
-    told(look._timeline(run, [one], values=True))
+    told(look._timeline(run, [one], full=True))
     words.local(one.finished_at)
 
 
@@ -137,11 +138,9 @@ def resealed(lines: list[bytes], run: str) -> tuple[list[Row], str]:
             continue
         found.run = run
         row, checksum = seal(found, len(rows) + 1, checksum)
-        rows.append(row._replace(body=row.body or body or None))
         if body and row.body is None:
-            from hashlib import sha256
-
-            checksum = sha256(row.record + body).hexdigest()
+            row, checksum = Row(row.seq, row.kind, row.record, body), sha256(row.record + body).hexdigest()
+        rows.append(row)
     return rows, checksum
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..model import Status
 from ..ports import ClaimRequest
@@ -11,6 +11,9 @@ from .sqlite_connection import Cursor
 
 #: How many priorities of one workflow are looked up one by one before the rest is read in order.
 _LEVELS = 8
+
+#: A time after this one is damage: it lies in the year 8941.
+_LAST_INSTANT = 2.2e11
 
 _FREE = "worker IS NULL AND due_at IS NOT NULL"
 #: Read as bytes: a status that is no UTF-8 belongs to one damaged run, and must not stop the claim of others.
@@ -81,15 +84,20 @@ def due_runs(cursor: Cursor, request: ClaimRequest, workflow: str, now: float) -
         rows = cursor.execute(
             f"{select} AND priority = ? ORDER BY due_at, run LIMIT ?", (workflow, *values, now, level, room)
         )
-        found += [Found((-priority, due_at), run, _status(said), at) for priority, due_at, run, said, at in rows]
+        found += [Found(_rank(priority, due_at), run, _status(said), at) for priority, due_at, run, said, at in rows]
     room = request.limit - len(found)
     if len(levels) == _LEVELS and room > 0:
         rows = cursor.execute(
             f"{select} AND priority < ? ORDER BY priority DESC, due_at, run LIMIT ?",
             (workflow, *values, now, levels[-1], room),
         )
-        found += [Found((-priority, due_at), run, _status(said), at) for priority, due_at, run, said, at in rows]
+        found += [Found(_rank(priority, due_at), run, _status(said), at) for priority, due_at, run, said, at in rows]
     return found
+
+
+def _rank(priority: Any, due_at: Any) -> tuple[int, float]:
+    """The place in the order of claiming; a row that cannot be read comes first, and is then set aside."""
+    return (-priority, due_at) if isinstance(priority, int) and isinstance(due_at, float) else (-(2**63), 0.0)
 
 
 def later_times(cursor: Cursor, request: ClaimRequest, workflow: str, now: float) -> list[float]:
@@ -104,7 +112,7 @@ def later_times(cursor: Cursor, request: ClaimRequest, workflow: str, now: float
     if len(levels) == _LEVELS:
         rows = cursor.execute(f"{select} AND priority < ?", (workflow, *values, now, levels[-1])).fetchall()
         found.append(rows[0][0])
-    return [at for at in found if at is not None]
+    return [at for at in found if isinstance(at, float) and at <= _LAST_INSTANT]
 
 
 def _status(said: bytes) -> str:
