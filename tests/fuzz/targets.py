@@ -13,6 +13,7 @@ import struct
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from hashlib import sha256
@@ -38,7 +39,7 @@ from keepstep.policies.retry_after import asked_wait
 from keepstep.ports import ClaimRequest, Create, Row, Send
 from keepstep.stores.memory import MemoryStore
 from keepstep.stores.open import open_store
-from keepstep.stores.records import Record, check_size, checkpoint, seal, unseal
+from keepstep.stores.records import Record, checkpoint, origin, seal, unseal
 from keepstep.stores.sqlite import SQLiteStore
 from keepstep.stores.sqlite_liveness import network_file_system
 
@@ -115,7 +116,7 @@ def record(data: bytes) -> None:
     """One row of a history, with or without a value beside it."""
     text, _, body = data.partition(b"\0")
     with nothing_but_parsing(), contextlib.suppress(StoreError):
-        for found, checksum in unseal([Row(1, "step completed", text, body or None)], "r", previous=""):
+        for found, checksum in unseal([Row(1, "step completed", text, body or None)], "r"):
             shown_checkpoint(checkpoint(found, checksum))
 
 
@@ -126,22 +127,22 @@ def shown_checkpoint(one: Any) -> None:
     words.local(one.finished_at)
 
 
-def resealed(lines: list[bytes], run: str) -> tuple[list[Row], str]:
-    """Records as rows of one chain that holds, whatever else is wrong with them."""
+def resealed(lines: list[bytes], run: Run) -> Create:
+    """A run with records of one chain that holds, whatever else is wrong with them."""
     rows: list[Row] = []
-    checksum = ""
+    checksum = origin(run)
     for line in lines:
         text, _, body = line.partition(b"\0")
         try:
             found = msgspec.json.decode(text, type=Record)
         except (msgspec.MsgspecError, ValueError, RecursionError):
             continue
-        found.run = run
+        found.run = run.id
         row, checksum = seal(found, len(rows) + 1, checksum)
         if body and row.body is None:
             row, checksum = Row(row.seq, row.kind, row.record, body), sha256(row.record + body).hexdigest()
         rows.append(row)
-    return rows, checksum
+    return Create(replace(run, seq=len(rows), checksum=checksum), rows)
 
 
 class Looking:
@@ -151,6 +152,7 @@ class Looking:
         self.store = store
         self.workflows: dict[str, Any] = {}
         self.live: dict[str, Any] = {}
+        self.actor = "fuzz"
 
     async def read(self, function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
@@ -168,20 +170,19 @@ class Looking:
 def history(data: bytes) -> None:
     """A whole history, one record per line, sealed so that only what the records say can be wrong."""
     status = [*FINISHED, Status.SET_ASIDE][data[0] % 4] if data else Status.FAILED
-    rows, checksum = resealed(data[1:].split(b"\n"), "r")
-    if not rows:
+    create = resealed(data[1:].split(b"\n"), Run("r", "w", status, NOW, updated_at=NOW))
+    if not create.rows:
         return
-    run = Run("r", "w", status, NOW, seq=len(rows), checksum=checksum, updated_at=NOW)
     store = MemoryStore()
-    store.commit([Create(run, rows)])
+    store.commit([create])
     engine: Any = Looking(store)
     with nothing_but_parsing():
-        asyncio_run(read_history(engine, run, rows))
+        asyncio_run(read_history(engine, create.run, [*create.rows]))
 
 
 async def read_history(engine: Any, run: Run, rows: list[Row]) -> None:
     with contextlib.suppress(StoreError):
-        found = History("r")
+        found = History(run)
         found.add(rows)
         found.arrange(run)
         found.recorded_after("", 1)
@@ -198,7 +199,7 @@ async def read_history(engine: Any, run: Run, rows: list[Row]) -> None:
     with contextlib.suppress(KeepstepError):
         await audit(engine, "r")
     with contextlib.suppress(KeepstepError):
-        await control._failures(engine, "r")
+        await control._failures(engine, run)
 
 
 def asyncio_run(coroutine: Any) -> None:
@@ -312,7 +313,7 @@ def questions(store: SQLiteStore) -> Iterator[Callable[[], Any]]:
         ]
     yield lambda: store.list_runs(RunQuery(tags={"kind": "fuzz"}))
     for name in names:
-        yield lambda name=name: [checkpoint(*one) for one in unseal(store.list_checkpoints(name), name, previous="")]
+        yield lambda name=name: [checkpoint(*one) for one in unseal(store.list_checkpoints(name), name)]
         yield lambda name=name: store.list_signals(name)
         yield lambda name=name: asyncio_run(audit(engine, name))
         yield lambda name=name: store.commit([Send(Signal(name, "approved", id="new"))])
@@ -349,7 +350,7 @@ def input_words(data: bytes) -> None:
 
 def stored_input(workflow: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     bound = workflow.bind(*args, **kwargs)
-    check_size("input", workflow.values.encode([[*bound.args], bound.kwargs], "input"))
+    workflow.values.encode([[*bound.args], bound.kwargs], "input")
 
 
 @parser

@@ -215,6 +215,9 @@ def _problem(record: Record) -> str:
         return f"it is a {record.kind[:60]!r}, {record.outcome[:60]!r}, by {record.trigger[:60]!r}"
     if not (_is_near(record.finished_at) and _is_near(record.started_at) and _is_near(record.retry_at)):
         return f"it tells of a time before {EARLIEST_YEAR} or after {LATEST_YEAR}"
+    lease = record.claimed
+    if lease is not None and not (lease.before in _STATUSES and _is_near(lease.at) and _is_near(lease.since)):
+        return f"it was claimed from {lease.before[:60]!r} at {lease.at}"
     return _problem_in(record.data) if record.data is not None else ""
 
 

@@ -62,7 +62,11 @@ _HAS_TAG = (
     " EXISTS (SELECT 1 FROM json_each(r.tags) t WHERE t.key = ? AND t.value = ?) ELSE 1 END"
 )
 _STATUSES = {status.value.encode() for status in Status}
-_NEXT_STATUS = "SELECT CAST(status AS BLOB) FROM keepstep_head WHERE status > CAST(? AS TEXT) ORDER BY status LIMIT 1"
+#: Every text is less than any bytes; a status of bytes is damage too, and is asked for apart.
+_NEXT_STATUS = (
+    "SELECT CAST(status AS BLOB) FROM keepstep_head WHERE status > CAST(? AS TEXT) AND status < x'' ORDER BY status"
+    " LIMIT 1"
+)
 
 
 class _Seen(NamedTuple):
@@ -354,11 +358,11 @@ class SQLiteStore:
             sql = f"FROM keepstep_run r LEFT JOIN keepstep_head h ON h.run = r.id WHERE {where}"
             after, bound = ("", []) if start is None else (" AND r.number < ?", [start])
             rows += run_rows(cursor, f"{sql}{after} ORDER BY r.number DESC LIMIT ?", (*values, *bound, limit + 1))
-        for status in [*query.status, *_unknown_statuses(cursor)] if query.status else ():
+        for which, status in _having(cursor, query.status) if query.status else ():
             sql = f"FROM keepstep_head h LEFT JOIN keepstep_run r ON r.id = h.run WHERE {where}"
             after, bound = ("", []) if start is None else (" AND h.number < ?", [start])
-            sql += f"{after} AND h.status = CAST(? AS TEXT) ORDER BY h.number DESC LIMIT ?"
-            rows += run_rows(cursor, sql, (*values, *bound, status, limit + 1))
+            sql += f"{after} AND {which} ORDER BY h.number DESC LIMIT ?"
+            rows += run_rows(cursor, sql, (*values, *bound, *status, limit + 1))
         rows.sort(key=lambda row: -row[0])
         page = rows[:limit]
         runs: list[Run] = []
@@ -549,6 +553,12 @@ def _signal(row: Sequence[Any]) -> Signal:
         return Signal(run, _typed(name, str), payload, _typed(identity, str), _typed(sender, str), at, _typed(seq, int))
     except (ValueError, TypeError, OverflowError, msgspec.MsgspecError) as error:
         raise CheckpointCorrupt(f"run {run!r}: its signal {seq} cannot be read: {error}") from None
+
+
+def _having(cursor: Cursor, wanted: Iterable[str]) -> list[tuple[str, tuple[str | bytes, ...]]]:
+    """The conditions, one after the other, under which a run has one of these statuses, or one that nobody knows."""
+    statuses: list[str | bytes] = [*wanted, *_unknown_statuses(cursor)]
+    return [*(("h.status = CAST(? AS TEXT)", (status,)) for status in statuses), ("h.status >= x''", ())]
 
 
 def _unknown_statuses(cursor: Cursor) -> list[bytes]:

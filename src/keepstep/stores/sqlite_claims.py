@@ -15,6 +15,8 @@ _LEVELS = 8
 #: A time after this one is damage: it lies in the year 8941.
 _LAST_INSTANT = 2.2e11
 
+_STATUSES = frozenset(status.value for status in Status)
+
 _FREE = "worker IS NULL AND due_at IS NOT NULL"
 #: Read as bytes: a status that is no UTF-8 belongs to one damaged run, and must not stop the claim of others.
 _STATUS = "CAST(status AS BLOB)"
@@ -39,7 +41,7 @@ def by_name(cursor: Cursor, request: ClaimRequest, alive: set[str]) -> list[Foun
     return [
         Found((0, 0.0), request.run or "", status, updated_at, owner)
         for status, updated_at, owner in found
-        if owner not in alive and rules.claimable_by_name(Status(status), request.statuses)
+        if owner not in alive and status in _STATUSES and rules.claimable_by_name(Status(status), request.statuses)
     ]
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,7 +24,7 @@ from ..model import Kind, Run, Status
 from ..ports import Create, Row, Store
 from ..stores.memory import MemoryStore
 from ..stores.open import open_store
-from ..stores.records import FORMAT, Instant, Record, seal, unseal
+from ..stores.records import FORMAT, Instant, Record, origin, seal, unseal
 from ..workflows.definition import Workflow
 from .virtual import VirtualClock, VirtualLoop
 
@@ -82,14 +82,10 @@ class History:
             raise CheckpointCorrupt(f"{path} holds no history: {error}") from None
         if found.format > FORMAT:
             raise SchemaMismatch(f"{path} has format {found.format}, newer than {FORMAT}; upgrade Keepstep")
-        rows: list[Row] = []
-        checksum = ""
-        for record in found.records:
-            row, checksum = seal(record, len(rows) + 1, checksum)
-            rows.append(row)
-        list(unseal(rows, found.run.id, previous=""))  # each is one of ours
-        head = {**msgspec.structs.asdict(found.run), "input": bytes(found.run.input)}
-        return History(Run(**head, seq=len(rows), checksum=checksum), tuple(rows))
+        run = Run(**{**msgspec.structs.asdict(found.run), "input": bytes(found.run.input)})
+        sealed = _sealed(run, found.records)
+        list(unseal(sealed.rows, run.id))  # each is one of ours
+        return History(replace(sealed.run, status=found.run.status), tuple(sealed.rows))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it to a file, one record per line, for the repository of the code that it belongs to."""
@@ -103,7 +99,7 @@ class History:
         yield b' "run": %s,' % msgspec.json.encode(head)
         yield b' "records": ['
         last = len(self.rows)
-        for record, _ in unseal(self.rows, run.id, previous=""):
+        for record, _ in unseal(self.rows, run.id):
             record.previous, record.packed, record.format = "", "", 0
             yield b"  %s%s" % (msgspec.json.encode(record), b"," if record.seq < last else b"")
         yield b"]}"
@@ -116,8 +112,18 @@ def _read(store: Store, run_id: str) -> History:
     rows: list[Row] = []
     while page := store.list_checkpoints(run_id, len(rows)):
         rows += page
-    list(unseal(rows, run_id, previous=""))
+    list(unseal(rows, run_id, previous=origin(run)))
     return History(run, tuple(rows))
+
+
+def _sealed(run: Run, records: Iterable[Record]) -> Create:
+    """A run whose chain is made of these records."""
+    rows: list[Row] = []
+    checksum = origin(run)
+    for record in records:
+        row, checksum = seal(record, len(rows) + 1, checksum)
+        rows.append(row)
+    return Create(replace(run, seq=len(rows), checksum=checksum), rows)
 
 
 def _must_exist(source: Any) -> None:
@@ -202,7 +208,6 @@ class _Replay:
         """The run as if it had just been handed back, before its end."""
         old = self.history.run
         rows = self.history.rows[: -1 if _last_is_end(self.history) else None]
-        records = [*unseal(rows, old.id, previous="")]
         run = Run(
             id=old.id,
             workflow=old.workflow,
@@ -212,10 +217,8 @@ class _Replay:
             fingerprint=old.fingerprint,
             input=old.input,
             seed=old.seed,
-            seq=len(rows),
-            checksum=records[-1][1] if records else "",
         )
-        return Create(run, rows)
+        return _sealed(run, [record for record, _ in unseal(rows, old.id)])
 
     async def _come_to_rest(self) -> None:
         for _ in range(_TURNS):
