@@ -160,16 +160,16 @@ def bombs() -> dict[str, bytes]:
     }
 
 
-#: One process reads all bombs with a target, in so much memory and time; the largest honest need is a quarter of it.
-MEGABYTES, SECONDS = 3000, 100
+#: One process reads all bombs, in so much memory and processor time; the honest need is a quarter of it.
+MEGABYTES, SECONDS = 3000, 240
 UNBOMBED = {"rows", "database", "mounts"}  # their input is not text that somebody may send
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in TARGETS if name not in UNBOMBED])
-def test_bombs_break_nothing(name):
+@pytest.mark.timeout(600)
+def test_bombs_break_nothing():
     done = subprocess.run(
-        [sys.executable, "-m", "tests.fuzz.test_targets", name],
+        [sys.executable, "-m", "tests.fuzz.test_targets"],
         cwd=Path(__file__).parents[2],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
@@ -180,15 +180,16 @@ def test_bombs_break_nothing(name):
     assert done.stdout.split() == ["all", "read"]
 
 
-def read_bombs(name: str) -> None:
+def read_bombs() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEGABYTES << 20, MEGABYTES << 20))
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
     for what, data in bombs().items():
-        try:
-            TARGETS[name](data[:100_000] if name == "command_line" else data)
-        except BaseException as error:
-            error.add_note(f"given the bomb {what!r}")
-            raise
+        for name in set(TARGETS) - UNBOMBED:
+            try:
+                TARGETS[name](data[:100_000] if name == "command_line" else data)
+            except BaseException as error:
+                error.add_note(f"{name} was given the bomb {what!r}")
+                raise
     print("all read")
 
 
@@ -220,4 +221,4 @@ def test_the_watch_lets_parsers_use_their_own_folder():
 
 
 if __name__ == "__main__":
-    read_bombs(sys.argv[1])
+    read_bombs()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..errors import DefinitionError, StoreError, StoreUnavailable
+from ..errors import CheckpointCorrupt, DefinitionError, StoreError, StoreUnavailable
 from ..model import Kind
 from ..model.ids import new_id
 from ..ports import Advance, Answer, Change, Create, Row, Send, Verdict, WouldBlock
@@ -324,9 +324,9 @@ class Journal:
     def _give_up(self, batch: _Batch, error: BaseException) -> None:
         if not isinstance(error, StoreError):
             log.error("a commit failed in an unexpected way", exc_info=error)
-            if len(batch.changes) > 1:
-                self._one_by_one(batch)
-                return
+        if len(batch.changes) > 1 and (not isinstance(error, StoreError) or isinstance(error, CheckpointCorrupt)):
+            self._one_by_one(batch)  # one damaged run must not keep the others from being written
+            return
         for owner in batch.owners:
             if isinstance(owner, tuple):
                 owner[0].in_flight -= 1

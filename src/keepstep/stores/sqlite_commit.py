@@ -88,7 +88,7 @@ _ONE_RUN = "FROM keepstep_run r LEFT JOIN keepstep_head h ON h.run = r.id WHERE 
 class _Head(NamedTuple):
     """What changes about a run, as stored."""
 
-    status: str
+    status: Status
     seq: int
     checksum: str
     epoch: int
@@ -219,7 +219,7 @@ class Batch:
                 return Answer(Verdict.FAILED, error=error)
             if not rules.extends(change.rows, change.after):
                 return Answer(Verdict.FENCED, about=change.run)
-        old = Status(head.status)
+        old = head.status
         status = rules.next_status(old, change)
         if not may_move(old, status) or (status.active and rules.releases(change, status)):
             return Answer(Verdict.ILLEGAL)
@@ -238,7 +238,12 @@ class Batch:
 
     def _head(self, run: str) -> _Head | None:
         found = self._cursor.execute(_HEAD, (run,)).fetchall()
-        return _Head(*found[0]) if found else None
+        if not found:
+            return None
+        try:
+            return msgspec.convert(found[0], _Head)
+        except msgspec.MsgspecError as error:
+            raise CheckpointCorrupt(f"run {run!r}: its head cannot be read: {error}") from None
 
     def _move(self, head: _Head, change: Advance, status: Status) -> Answer:
         seq, checksum, worker, recoveries = head.seq, head.checksum, head.worker, head.recoveries
@@ -348,7 +353,7 @@ class Batch:
             ).fetchall()
             if same:
                 return Answer(Verdict.EXISTS, None, same[0][0])
-        if Status(head.status).finished:
+        if head.status.finished:
             return Answer(Verdict.FINISHED, about=signal.run)
         seq = head.signals + 1
         sent_at = self._now if signal.sent_at is None else signal.sent_at.timestamp()
