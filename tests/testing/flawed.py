@@ -153,6 +153,28 @@ async def strange_name() -> None:
     await append_strangely()
 
 
+@ks.workflow
+async def orphan() -> None:
+    await ks.sleep(days=1)
+    await charge("from a child")
+
+
+@ks.workflow
+async def leaves_child() -> None:
+    await ks.start(orphan)
+
+
+@ks.workflow
+async def for_ever() -> None:
+    await ks.sleep(days=1)
+    ks.continue_as()
+
+
+@ks.workflow
+async def leaves_child_for_ever() -> None:
+    await ks.start(for_ever)
+
+
 # -- what is outside a step --------------------------------------------------------------------------------------------
 
 
@@ -215,6 +237,19 @@ async def memory() -> int:
     await remember()
     await note(1)
     return remembered.get("x", -1)
+
+
+@ks.workflow
+async def memory_and_time() -> dict:
+    await remember()
+    await charge_once("order-1")
+    return {"x": remembered.get("x", -1), "at": ks.now().isoformat()}
+
+
+@ks.workflow
+async def only_time() -> list:
+    await write("quickly")
+    return [await charge_once("order-1"), ks.now().isoformat()]
 
 
 @ks.step

@@ -16,6 +16,7 @@ import pytest
 from keepstep.errors import DefinitionError, NotSerializable
 from keepstep.testing import Ask, crashproof, crashtest, effect
 from keepstep.testing.crashtests import sample
+from keepstep.testing.findings import _agrees
 from keepstep.testing.moments import Moment
 
 from . import flawed
@@ -73,6 +74,15 @@ def test_the_process_dies_at_every_moment_that_counts():
     ]
     assert [crash.repeated for crash in report.crashes] == [[], [], *[["charge"]] * 4, [], [], []]
     assert {crash.ended for crash in report.crashes} == {"completed"}
+
+
+def test_a_child_that_goes_on_without_its_parent_is_crashed_too():
+    found = only(crashtest(flawed.leaves_child), "doubled")
+    assert found.message.endswith("charge from a child")
+
+
+def test_a_child_that_goes_on_for_ever_is_left_behind():
+    assert crashtest(flawed.leaves_child_for_ever, at_most=3).ok
 
 
 def test_a_key_that_is_new_each_time_helps_nobody():
@@ -264,6 +274,36 @@ def test_what_was_only_in_memory():
     assert "-1 instead of 42" in found.message
     assert "return it from a step" in found.advice
     assert flawed.remembered == {}  # no life was lived in this process
+
+
+def test_times_in_a_result_may_differ_after_a_crash():
+    report = crashtest(flawed.only_time)
+    assert [finding.code for finding, _ in report.findings] == ["varies"], f"{report}"
+
+
+def test_what_does_not_vary_is_compared_all_the_same():
+    report = crashtest(flawed.memory_and_time)
+    assert only(report, "memory")
+    assert [finding.code for finding, _ in report.findings] == ["memory", "varies"], f"{report}"
+
+
+@pytest.mark.parametrize(
+    "first, second, other, same",
+    [
+        (1, 1, 2, False),
+        (1, 2, 3, True),
+        ([1, "a"], [2, "a"], [3, "a"], True),
+        ([1, "a"], [2, "a"], [3, "b"], False),
+        ([1, "a"], [2, "a"], [3], False),
+        ({"t": 1, "x": [1]}, {"t": 2, "x": [1]}, {"t": 3, "x": [2]}, False),
+        ({"t": 1, "x": 1}, {"t": 2, "x": 1}, {"t": 3}, False),
+        ({"t": 1}, {"u": 1}, {"v": 1}, True),
+        ([1], [1, 2], [], True),
+        ([1], [2], {"a": 1}, True),
+    ],
+)
+def test_values_are_compared_in_what_does_not_vary(first, second, other, same):
+    assert _agrees(first, second, other) is same
 
 
 def test_a_step_that_takes_away_what_it_reads():

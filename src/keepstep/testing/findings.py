@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 from . import trial
 from .effects import EFFECT, KEYED, is_theirs
@@ -170,8 +172,8 @@ class Judge:
             WARNING,
             "varies",
             f"two undisturbed runs end differently ({_brief(first)} and {_brief(second)}){why}",
-            "the results after crashes are therefore not compared; let the test give what comes from outside "
-            "(fixed input, stubs, a seed)",
+            "what differs is not compared after crashes; let the test give what comes from outside (fixed input, "
+            "stubs, a seed), and leave times out of the result",
             step=name_of(steps[0]) if steps else "",
         )
 
@@ -206,9 +208,18 @@ class Judge:
                 yield self._dead_end(end, trial, "after a crash, ")
         elif end.status == "set aside" and base.status != "set aside":
             yield self._set_aside(end)
-        elif end.status != base.status or (self.stable and _outcome(end) != _outcome(base)):
+        elif not self._ends_the_same(end):
             crash.ended = f"{end.status}: {_brief(_outcome(end))}"
             yield self._differs(trial)
+
+    def _ends_the_same(self, end: End) -> bool:
+        """Whether a run ended as the undisturbed ones did, in all that does not vary between those."""
+        first, second = self.first.end, self.second.end
+        if end.status != first.status:
+            return second.status == end.status
+        if self.stable or first.status != "completed" or second.status != "completed":
+            return _outcome(end) == _outcome(first) or not self.stable
+        return _agrees(*(json.loads(one.output or "null") for one in (first, second, end)))
 
     def _in_doubt(self, end: End) -> Finding:
         steps = [name.removeprefix("a decision on ") for name in end.waits if name.startswith("a decision on ")]
@@ -383,6 +394,21 @@ def _advice(deed: Deed, keys: set[str | None]) -> str:
     if deed.kind == "mail":
         return f"send it through a service that takes ks.idempotency_key(), {once}"
     return f"pass ks.idempotency_key() to the other side (and as key= to effect), {once}"
+
+
+def _agrees(first: Any, second: Any, other: Any) -> bool:
+    """Whether a value is like two others in all that these have in common."""
+    if first == second:
+        return bool(other == first)
+    if isinstance(first, dict) and isinstance(second, dict) and isinstance(other, dict):
+        if first.keys() != second.keys():
+            return True
+        return first.keys() == other.keys() and all(_agrees(first[key], second[key], other[key]) for key in first)
+    if isinstance(first, list) and isinstance(second, list) and isinstance(other, list):
+        if len(first) != len(second):
+            return True
+        return len(other) == len(first) and all(map(_agrees, first, second, other))
+    return True
 
 
 def _chances(trial: Trial) -> Iterator[dict[str, str]]:

@@ -50,10 +50,14 @@ CHANCE = "chance"
 MAX_SELECT_SECONDS = 86_400.0
 #: A timer that is always there and never comes.
 FAR_SECONDS = 1e12
-#: Passes without any progress, although something is due, after which a run counts as stuck.
+#: Passes without any progress, although something is due, after which a run counts as stuck; and what children are
+#: given to go on after their parent has ended.
 PATIENCE = 200
 #: A step that awaits what nobody here knows of is given so much real time.
 STILL_SECONDS = 1.0
+#: What goes on outside the loop takes no virtual time if it takes no more real time than this, so that quick steps in
+#: threads leave the same times behind each time.
+QUICK_SECONDS = 0.25
 #: Threads that do not work for a body behind the loop's back.
 _KNOWN_THREADS = ("keepstep-", "asyncio_", "ThreadPoolExecutor-")
 
@@ -69,6 +73,8 @@ class Plan:
     answers: tuple[tuple[str, Any, bool], ...] = ()
     each_life: Callable[[], Any] | None = None
     store: str = "memory"
+    #: What the clock shows at the start.
+    epoch: float = EPOCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +101,7 @@ class Life:
         self.watch = Watch(self.recorder, folder / "home", self._before_effect)
         self._counts: dict[tuple[Any, ...], int] = {}
         self._still_since: float | None = None
-        self._patience = PATIENCE
+        self._patience = self._overtime = PATIENCE
         self._lock = threading.Lock()
 
     async def live(self) -> int:
@@ -135,7 +141,7 @@ class Life:
 
     def _clock_stood_at(self) -> float:
         clock = self.folder / "clock"
-        return float(clock.read_text()) if clock.exists() else EPOCH
+        return float(clock.read_text()) if clock.exists() else self.plan.epoch
 
     def _make_ids_repeatable(self) -> None:
         """Chance inside Keepstep, a run's seed among it, is drawn from the number of this life."""
@@ -256,7 +262,7 @@ class Life:
         run = self._newest(RUN)
         if run is None:
             return 0.0
-        if run.status.finished or run.status is Status.SET_ASIDE:
+        if run.status is Status.SET_ASIDE or (run.status.finished and self._nobody_goes_on()):
             self._conclude(run)
             return None
         if self.answers.give():
@@ -269,6 +275,11 @@ class Life:
         else:
             self._conclude(run)
         return ahead
+
+    def _nobody_goes_on(self) -> bool:
+        """Whether no child is left that goes on without its parent; one that goes on for ever is left behind."""
+        self._overtime -= 1
+        return self._overtime < 0 or not self.unfinished()
 
     def has_threads(self) -> bool:
         """Whether a body may be waiting for a thread of its own; those of pools are known to the loop."""
@@ -317,7 +328,7 @@ class Life:
             traceback="" if error is None else error.traceback,
             waits=waits,
             unsent=self.answers.unsent(),
-            seconds=self.clock.now() - EPOCH,
+            seconds=self.clock.now() - self.plan.epoch,
         )
         self.loop.call_soon_threadsafe(self.over.set_result, end)
 
@@ -381,6 +392,17 @@ class LifeLoop(VirtualLoop):
     """A virtual loop that asks the life on it what to do when nothing moves."""
 
     _life: Life | None = None
+    _waits = False
+    _quick = QUICK_SECONDS
+
+    def advance(self, seconds: float) -> None:
+        if self._waits:
+            self._quick -= seconds
+            if self._quick > 0:
+                return
+        else:
+            self._quick = QUICK_SECONDS
+        super().advance(seconds)
 
     def attend(self, life: Life) -> None:
         """Ask this life from now on."""
@@ -394,6 +416,10 @@ class LifeLoop(VirtualLoop):
         return [handle for handle in scheduled if not handle.cancelled() and handle is not self._far]
 
     def outside(self, registered: int) -> bool:
+        self._waits = self._waits_for_outside(registered)
+        return self._waits
+
+    def _waits_for_outside(self, registered: int) -> bool:
         life = self._life
         if life is None:
             return super().outside(registered)

@@ -32,14 +32,14 @@ class Stepwise:
         self._coroutine, self._told = coroutine, told
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        coroutine = self._coroutine
+        coroutine = self._coroutine.__await__()
         go_on, given = coroutine.send, None
         while True:
             try:
                 awaited = go_on(given)
             except StopIteration as stop:
                 return stop.value
-            frame = coroutine.cr_frame
+            frame = getattr(self._coroutine, "cr_frame", None)
             self._told("" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}")
             try:
                 go_on, given = coroutine.send, (yield awaited)

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from .findings import ERROR, NOTE, WARNING, Crash, Finding, name_of
 
 _ORDER = (ERROR, WARNING, NOTE)
+#: Findings whose message holds what a run ended with, which may be another each time.
+_WITH_VALUES = frozenset({"memory", "different-result", "not-deterministic"})
+
+
+def _kind(finding: Finding) -> Finding:
+    """What makes two findings the same."""
+    return replace(finding, message="") if finding.code in _WITH_VALUES else finding
 
 
 @dataclass(slots=True)
@@ -98,11 +105,14 @@ class Report:
 
     def gather(self, undisturbed: list[Finding]) -> None:
         """Count each finding once, the worst first, and add up what became of each step."""
-        counts: dict[Finding, int] = dict.fromkeys(undisturbed, 0)
+        first = {_kind(finding): finding for finding in undisturbed}
+        counts = dict.fromkeys(first, 0)
         for crash in self.crashes:
-            for finding in dict.fromkeys(crash.findings):
-                counts[finding] = counts.get(finding, 0) + 1
-        self.findings = sorted(counts.items(), key=lambda one: _ORDER.index(one[0].severity))
+            for kind, finding in {_kind(finding): finding for finding in crash.findings}.items():
+                first.setdefault(kind, finding)
+                counts[kind] = counts.get(kind, 0) + 1
+        told = [(first[kind], count) for kind, count in counts.items()]
+        self.findings = sorted(told, key=lambda one: _ORDER.index(one[0].severity))
         steps = {step.name: step for step in self.steps}
         for crash in self.crashes:
             if crash.step and crash.reached:
