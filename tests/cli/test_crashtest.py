@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -43,7 +46,33 @@ def live():
     make_prefix()
 
 
+def broken():
+    raise RuntimeError("no server")
+
+
 number = 3
+"""
+
+
+SLOW = """
+import os, time
+from pathlib import Path
+import keepstep as ks
+
+PIDS = Path("pids").resolve()
+
+
+@ks.step
+def slow() -> None:
+    with PIDS.open("a") as file:
+        file.write(f"{os.getpid()}\\n")
+    time.sleep(0.3)
+
+
+@ks.workflow
+async def many() -> None:
+    for _ in range(20):
+        await slow()
 """
 
 
@@ -113,6 +142,29 @@ def test_crashes_are_limited(keepstep):
     assert "a sample of" in value["verdict"]
 
 
+def test_a_process_that_cannot_be_made_ready_is_told(keepstep):
+    done = keepstep("crashtest", "shop.py:pay", "--each-life", "broken")
+    assert done.code == 1
+    assert "RuntimeError: no server" in done.out
+
+
+def test_ctrl_c_ends_it_and_leaves_nothing_running(spawn, folder):
+    (folder / "slow.py").write_text(SLOW, encoding="utf-8")
+    process = spawn("crashtest", "slow.py", start_new_session=True)
+    pids = folder / "pids"
+    deadline = time.monotonic() + 60
+    while not (pids.exists() and len(pids.read_text().split()) >= 3):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    for pid in pids.read_text().split():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
+
+
 def test_an_effect_may_be_called_harmless(keepstep):
     assert keepstep("crashtest", "shop.py:pay", "keyed=false", "--ignore", "charge o-1").code == 0
 
@@ -129,6 +181,7 @@ def test_an_effect_may_be_called_harmless(keepstep):
         (["shop.py:pay", "--signal", "ks:cancel"], "ks:cancel"),
         (["shop.py:pay", "--set-up", "missing"], "missing"),
         (["shop.py:pay", "--set-up", "number"], "is not a function"),
+        (["shop.py:pay", "--set-up", "broken"], "set_up failed: RuntimeError: no server"),
         (["shop.py:pay", "--file", "gone.txt"], "gone.txt"),
         (["shop.py:pay", "--at-most", "0"], "--at-most"),
         (["shop.py:pay", "--html", "no/such/folder/r.html"], "cannot be written"),

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ..errors import DefinitionError
 from .effects import writable
 from .life import DIED, ENDED, WANTS_SQLITE, End, Life, LifeLoop, Plan
 from .moments import Moment
@@ -167,10 +168,17 @@ def _world(setting: Setting) -> Iterator[Path]:
             shutil.copytree(path, copied) if path.is_dir() else shutil.copy2(path, copied)
         if setting.set_up is not None:
             with _in_folder(home):
-                made = setting.set_up()
-                if isinstance(made, AbstractContextManager):
-                    stack.enter_context(made)
+                _make_ready(setting.set_up, stack)
         yield folder
+
+
+def _make_ready(set_up: Callable[[], Any], stack: ExitStack) -> None:
+    try:
+        made = set_up()
+        if isinstance(made, AbstractContextManager):
+            stack.enter_context(made)
+    except Exception as error:
+        raise DefinitionError(f"set_up failed: {type(error).__name__}: {error}") from error
 
 
 @contextmanager
