@@ -145,7 +145,7 @@ def _trial(plan: Plan, setting: Setting, moment: Moment | None, *, curious: bool
         trial.end = _end(folder, code)
         trial.printed = (folder / "printed").read_text(encoding="utf-8", errors="replace")[-MAX_PRINTED:]
         trial.record = _record(folder)
-        if code == ENDED:
+        if code == ENDED and (folder / "end").exists():
             trial.values = json.loads((folder / "values").read_text(encoding="utf-8"))
             trial.moments = pickle.loads((folder / "moments").read_bytes())  # noqa: S301 - written by our own process
         trial.files = dict(_fingerprints(folder / "home"))
@@ -163,6 +163,7 @@ def _world(setting: Setting) -> Iterator[Path]:
         folder = Path(os.path.realpath(name))
         home = folder / "home"
         home.mkdir()
+        (folder / "printed").touch()
         for path in setting.files:
             copied = home / path.name
             shutil.copytree(path, copied) if path.is_dir() else shutil.copy2(path, copied)
@@ -203,6 +204,8 @@ def _fork(plan: Plan, folder: Path, number: int, death: str | None, *, curious: 
         pid = os.fork()
     if pid == 0:
         _live(plan, folder, number, death, curious=curious)
+    with suppress(OSError):
+        os.setpgid(pid, pid)  # the process does it too; whoever is first, it can be ended with all that it starts
     return pid
 
 
