@@ -425,6 +425,36 @@ async def books() -> int:
     return await book() + await book()
 
 
+@ks.step
+async def after(seconds, value):
+    await asyncio.sleep(seconds)
+    return value
+
+
+@ks.step(timeout=1, retry=ks.Retry(attempts=2, base_seconds=60))
+async def too_slow():
+    await asyncio.sleep(3600)
+
+
+@ks.workflow
+async def races() -> list:
+    """What ends first, what is cancelled, and what comes too late."""
+    first = await ks.race(after(5, "a"), after(1, "b"))
+    loser = asyncio.create_task(after(3600, "c"))
+    both = await asyncio.gather(after(2, "d"), write("e"))
+    loser.cancel()
+    try:
+        async with ks.timeout(10):
+            await ks.gather(after(3600, "f"), loser)
+    except asyncio.CancelledError:
+        first += " cancelled"
+    try:
+        await too_slow()
+    except ks.StepTimedOut:
+        first += " too late"
+    return [first, *both]
+
+
 @ks.workflow
 async def many(rounds: int = 100) -> int:
     for number in range(rounds):

@@ -387,6 +387,13 @@ def test_a_plain_def_workflow_is_clean():
     assert {crash.step for crash in report.crashes} == {"", "write#1", "charge_once#1"}
 
 
+def test_races_cancels_and_timeouts_are_clean():
+    report = crashtest(flawed.races, at_most=30)
+    assert report.findings == [], f"{report}"
+    assert all(crash.reached for crash in report.crashes)
+    assert report.result == '["b cancelled too late","d",1]'
+
+
 def test_an_at_most_once_step_is_left_to_a_person():
     report = crashtest(flawed.at_most_once)
     assert report.ok
