@@ -41,11 +41,17 @@ def note(branch: Branch, kind: Kind, key: str, value: bytes | None, data: dict[s
         run.loop.call_soon_threadsafe(run.append, record)
 
 
+def decided(branch: Branch, key: str) -> int | None:
+    """Which of several came first, if that is recorded."""
+    recorded = branch.run.notes.get(key)
+    return None if recorded is None else (recorded.data or {}).get("choice")
+
+
 def decide(branch: Branch, key: str, choice: int) -> None:
     """Record which of several came first; on replay it must be the same."""
-    recorded = branch.run.notes.get(key)
-    if recorded is not None and (recorded.data or {}).get("choice") != choice:
-        branch.run.mismatch(f"{key} was decided as {(recorded.data or {}).get('choice')} and now as {choice}")
+    before = decided(branch, key)
+    if before is not None and before != choice:
+        branch.run.mismatch(f"{key} was decided as {before} and now as {choice}")
     note(branch, Kind.DECISION, key, None, {"choice": choice})
 
 

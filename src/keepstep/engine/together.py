@@ -17,7 +17,7 @@ from ..ports import CURRENT
 from ..workflows.definition import Call, PlainCall, Step
 from .branch import ASKED, CANCELLED, DONE, Branch, DurableCall, StepCall, Task, in_workflow
 from .context import RunContext
-from .notes import decide
+from .notes import decide, decided
 from .quiet import Gate
 
 if TYPE_CHECKING:
@@ -308,7 +308,7 @@ async def as_completed(parts: Iterable[Awaitable[T]]) -> AsyncIterator[T]:
     group.begin()
     try:
         for count in range(len(listed)):
-            index = await group.next_ended()
+            index = await group.next_ended(decided(branch, f"{key}.{count}"))
             decide(branch, f"{key}.{count}", index)
             error = group.errors.get(index)
             if error is not None:
@@ -325,24 +325,28 @@ class _Stream(Group):
 
     def __init__(self, run: RunContext, parts: list[Any]) -> None:
         super().__init__(run, parts, max(1, len(parts)), All(), collect=True)
-        self._untold = 0  # where in `order` the first part stands that the code has not been told of
+        self._untold: list[int] = []  # parts that have ended, and of which the code has not been told
 
     def begin(self) -> None:
         self._fill()
 
-    async def next_ended(self) -> int:
-        """The next part that ends; waiting at a gate, so that the run can be put away meanwhile."""
-        while self._untold == len(self.order):
+    async def next_ended(self, decided: int | None) -> int:
+        """The next part that ends, or the one that was recorded as the next: a part may wait for what no one records.
+
+        It waits at a gate, so that the run can be put away meanwhile.
+        """
+        known = decided is not None and decided < self.total
+        while not self._untold or (known and decided not in self._untold):
             self._more = Gate(loop=self.run.loop)
             await self._more
-        self._untold += 1
-        return self.order[self._untold - 1]
+        return self._untold.pop(self._untold.index(decided) if known and decided is not None else 0)
 
     def _call_ended(self, index: int, call: DurableCall[Any]) -> bool:
         super()._call_ended(index, call)
         return True
 
     def _part_ended(self, index: int, value: Any, error: BaseException | None) -> None:
+        self._untold.append(index)
         super()._part_ended(index, value, error)
         if self._more is not None and not self._more.done():
             self._more.set_result(None)
