@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 import keepstep as ks
-from tests.engine.world import until, until_at_last_wait, until_status
+from tests.engine.world import until, until_at_last_wait, until_recorded, until_status
 
 
 def failures_then(effects, times, error=ConnectionError, **options):
@@ -243,6 +243,25 @@ async def test_a_deadline_is_forgotten_by_a_crash(world):
     with pytest.raises(ks.RunTimedOut):
         await run.result(5)
     await engine.close()
+
+
+async def test_the_clean_up_after_a_deadline_is_cut_short_by_a_recovery(world, effects):
+    @ks.workflow
+    async def late():
+        try:
+            await ks.sleep(3600)
+        except asyncio.CancelledError:
+            effects.append(await ks.wait_for("cleaned"))
+            raise
+
+    async with world.engine() as engine:
+        run = await engine.start(late, deadline=0.1, run_id="r")
+        await until_recorded(run, "ks:deadline")
+        await until_status(run, "waiting")  # put away in its clean-up, long after its deadline
+        await run.signal("cleaned", "up")
+        with pytest.raises(ks.RunTimedOut):
+            await run.result(timeout=5)
+    assert effects == ["up"]
 
 
 async def test_a_deadline_that_passed_while_nobody_ran_it_is_ignored(world, effects):

@@ -26,6 +26,15 @@ async def in_gather():
     return await ks.gather(sleeps(), hears())
 
 
+async def idles() -> str:
+    await asyncio.sleep(0.6)  # by itself, and for longer than the run lingers
+    return "idled"
+
+
+async def beside_one_that_idles():
+    return await ks.gather(idles(), hears())
+
+
 async def in_task_group():
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(part()) for part in (sleeps, hears)]
@@ -36,7 +45,7 @@ async def as_they_come():
     return [one async for one in ks.as_completed([quick(1), hears()])]
 
 
-@pytest.mark.parametrize("wait", [in_gather, in_task_group, as_they_come])
+@pytest.mark.parametrize("wait", [in_gather, in_task_group, as_they_come, beside_one_that_idles])
 async def test_a_run_whose_last_open_branch_waits_is_put_away(world, wait):
     @ks.workflow(name=f"parking:{wait.__name__}")
     async def waits():

@@ -391,9 +391,14 @@ class RunContext:
 
     def adopt(self, task: asyncio.Task[Any]) -> None:
         self.tasks[task] = None
-        task.add_done_callback(self.tasks.pop)
+        task.add_done_callback(self._branch_ended, context=self.engine.context)
         if self.detached:
             task.cancel()
+
+    def _branch_ended(self, task: asyncio.Task[Any]) -> None:
+        del self.tasks[task]
+        if self.waits or self.holding:  # what it waited for by itself may have been all that kept the run here
+            self.watch()
 
     # -- plain def workflows: their code is in a thread ---------------------------------------------------------------
 

@@ -153,7 +153,8 @@ class Runner:
             engine.observe("run.recovering", context, taken_from=context.claim.taken_from)
         else:
             engine.observe("run.started", context)
-        if context.deadline_at is not None:
+        passed = context.history is not None and DEADLINE in context.history.entries  # its clean-up is not cut short
+        if context.deadline_at is not None and not passed:
             self._arm_deadline(context)
         try:
             args, kwargs = _arguments(context.workflow.values.decode(run.input, f"workflow {run.workflow!r}: input"))
