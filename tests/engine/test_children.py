@@ -308,3 +308,21 @@ async def test_steps_of_the_successor_take_the_results_of_the_first(world, effec
         assert await run.result(5) == 2
         assert await steps_of(await engine.get("r~2")) == ["work#1"]
     assert effects == [1, 2]
+
+
+async def test_the_last_word_of_a_child_does_not_reach_the_child_of_a_successor(world):
+    @ks.workflow
+    async def chained(number):
+        child = await ks.start(double, number)
+        if number == 1:
+            await ks.wait_for("child has ended")
+            ks.continue_as(50)
+        return await child
+
+    async with world.engine() as engine:
+        run = await engine.start(chained, 1, run_id="r")
+        await until_recorded(run, "double#1")
+        child = (await engine.list(parent="r")).runs[0]
+        await until_status(await engine.get(child.id), "completed")
+        await run.signal("child has ended")
+        assert await run.result(5) == 100

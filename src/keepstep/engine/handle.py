@@ -254,7 +254,7 @@ class RunHandle(Generic[R]):
             raise RunNotFound(f"no run {self.id!r} in {self._engine.store.url}", self.id)
         if answer.verdict is Verdict.FINISHED:
             run = await self.run()
-            if run.continued_as:
+            if run.continued_as and not name.startswith(RESOLVE):  # a step of the same name there is another one
                 successor = RunHandle[R](self._engine, run.continued_as, actor=self._actor)
                 await successor._send(name, payload, id)
                 return

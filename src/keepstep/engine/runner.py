@@ -19,7 +19,7 @@ import msgspec
 from ..errors import CheckpointCorrupt, KeepstepError, NotSerializable, RunTimedOut, SchemaMismatch, StoreError
 from ..model import Kind, Outcome, Signal, Status
 from ..model.ids import MAX_ID, new_id
-from ..model.signal import CHILD
+from ..model.signal import CHILD, RESERVED
 from ..policies import SetAside, classify
 from ..ports import CURRENT, Advance, Answer, Create, Send, Verdict, instant
 from ..stores.records import Record, StoredError, born, check_origin, seal
@@ -366,7 +366,8 @@ class Runner:
         creates.append(born(successor))
         record.data = {"continued_as": successor.id}
         record.value = msgspec.Raw(b"null")
-        sends.extend(Send(replace(signal, run=successor.id, seq=0)) for signal in context.inbox)
+        unread = [signal for signal in context.inbox if not signal.name.startswith(RESERVED)]  # not a child's last word
+        sends.extend(Send(replace(signal, run=successor.id, seq=0)) for signal in unread)
 
     @staticmethod
     def _word_to_parent(context: RunContext, status: Status, record: Record) -> Send:
