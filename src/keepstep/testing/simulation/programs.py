@@ -227,6 +227,7 @@ class Maker:
         self.random = random
         self.depth = 0
         self.in_child = False
+        self.racing = False
         self._number = 0
 
     def number(self) -> int:
@@ -240,14 +241,18 @@ class Maker:
         choices = [
             word
             for word, one in STATEMENTS.items()
-            if not (one.nests and self.depth >= 3) and not (one.outside and self.in_child)
+            if not (one.nests and self.depth >= 3)
+            and not (one.outside and self.in_child)
+            and not (word == "idle" and self.racing)  # whose order with others nothing records
         ]
         word = self.random.choices(choices, [STATEMENTS[choice].weight for choice in choices])[0]
         self.depth += 1
+        racing, self.racing = self.racing, self.racing or word in RACING
         try:
             return [word, *STATEMENTS[word].draw(self)]
         finally:
             self.depth -= 1
+            self.racing = racing
 
     def several(self, least: int = 1, most: int = 3) -> list[Statement]:
         return [self.statement() for _ in range(self.random.randint(least, most))]
@@ -517,6 +522,9 @@ def _name(maker: Maker) -> str:
 def _moment(maker: Maker) -> float:
     return round(maker.random.choice((0.0, 1.0, 4.0)) + maker.random.random(), 3)
 
+
+#: Statements in which it matters who comes first.
+RACING = frozenset({"race", "first", "each", "timeout", "limit"})
 
 #: Every word that a program may hold.
 STATEMENTS: dict[str, Statements] = {

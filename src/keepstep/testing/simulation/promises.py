@@ -92,6 +92,11 @@ def is_last_word(record: Record) -> bool:
     return record.kind in _LAST_WORDS and record.retry_at is None
 
 
+def swallows(plan: dict[str, Any]) -> bool:
+    """Whether a program takes no notice of being cancelled, as it may; a deadline cannot stop it then."""
+    return "'swallow'" in str(plan["runs"])
+
+
 class FinishedStepsStayFinished(Promise):
     """A step with a checkpoint never runs again."""
 
@@ -528,7 +533,7 @@ class RunsEndByTheirDeadline(Promise):
     excuses = frozenset({"kill", "kill at call", "stop", "deploy", "set clock", "fail", "lose claim", "pause run"})
 
     def ended(self) -> None:
-        if "poison" in self.world.plan or self.excuses & set(self.world.befell):
+        if "poison" in self.world.plan or self.excuses & set(self.world.befell) or swallows(self.world.plan):
             return
         held_up = sum(event.get("seconds", 0.0) + event.get("calls", 0) for event in self.world.plan["events"])
         for run, entry in self.entries().items():
@@ -628,7 +633,7 @@ class DeadlinesHold(Promise):
 
     def begins(self, body: Body, idempotency_key: str) -> None:
         run = self.entries()[body.run].run
-        if run.deadline_at is None:
+        if run.deadline_at is None or swallows(self.world.plan):
             return
         late = body.process.clock.now() - run.deadline_at.timestamp()
         cleans_up = body.key.rpartition("/")[2].startswith("work#")  # which it may, when its time is over
