@@ -180,7 +180,7 @@ def _draw_run(random: Random, number: int, workers: int) -> dict[str, Any]:
         "by": random.choice((CLIENT, *range(workers))),
         "at": round(random.random(), 3),
     }
-    if random.random() < 0.15:
+    if random.random() < 0.25:
         run["deadline"] = _seconds(random, 1.0, 5.0)
     if random.random() < 0.1:
         run["delay"] = _seconds(random, 0.5, 3.0)

@@ -538,7 +538,7 @@ STATEMENTS: dict[str, Statements] = {
         lambda maker: [maker.number(), maker.random.choice((0.0, 0.1, 2.0))], _limited, lambda *_: "limited", 1
     ),
     "sleep": Statements(
-        lambda maker: [maker.random.choice((0.0, 0.1, 0.5, 1.0, 2.5, 4.0))], _sleep, lambda _: "slept", 3
+        lambda maker: [maker.random.choice((0.0, 0.1, 0.5, 1.0, 2.5, 4.0, 9.0))], _sleep, lambda _: "slept", 3
     ),
     "idle": Statements(lambda maker: [maker.random.choice((0.0, 0.3, 3.0))], _idle, lambda _: "idled", 1),
     "risky": Statements(lambda maker: [maker.number(), maker.seconds()], _risky, lambda number, _: number, 1),
