@@ -12,7 +12,7 @@ BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check format coverage bench sim soak fuzz clean
+.PHONY: help demo test test-all check format coverage bench sim mutants soak fuzz clean
 
 help:  ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -49,6 +49,9 @@ bench: $(VENV)/.dev  ## measure (PEERS=1: beside other libraries)
 
 sim: $(VENV)/.dev  ## play simulated histories for SECONDS=600 (ARGS="--only SEED")
 	$(BIN)/python -m keepstep.testing.simulation --seconds $(SECONDS) --jobs $(WORKERS) $(ARGS)
+
+mutants: $(VENV)/.dev  ## break the engine on purpose, in many ways, and see the simulation find each
+	$(BIN)/python -m tests.sim.mutants --jobs $(WORKERS) $(ARGS)
 
 soak: $(VENV)/.dev  ## crash and recover for SECONDS=600
 	$(BIN)/python -m tests.soak --seconds $(SECONDS) $(ARGS)

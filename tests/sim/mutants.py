@@ -1,0 +1,533 @@
+"""Mutants: small defects put into the engine and its store on purpose, each of which the simulation must find.
+
+A mutant replaces a few lines of a function, in this process and for a while. The lines are looked for in the source:
+when they are no longer there, the mutant has to be written anew, and says so.
+
+`python -m tests.sim.mutants` plays histories under each mutant, from seed 0 on, until a promise is broken, and prints
+which, after how many histories and in what time. With `--keep` it also makes the plan that found each mutant short and
+writes it to `mutants.json`, from where the tests take it.
+"""
+
+from __future__ import annotations
+import __future__
+
+import argparse
+import inspect
+import json
+import multiprocessing
+import sys
+import textwrap
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from types import CodeType, FunctionType, SimpleNamespace
+from typing import Any
+
+from keepstep.testing.simulation import Plan, draw, play
+from keepstep.testing.simulation.shrink import shrink
+
+#: A short plan that finds each mutant.
+KEPT = Path(__file__).with_name("mutants.json")
+#: A mutant that outlives so many histories has survived: a promise is missing, or what would break it never befalls.
+MOST = 1000
+
+
+@dataclass(frozen=True)
+class Patch:
+    """Some text of a function, and what stands there instead."""
+
+    where: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A defect, with what it does in one sentence."""
+
+    name: str
+    breaks: str
+    patches: tuple[Patch, ...]
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Have the defect inside the block.
+
+        A function is given other code and stays the same object, so that whoever imported it has the defect too.
+        """
+        with ExitStack() as stack:
+            for where in dict.fromkeys(patch.where for patch in self.patches):
+                function = found(where)
+                stack.callback(setattr, function, "__code__", function.__code__)
+                function.__code__ = patched(function, [patch for patch in self.patches if patch.where == where])
+            yield
+
+
+def found(where: str) -> FunctionType:
+    """The function that `module:Class.name` names, below whatever decorates it."""
+    module, _, path = where.partition(":")
+    owner = import_module(f"keepstep.{module}")
+    *parents, name = path.split(".")
+    for parent in parents:
+        owner = getattr(owner, parent)
+    function = inspect.getattr_static(owner, name)
+    function = getattr(function, "fget", None) or getattr(function, "__func__", function)
+    assert isinstance(function, FunctionType), where
+    return function
+
+
+def patched(function: FunctionType, patches: list[Patch]) -> CodeType:
+    """The code of a function with some of its text replaced."""
+    where, source = patches[0].where, textwrap.dedent(inspect.getsource(function))
+    for patch in patches:
+        assert source.count(patch.old) == 1, f"{where} no longer holds, once: {patch.old}"
+        source = source.replace(patch.old, patch.new)
+    lines = source.splitlines()
+    while not lines[0].startswith(("def ", "async def ")):
+        del lines[0]  # decorators are applied already
+    frees = function.__code__.co_freevars
+    around = ["def around():", *(f"    {name} = None" for name in frees), *(f"    {line}" for line in lines)]
+    around.append(f"    return {function.__name__}")
+    flags = __future__.annotations.compiler_flag
+    scope: dict[str, object] = {}
+    exec(compile("\n".join(around), f"<mutant of {where}>", "exec", flags, dont_inherit=True), scope)
+    code = scope["around"]().__code__
+    assert code.co_freevars == frees, f"{where} closes over {frees}"
+    return code
+
+
+def mutant(name: str, breaks: str, *patches: tuple[str, str, str]) -> Mutant:
+    return Mutant(name, breaks, tuple(Patch(*patch) for patch in patches))
+
+
+MEMORY = "stores.memory:MemoryStore"
+JOURNAL = "engine.journal:Journal"
+CONTEXT = "engine.context:RunContext"
+RUNNER = "engine.runner:Runner"
+WORKER = "engine.worker:Worker"
+
+MUTANTS = [
+    # -- one writer ---------------------------------------------------------------------------------------------------
+    mutant(
+        "no fence",
+        "a write of a worker that has lost the run is taken",
+        (
+            f"{MEMORY}._advance",
+            "        or entry.worker != change.worker\n        or entry.epoch != change.epoch\n",
+            "",
+        ),
+    ),
+    mutant(
+        "epoch stands still",
+        "a claim does not raise the epoch",
+        (f"{MEMORY}._claim", "entry.epoch += 1", "entry.epoch = max(entry.epoch, 1)"),
+    ),
+    mutant(
+        "live owner robbed",
+        "a worker is given up for dead long before its lease is over",
+        (f"{MEMORY}._alive", "<= self.lease_seconds", "<= self.lease_seconds / 8"),
+    ),
+    mutant(
+        "dead owner kept",
+        "the runs of a dead worker are never taken over",
+        (f"{MEMORY}._bury_the_dead", "if owner is not None and not self._alive(owner)", "if owner == asker"),
+    ),
+    mutant(
+        "zombie renews",
+        "a worker that was given up for dead renews its leases as if nothing had happened",
+        (f"{MEMORY}.renew_leases", "if worker.id in self._gone | self._killed:", "if worker.id in self._killed:"),
+    ),
+    mutant(
+        "zombie goes on",
+        "a body starts under a lease that may have run out",
+        (f"{CONTEXT}.may_start_body", "if self.engine.lease_is_fresh():", "if True:"),
+    ),
+    # -- the journal --------------------------------------------------------------------------------------------------
+    mutant(
+        "sequence reused",
+        "a row takes the number of another",
+        (
+            f"{MEMORY}._advance",
+            "        or len(entry.rows) != change.after\n        or not rules.extends(change.rows, change.after)\n",
+            "",
+        ),
+        (f"{JOURNAL}._answered", "run.seq = change.rows[-1].seq", "run.seq = change.rows[0].seq"),
+    ),
+    mutant(
+        "broken chain",
+        "a record does not name the one before it",
+        ("stores.records:seal", "record.previous = previous", "record.previous = previous if seq < 4 else ''"),
+    ),
+    mutant(
+        "told before the commit",
+        "the code is told an outcome before it is durable, so the next step starts too early",
+        (
+            f"{CONTEXT}.append",
+            "    self.unflushed = 0\n",
+            """    self.unflushed = 0
+    if call is not None:
+        self.arrived.append(Draft(record, call))
+        draft.call = None
+        self.watch()
+""",
+        ),
+    ),
+    mutant(
+        "answered before the commit",
+        "a start or a signal is acknowledged before it is durable",
+        (
+            f"{JOURNAL}.write",
+            "return await future",
+            "return await future if isinstance(change, Advance) else Answer(Verdict.DONE)",
+        ),
+    ),
+    mutant(
+        "unknown means done",
+        "a commit whose answer was lost counts as made",
+        (
+            f"{JOURNAL}._what_became_of",
+            "    if isinstance(change, Send):\n        return None",
+            "    if True:\n        return Answer(Verdict.DONE)",
+        ),
+    ),
+    mutant(
+        "unknown means again",
+        "a commit whose answer was lost is made a second time without looking",
+        (f"{JOURNAL}._second_try", "if not batch.unknown:", "if True:"),
+    ),
+    mutant(
+        "second half dropped",
+        "what must wait for an earlier commit of the run is forgotten",
+        ("engine.journal:_until_special", "return pending[:split], pending[split:]", "return pending[:split], []"),
+    ),
+    mutant(
+        "special swallows the rest",
+        "a record that must stand alone takes those behind it into oblivion",
+        ("engine.journal:_until_special", "return pending[:1], pending[1:]", "return pending[:1], []"),
+    ),
+    mutant(
+        "failed commit forgotten",
+        "a run whose commit failed for good is neither halted nor given back",
+        (f"{CONTEXT}.halt", "    self.engine.give_back_later(self)\n", ""),
+    ),
+    mutant(
+        "lost claim forgotten",
+        "a run that was claimed without the worker's knowing is never looked for",
+        (f"{WORKER}.doubt", "self._doubt_until = self.engine.loop.time() + DOUBT_SECONDS", "pass"),
+    ),
+    # -- recovery -----------------------------------------------------------------------------------------------------
+    mutant(
+        "recoveries not counted",
+        "a run that kills its workers is recovered for ever",
+        (f"{MEMORY}._claim", "entry.recoveries += 1", "pass"),
+    ),
+    mutant(
+        "progress not seen",
+        "crashes add up although the run goes on between them",
+        (f"{MEMORY}._write", "entry.recoveries = 0", "pass"),
+    ),
+    mutant(
+        "recovery taken for progress",
+        "that a run was recovered is written at once, and counts as progress",
+        (f"{JOURNAL}._change", "change.progress = False", "pass"),
+        (
+            f"{RUNNER}.begin",
+            '        engine.observe("run.recovering", context, taken_from=context.claim.taken_from)\n',
+            "        engine.journal.add(context, context.pending.pop())\n",
+        ),
+    ),
+    mutant(
+        "outcome overlooked",
+        "a recovered run does not find the outcome of a step that it recorded",
+        (
+            "engine.history:History._add_outcome",
+            "    self._outcomes.append(entry)\n",
+            "    if record.seq % 4:\n        self._outcomes.append(entry)\n",
+        ),
+    ),
+    mutant(
+        "input not compared",
+        "another question than the recorded one is given the recorded answer",
+        (f"{CONTEXT}.recorded", "if entry.digest != call.digest:", "if False:"),
+    ),
+    mutant(
+        "attempts forgotten",
+        "a recovered step counts its attempts from one again",
+        ("engine.attempt:_resume_attempts", "scope.number = tried.attempts + 1", "scope.number = 1"),
+    ),
+    mutant(
+        "backoff forgotten",
+        "a recovered step is attempted again at once, not when its backoff is over",
+        ("engine.attempt:_resume_attempts", "if tried.retry_at is not None:", "if False:"),
+    ),
+    mutant(
+        "mark ignored",
+        "an at-most-once step that may have happened is performed again",
+        ("engine.attempt:_may_happen", "return await _resolve(call)", "return True"),
+    ),
+    mutant(
+        "mark not awaited",
+        "an at-most-once step starts before its mark is durable",
+        (
+            "engine.attempt:_may_happen",
+            "await run.durable(call.record(Kind.STEP_STARTED, attempt=1))",
+            "run.append(call.record(Kind.STEP_STARTED, attempt=1))",
+        ),
+    ),
+    mutant(
+        "other key for each attempt",
+        "the idempotency key of a step changes with the worker",
+        ("engine.facts:idempotency_key", "scope.run.generation", "scope.run.epoch"),
+    ),
+    # -- replay -------------------------------------------------------------------------------------------------------
+    mutant(
+        "outcomes in a heap",
+        "the next outcome is told before the code has come to rest after the last",
+        (
+            "engine.delivery:_tell",
+            "if _deliver(run, run.arrived.popleft()):",
+            "if not _deliver(run, run.arrived.popleft()):",
+        ),
+    ),
+    mutant(
+        "cancel by the code not recorded",
+        "a step that its own code cancelled leaves no trace",
+        (
+            "engine.branch:DurableCall.cancelled_by_code",
+            "run.append(record, then=run.cancel_recorded)",
+            "run.cancel_recorded(None)",
+        ),
+    ),
+    mutant(
+        "now is the clock's",
+        "the code sees the time of the machine, another on replay",
+        ("engine.branch:Branch.now", "return self.run.now_at", "return self.run.time()"),
+    ),
+    mutant(
+        "other dice on replay",
+        "what the code draws differs after a recovery",
+        (
+            "engine.branch:Branch.generator",
+            "{self.run.seed}|{self.path}",
+            "{self.run.seed}{self.run.epoch}|{self.path}",
+        ),
+    ),
+    # -- waiting and signals ------------------------------------------------------------------------------------------
+    mutant(
+        "wake-up lost",
+        "a signal does not make the run due that waits for it",
+        (f"{MEMORY}._deliver", "if target.worker is None and signal.name in target.wakes:", "if False:"),
+    ),
+    mutant(
+        "parked unseen",
+        "a run is put away although a signal came that it has not seen",
+        (
+            f"{MEMORY}._advance",
+            "if change.signals_seen is not None and len(entry.signals) > change.signals_seen:",
+            "if False:",
+        ),
+    ),
+    mutant(
+        "wake-ups not stored",
+        "a run is put away without the names of the signals that it waits for",
+        ("engine.wakeups:wakes", "return (*names, CANCEL, PAUSE, RESUME)", "return (CANCEL, PAUSE, RESUME)"),
+    ),
+    mutant(
+        "parked with a branch running",
+        "a run is put away while the body of a step is under way",
+        (
+            "engine.parking:idle",
+            "if run.moving or run.finishing or run.performing or is_writing(run):",
+            "if run.moving or run.finishing or is_writing(run):",
+        ),
+    ),
+    mutant(
+        "signal heard twice",
+        "a signal that was consumed before a crash is heard again after it",
+        ("engine.wakeups:receive", "if signal.seq in run.consumed:", "if False:"),
+    ),
+    mutant(
+        "signal sent twice",
+        "a signal that is sent again with the same id arrives a second time",
+        (f"{MEMORY}._refuse_send", "if signal.id in target.signal_ids:", "if False:"),
+    ),
+    mutant(
+        "signal swallowed",
+        "a signal that came for a wait which lost its race is gone",
+        ("engine.wakeups:put_back", "run.inbox.append(signal)", "pass"),
+    ),
+    mutant(
+        "sleep too short",
+        "a sleep ends when half of it is over",
+        (
+            "engine.waits:SleepCall.begin_live",
+            "self.asked_at.timestamp() + self.seconds",
+            "self.asked_at.timestamp() + self.seconds / 2",
+        ),
+    ),
+    mutant(
+        "sleep starts anew",
+        "a recovered run sleeps its whole time again",
+        (
+            "engine.waits:SleepCall.begin_live",
+            "self.asked_at.timestamp() + self.seconds",
+            "self.run.engine.clock.now() + self.seconds",
+        ),
+    ),
+    mutant(
+        "handed back for good",
+        "a run that is handed back waits for nothing",
+        ("engine.parking:hand_back", "Status.QUEUED, run.engine.clock.now(), ()", "Status.WAITING, None, ()"),
+    ),
+    # -- ends ---------------------------------------------------------------------------------------------------------
+    mutant(
+        "cancel forgotten",
+        "a cancel that was recorded is not told to the code after a recovery",
+        ("engine.delivery:_replay_next", "        control(run, record)\n", ""),
+    ),
+    mutant(
+        "cancel overtaken",
+        "a run that was cancelled completes all the same",
+        (f"{RUNNER}._judge", "if context.cancelling:", "if context.cancelling and error is not None:"),
+    ),
+    mutant(
+        "end unseen",
+        "a run ends although a signal, perhaps a cancel, came that it has not seen",
+        (f"{RUNNER}._try_to_end", "signals_seen=context.signals_seen, ", ""),
+    ),
+    mutant(
+        "deadline ignored",
+        "a run goes on after its deadline",
+        (f"{RUNNER}._arm_deadline", "if deadline is None:", "if True:"),
+    ),
+    mutant(
+        "deadline slept through",
+        "a run that is put away does not wake for its deadline",
+        ("engine.wakeups:due_at", "if run.deadline_at is not None and not run.timed_out:", "if False:"),
+    ),
+    # -- children -----------------------------------------------------------------------------------------------------
+    mutant(
+        "child started twice",
+        "a child is started before its parent's record of it is durable, under a name that is drawn",
+        (
+            "engine.children:StartCall.begin_live",
+            "child = given or child_id(run.id, self.key, run.generation)",
+            "child = given or new_id('child')",
+        ),
+        (
+            "engine.children:StartCall.begin_live",
+            'run.append_special(record, {"creates": [born(created)]}, self._made, self._refused, self)',
+            "run.engine.background(run.engine.journal.write(born(created)))\n    run.append(record, self)",
+        ),
+    ),
+    mutant(
+        "child's word lost",
+        "a child that ends does not tell its parent",
+        (f"{RUNNER}._try_to_end", "sends.append(self._word_to_parent(context, status, record))", "pass"),
+    ),
+    mutant(
+        "child not cancelled",
+        "a cancelled run leaves its children running",
+        ("engine.steering:_cancel_children", "for child in run.children.values():", "for child in ():"),
+    ),
+    mutant(
+        "signals left behind",
+        "what a continued run had not read does not move over to its successor",
+        (f"{RUNNER}._succeed", "for signal in context.inbox)", "for signal in ())"),
+    ),
+    mutant(
+        "successor lost",
+        "a continued run ends without its successor",
+        (f"{RUNNER}._succeed", "    creates.append(born(successor))\n", ""),
+    ),
+]
+
+
+# -- finding them ------------------------------------------------------------------------------------------------------
+
+
+def broken_under(mutant: Mutant, plan: Plan) -> list[str]:
+    """The promises that a history breaks under a mutant."""
+    with mutant.applied():
+        try:
+            return play(plan).broken
+        except Exception as error:  # what a mutant writes may be so wrong that not even the judge can read it
+            return [f"what is written can be read: {type(error).__name__}: {error}"]
+
+
+@dataclass(frozen=True)
+class Kill:
+    """How a mutant was found."""
+
+    plan: Plan
+    broken: list[str]
+    histories: int
+    seconds: float
+
+    @property
+    def promise(self) -> str:
+        return self.broken[0].partition(": ")[0]
+
+
+def hunt(mutant: Mutant, plans: Iterable[Plan]) -> Kill | None:
+    """Play one history after the other until a promise is broken."""
+    began = time.perf_counter()
+    for histories, plan in enumerate(plans, 1):
+        broken = broken_under(mutant, plan)
+        if broken:
+            return Kill(plan, broken, histories, time.perf_counter() - began)
+    return None
+
+
+def kept_plans() -> dict[str, Plan]:
+    return json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
+
+
+def keep(plans: dict[str, Plan]) -> None:
+    lines = [f"{json.dumps(one.name)}: {json.dumps(plans[one.name])}" for one in MUTANTS if one.name in plans]
+    KEPT.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def shortened(mutant: Mutant, kill: Kill) -> Plan:
+    """The plan that found a mutant, made short; without the mutant it must break nothing."""
+
+    def play_both(plan: Plan) -> Any:
+        return SimpleNamespace(broken=[] if play(plan).broken else broken_under(mutant, plan))
+
+    return shrink(kill.plan, kill.broken, play_both, tries=40)
+
+
+def _report(job: tuple[str, bool]) -> tuple[Kill | None, Plan | None]:
+    name, keeps = job
+    (mutant,) = (one for one in MUTANTS if one.name == name)
+    kill = hunt(mutant, map(draw, range(MOST)))
+    return kill, shortened(mutant, kill) if kill is not None and keeps else None
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.sim.mutants", description=__doc__.splitlines()[0])
+    parser.add_argument("--jobs", type=int, default=2, help="how many processes play")
+    parser.add_argument("--keep", action="store_true", help="keep a short plan that finds each mutant, for the tests")
+    parser.add_argument("names", nargs="*", help="only these mutants")
+    options = parser.parse_args(arguments)
+    chosen = [one for one in MUTANTS if not options.names or one.name in options.names]
+    kept, survived = kept_plans(), 0
+    print("| mutant | what it does | found by the promise | histories | seconds |")
+    print("|---|---|---|---|---|")
+    with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
+        jobs = pool.imap(_report, [(one.name, options.keep) for one in chosen])
+        for one, (kill, plan) in zip(chosen, jobs, strict=True):
+            survived += kill is None
+            figures = f"{kill.promise} | {kill.histories} | {kill.seconds:.1f}" if kill else f"SURVIVED | {MOST} | "
+            print(f"| {one.name} | {one.breaks} | {figures} |", flush=True)
+            if plan is not None:
+                keep(kept := {**kept, one.name: plan})
+    print(f"\n{len(chosen) - survived} of {len(chosen)} mutants were found")
+    return 1 if survived else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
