@@ -321,7 +321,7 @@ class Engine:
             return RunHandle(self, run.id, workflow)
         if self.observed:
             self.tell(Event("run.created", run.id, run.created_at, run.workflow))
-        if run.worker is None:
+        if run.worker is None or self.worker is None or run.worker != self.worker.id:  # or given up meanwhile
             self.poke()
             return RunHandle(self, run.id, workflow)
         context = RunContext(self, workflow, Claim(run, Lease(run.id, run.worker, 1)))

@@ -279,6 +279,8 @@ class Worker:
             versions={w.name: w.version for w in self.engine.workflows.values() if w.on_change == "pin"},
         )
         claims = await self.engine.call(self.engine.store.claim_runs, request)
+        if request.worker != self.id:  # the store has given up the worker that asked, and all that it was leased
+            return True
         before, self._next_due = self._next_due, claims.next_due_at.timestamp() if claims.next_due_at else None
         if self._pace.jumps and before != self._next_due:
             self.look_soon()
