@@ -436,7 +436,7 @@ MUTANTS = [
     mutant(
         "signals left behind",
         "what a continued run had not read does not move over to its successor",
-        (f"{RUNNER}._succeed", "for signal in context.inbox)", "for signal in ())"),
+        (f"{RUNNER}._succeed", "for signal in unread)", "for signal in ())"),
     ),
     mutant(
         "successor lost",
