@@ -144,10 +144,10 @@ def serving(server):
 
 def test_a_request_that_is_sent_twice():
     with serving(Server()) as server:
-        report = crashtest(flawed.posts, f"{server.url}?secret=1")
+        report = crashtest(flawed.posts, f"{server.url}?colour=blue")
         found = only(report, "doubled")
         assert f"POST {server.url}" in found.message
-        assert "secret" not in str(report)
+        assert "colour" not in str(report)  # a query may hold what is nobody's business
         assert "Idempotency-Key" in found.advice
         assert len(server.asked) > len(report.crashes) + 2
 

@@ -50,9 +50,10 @@ CHANCE = "chance"
 MAX_SELECT_SECONDS = 86_400.0
 #: A timer that is always there and never comes.
 FAR_SECONDS = 1e12
-#: Passes without any progress, although something is due, after which a run counts as stuck; and what children are
-#: given to go on after their parent has ended.
+#: Passes without any progress, although something is due, after which a run counts as stuck.
 PATIENCE = 200
+#: Waits that children are given to come to their ends after their parent has ended.
+OVERTIME = 20
 #: A step that awaits what nobody here knows of is given so much real time.
 STILL_SECONDS = 1.0
 #: What goes on outside the loop takes no virtual time if it takes no more real time than this, so that quick steps in
@@ -101,7 +102,8 @@ class Life:
         self.watch = Watch(self.recorder, folder / "home", self._before_effect)
         self._counts: dict[tuple[Any, ...], int] = {}
         self._still_since: float | None = None
-        self._patience = self._overtime = PATIENCE
+        self._patience = PATIENCE
+        self._overtime = OVERTIME
         self._lock = threading.Lock()
 
     async def live(self) -> int:
