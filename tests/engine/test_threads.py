@@ -276,3 +276,28 @@ async def test_a_def_workflow_writes_its_notes_from_its_own_thread(world):
         run = await engine.start(showing)
         assert await run.result(5) == 2
         assert await run.published() == {"count": 19}
+
+
+@pytest.mark.live_only
+@pytest.mark.one_store
+async def test_a_thread_that_takes_a_step_up_after_its_lease_does_not_begin_it(world, effects):
+    @ks.step
+    def work():
+        effects.append("began")
+
+    @ks.workflow
+    async def waits_for_a_thread():
+        await work()
+
+    async with world.engine() as engine:
+        queued, submit = [], engine.step_threads.submit
+
+        def later(context, function):
+            engine.worker._renewed = -1e9  # no heartbeat has come for long when a thread is free
+            queued.append(function)
+            return submit(context, function)
+
+        engine.step_threads.submit = later
+        await engine.start(waits_for_a_thread, run_id="r")
+        await until(lambda: queued and "r" not in engine.live, "the run was never let go")
+        assert effects == []

@@ -194,7 +194,7 @@ async def _limited(call: StepCall[Any], elapsed: float) -> Any:
             if limit.expired():
                 raise _timed_out(call, seconds) from None
             raise
-    future = call.run.engine.step_threads.submit(copy_context(), partial(in_thread, step.fn, *call.args, **call.kwargs))
+    future = call.run.engine.step_threads.submit(copy_context(), partial(_in_its_turn, call))
     body = asyncio.wrap_future(future)
     try:
         done, _ = await asyncio.wait([body], timeout=seconds)
@@ -202,10 +202,31 @@ async def _limited(call: StepCall[Any], elapsed: float) -> Any:
         future.cancel()  # if no thread has taken it up yet, none shall
         raise
     if done:
-        return body.result()
+        return await _again_if_late(call, elapsed, body)
     late = _timed_out(call, seconds)
     late.body = body  # type: ignore[attr-defined]
     raise late
+
+
+class _LeaseTooOld(Exception):
+    """A thread took a step up so late that its run may be somebody else's by now."""
+
+
+def _in_its_turn(call: StepCall[Any]) -> Any:
+    """Run a plain body in its thread; it may have waited long for one, so the lease is looked at once more."""
+    if call.run.detached or not call.run.engine.lease_is_fresh():
+        raise _LeaseTooOld
+    return in_thread(call.step.fn, *call.args, **call.kwargs)
+
+
+async def _again_if_late(call: StepCall[Any], elapsed: float, body: asyncio.Future[Any]) -> Any:
+    """What the thread gave; if it did not begin, another does when the lease is fresh again, or the run is let go."""
+    try:
+        return body.result()
+    except _LeaseTooOld:
+        if not call.run.may_start_body():
+            raise asyncio.CancelledError from None
+        return await _limited(call, elapsed)
 
 
 def in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
