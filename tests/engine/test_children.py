@@ -76,6 +76,26 @@ async def test_a_parent_waits_for_its_children_in_memory(world):
         assert await run.result(5) == "word"
 
 
+async def test_a_child_whose_start_was_given_up_is_cancelled_with_its_parent(world):
+    @ks.workflow
+    async def parent():
+        start = asyncio.ensure_future(ks.start(waiting_child))
+        await asyncio.sleep(0)
+        start.cancel()  # the child is being made already
+        await ks.wait_for("go")
+
+    engine = await world.started(linger_seconds=60)
+    await engine.start(parent, run_id="r")
+    await until_recorded(await engine.get("r"), "waiting_child#1")
+    await until_at_last_wait(engine, "r")
+    engine = await world.crash_and_recover(engine, linger_seconds=60)
+    await until_at_last_wait(engine, "r")
+    [child] = (await engine.list(parent="r")).runs
+    await (await engine.get("r")).cancel()
+    await until_status(await engine.get("r"), "cancelled")
+    await until_status(await engine.get(child.id), "cancelled")
+
+
 @pytest.mark.parametrize("how", ["fails", "is cancelled"])
 async def test_the_end_of_a_child_is_not_told_when_it(world, how):
     @ks.workflow

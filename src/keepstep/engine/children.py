@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import msgspec
@@ -131,10 +132,17 @@ class StartCall(DurableCall[ChildRun]):
             due_at=instant(at.timestamp() + delay),
         )
         record = self.record(Kind.CHILD, attempt=1, data={"child": child})
-        run.append_special(record, {"creates": [born(created)]}, self._made, self._refused, self)
+        made = partial(self._made, child)
+        run.append_special(record, {"creates": [born(created)]}, made, self._refused, self)
 
-    def _made(self, _: Answer) -> None:
+    def _made(self, child: str, _: Answer) -> None:
+        self.run.children[self.key] = child  # whether or not the code still waits to be told
         self.run.engine.poke()
+
+    def cancelled_by_code(self) -> None:
+        super().cancelled_by_code()
+        if self.entry is not None and self.entry.child:
+            self.run.children[self.key] = self.entry.child
 
     def _refused(self, answer: Answer) -> None:
         text = f"run id {answer.about!r} is taken by another run"

@@ -101,6 +101,7 @@ class RunContext:
         self.consumed: set[int] = set()
         self.signals_seen = 0
         self.children: dict[str, str] = {}
+        self.children_told = False
         self.child_results: dict[str, bytes] = {}
         # ends
         self.detached = ""

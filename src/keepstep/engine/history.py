@@ -36,7 +36,7 @@ _NOTES = frozenset({Kind.PATCH.value, Kind.PUBLISHED.value, Kind.DECISION.value,
 class Entry:
     """One recorded outcome that waits for the code to ask for it. `record` is None while its value is not in memory."""
 
-    __slots__ = ("cancelled", "digest", "key", "kind", "ordinal", "record", "seq", "signal")
+    __slots__ = ("cancelled", "child", "digest", "key", "kind", "ordinal", "record", "seq", "signal")
 
     def __init__(self, record: Record) -> None:
         self.seq = record.seq
@@ -46,6 +46,7 @@ class Entry:
         self.kind = record.kind
         self.cancelled = record.kind == Kind.STEP_CANCELLED
         self.signal: int = (record.data or {}).get("signal", 0)  # the message that it is the answer of, if any
+        self.child: str = (record.data or {}).get("child", "")  # the run that it started, if any
         self.record: Record | None = record
 
 
@@ -81,6 +82,7 @@ class History:
         self._outcomes: list[Entry] = []
         self._attempts: list[Record] = []
         self._heard: dict[str, int] = {}
+        self._born: dict[str, str] = {}
         self._superseded: set[int] = set()
 
     def add(self, rows: Iterable[Row]) -> None:
@@ -110,6 +112,10 @@ class History:
 
     def _add_outcome(self, record: Record) -> None:
         entry = Entry(record)
+        if entry.child:
+            self._born[entry.key] = entry.child
+        elif entry.cancelled:  # a start that the code gave up after its child was there
+            entry.child = self._born.get(entry.key, "")
         size = len(record.value) if record.value else 0
         self._kept += size
         if self._kept > KEEP_BYTES and size > 1000:

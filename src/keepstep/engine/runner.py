@@ -29,7 +29,7 @@ from .branch import CANCELLED, Branch, DurableCall
 from .context import RunContext
 from .history import History
 from .journal import Draft, head_move
-from .steering import DEADLINE, Control, control, in_doubt
+from .steering import DEADLINE, Control, cancel_children, control, in_doubt
 from .tasks import left
 from .wakeups import receive
 
@@ -281,6 +281,8 @@ class Runner:
         creates: list[Create] = []
         sends: list[Send] = []
         status = self._judge(context, future, record, creates, sends)
+        if status is Status.CANCELLED:
+            cancel_children(context)  # unless they were told with the code
         if context.run.parent is not None and not creates:
             sends.append(self._word_to_parent(context, status, record))
         change = head_move(status, release=True, signals_seen=context.signals_seen, creates=creates, sends=sends)

@@ -112,7 +112,7 @@ def control(run: RunContext, record: Record) -> None:
     """Deliver what steers the whole run: a cancel, or the deadline."""
     if record.step == CANCEL:
         run.cancelling = True
-        _cancel_children(run)
+        cancel_children(run)
         _cancel_code(run)
         run.holding = run.draining
         run.watch()
@@ -136,7 +136,11 @@ def _cancel_code(run: RunContext) -> None:
         run.thread_cancel = True
 
 
-def _cancel_children(run: RunContext) -> None:
+def cancel_children(run: RunContext) -> None:
+    """Pass the cancel of a run on, once: what its clean-up starts later is not meant."""
+    if run.children_told:
+        return
+    run.children_told = True
     for child in run.children.values():
         signal = Signal(child, CANCEL, id=f"cancel:{run.id}", sender=f"run {run.id}", sent_at=run.time())
         run.append_special(None, {"sends": [Send(signal)], "progress": False}, refused=partial(_too_late, run, child))
