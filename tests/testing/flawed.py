@@ -389,6 +389,17 @@ def plain(order: str = "order-1") -> str:
     return charge_once(order).result()
 
 
+@ks.step
+def double(number: int) -> int:
+    return 2 * number
+
+
+@ks.workflow
+async def blocking_side_by_side() -> list:
+    """Plain def steps at once, each in a thread of its own."""
+    return await ks.map(double, range(6), concurrency=6)
+
+
 @ks.step(at_most_once=True)
 async def charge_at_most_once(order):
     effect("charge", order)

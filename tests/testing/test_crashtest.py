@@ -8,6 +8,7 @@ import http.server
 import json
 import socketserver
 import threading
+import time
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,7 @@ import pytest
 
 from keepstep.errors import DefinitionError, NotSerializable
 from keepstep.testing import Ask, crashproof, crashtest, effect
+from keepstep.testing.crash import MemoryDisk
 from keepstep.testing.crashtests import sample
 from keepstep.testing.findings import _agrees
 from keepstep.testing.moments import Moment
@@ -385,6 +387,19 @@ def test_a_plain_def_workflow_is_clean():
     report = crashtest(flawed.plain)
     assert report.findings == [], f"{report}"
     assert {crash.step for crash in report.crashes} == {"", "write#1", "charge_once#1"}
+
+
+def test_what_other_threads_finish_while_the_process_dies_is_not_taken_for_durable(monkeypatch):
+    image = MemoryDisk.image
+
+    def slow_image(disk):
+        taken = image(disk)
+        time.sleep(0.05)  # in which the loop would go on, and commit what is not in the image
+        return taken
+
+    monkeypatch.setattr(MemoryDisk, "image", slow_image)
+    report = crashtest(flawed.blocking_side_by_side)
+    assert report.ok, str(report)
 
 
 def test_races_cancels_and_timeouts_are_clean():

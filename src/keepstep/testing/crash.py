@@ -63,7 +63,7 @@ class CrashingStore:
         self.dead = False
         self._point = point
         self._recorder = recorder
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._loop = asyncio.get_running_loop()
         self.crashed = asyncio.Event()
 
@@ -71,6 +71,10 @@ class CrashingStore:
         """Be dead from now on."""
         self.dead = True
         self._loop.call_soon_threadsafe(self.crashed.set)
+
+    def stand_still(self) -> None:
+        """Let no other thread write any more: what it is told to be durable now would die with this process."""
+        self._lock.acquire()
 
     def _check(self) -> None:
         if self.dead:

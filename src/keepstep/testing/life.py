@@ -181,6 +181,7 @@ class Life:
     def die(self) -> None:
         """End this process as a kill would; what is on the disk stays there."""
         self._lock.acquire()  # nobody else dies meanwhile
+        self.store.stand_still()
         if isinstance(self.disk, MemoryDisk):
             self.disk.bury(self.disk.store, self.store.workers)
         self._save()
