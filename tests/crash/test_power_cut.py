@@ -77,7 +77,7 @@ def cuts(disk):
     seen = set()
     for number, moment in disk.moments():
         before_sync = number < len(disk.journal) and disk.journal[number].what == "sync"
-        draws = [Chance((number, draw)) for draw in range(3)] if before_sync else []
+        draws = [Chance((number, draw)) for draw in range(1)] if before_sync else []
         for fate in (LOSE, *draws):
             files = image(moment, fate)
             durable = {(run, step) for what, run, step in disk.marks(number) if what == DURABLE}

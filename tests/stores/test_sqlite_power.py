@@ -316,7 +316,7 @@ def undisturbed(folder):
 
 
 #: Of the many calls of one kind, every so manieth.
-EVERY = {"read": 5, "write": 4, "sync": 1}
+EVERY = {"read": 11, "write": 7, "sync": 1}
 
 FAULTS = [
     pytest.param(fault, times, id=f"{fault}-{'once' if times == 1 else 'until repaired'}")
