@@ -225,6 +225,10 @@ async def raises(amount: int) -> None:
     raise ValueError("new")
 
 
+async def one_more(amount: int, currency: str) -> None:
+    await pay(amount)
+
+
 @pytest.mark.parametrize(
     "code, message, line",
     [
@@ -238,13 +242,14 @@ async def raises(amount: int) -> None:
             "await ks.gather(ks.sleep(days=30)",
         ),
         (too_early, "sleep#1, which the code no longer asks for before it ends", "async def too_early"),
-        (raises, "sleep#1, which the code no longer asks for before it ends", "async def raises"),
+        (raises, "no longer asks for before it ends; it raises ValueError: new", "async def raises"),
+        (one_more, "it raises TypeError: one_more() missing 1 required positional argument", "async def one_more"),
     ],
 )
 def test_a_mismatch_names_the_call_and_the_line(ended, code, message, line):
     with pytest.raises(ks.ReplayMismatch, match=re.escape(message)) as caught:
         replay(defined(code), ended)
-    place = re.search(r"\((.*):(\d+)\)$", str(caught.value))
+    place = re.search(r"\(([^()]*):(\d+)\)$", str(caught.value))
     assert place is not None
     assert place[1] == __file__
     assert line in Path(__file__).read_text(encoding="utf-8").splitlines()[int(place[2]) - 1]
@@ -288,6 +293,15 @@ def test_the_history_of_another_workflow_is_refused(ended):
         replay(Workflow(order, name="other"), ended)
     with pytest.raises(ks.DefinitionError, match="not a workflow"):
         replay(order, ended)
+
+
+def test_a_store_without_a_run_is_refused(tmp_path):
+    url = f"sqlite:///{tmp_path}/runs.db"
+    with world(url) as here:
+        here.start(ORDER, 5, run_id="order-1")
+    for source in (url, tmp_path / "runs.db"):
+        with pytest.raises(ks.DefinitionError, match="say which of its runs"):
+            replay(ORDER, source)
 
 
 # -- files and stores --------------------------------------------------------------------------------------------------

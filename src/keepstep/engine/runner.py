@@ -42,6 +42,8 @@ log = logging.getLogger("keepstep")
 
 #: How long branches that are still open when their workflow returns are given to clean up.
 UNWIND_SECONDS = 30.0
+#: How much of an error's message is told along with a mismatch.
+_MAX_RAISED = 200
 
 
 class ContinueAs(BaseException):
@@ -240,6 +242,7 @@ class Runner:
             if left:
                 context.mismatch(
                     f"seq {left[0].seq} recorded {left[0].key}, which the code no longer asks for before it ends"
+                    f"{self._raised(context, future)}"
                 )
                 return
             for entry in history.order:
@@ -247,6 +250,15 @@ class Runner:
                     control(context, entry.record)  # a cancel that came after the code had ended
             context.history = None
         self._write_end(context, future)
+
+    @staticmethod
+    def _raised(context: RunContext, future: asyncio.Future[Any]) -> str:
+        """The end of a sentence: what the code has raised, if it has."""
+        error = None if future.cancelled() else future.exception()
+        if error is None or isinstance(error, ContinueAs):
+            return ""
+        kept = stored_error(error, "", 0, context)
+        return f"; it raises {kept.type}: {kept.message[:_MAX_RAISED]}"
 
     @staticmethod
     def _is_gone(context: RunContext, entry: Any) -> bool:

@@ -176,7 +176,19 @@ def _replayed(workflow: Workflow[..., Any], history: History) -> Replayed:
 def _history(source: Any, run_id: str | None) -> History:
     if isinstance(source, History):
         return source
-    return History.load(source) if run_id is None else History.of(source, run_id)
+    if run_id is not None:
+        return History.of(source, run_id)
+    if isinstance(source, Store) or _is_store(os.fspath(source)):
+        raise DefinitionError(f"{source} is a store: say which of its runs, replay(workflow, source, run_id)")
+    return History.load(source)
+
+
+def _is_store(name: str) -> bool:
+    """Whether this names a store and not a saved history."""
+    if name.startswith(("sqlite:", "memory:")):
+        return True
+    with Path(name).open("rb") as file:
+        return file.read(16) == b"SQLite format 3\0"
 
 
 class _Replay:
