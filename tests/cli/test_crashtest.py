@@ -179,7 +179,7 @@ def test_an_effect_may_be_called_harmless(keepstep):
         (["shop.py:pay", "--signal", "go={"], "not JSON"),
         (["shop.py:pay", "--signal", "=1"], "has no name"),
         (["shop.py:pay", "--signal", "ks:cancel"], "ks:cancel"),
-        (["shop.py:pay", "--set-up", "missing"], "missing"),
+        (["shop.py:pay", "--set-up", "missing"], "there is no function missing in shop.py"),
         (["shop.py:pay", "--set-up", "number"], "is not a function"),
         (["shop.py:pay", "--set-up", "broken"], "set_up failed: RuntimeError: no server"),
         (["shop.py:pay", "--file", "gone.txt"], "gone.txt"),

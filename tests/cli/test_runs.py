@@ -117,6 +117,14 @@ def test_the_id_of_another_workflow_ends_with_7(keepstep):
 # -- mistakes ----------------------------------------------------------------------------------------------------------
 
 
+def test_without_a_command_the_help_is_shown_once(keepstep):
+    done = keepstep()
+    said = done.out + done.err
+    assert said.count("Usage: keepstep") == 1
+    assert "Start with `keepstep demo`" in said
+    assert not said.startswith("keepstep:")
+
+
 @pytest.mark.parametrize(
     "words, said",
     [
@@ -124,6 +132,7 @@ def test_the_id_of_another_workflow_ends_with_7(keepstep):
         (["program.py:totl", "1"], "did you mean total"),
         (["program.py:not_a_workflow"], "not a workflow"),
         (["program.py:add", "1"], "is a step"),
+        (["program.py:add", "1"], "its workflows: "),
         (["program.py"], "several workflows"),
         (["nowhere:total"], "no module 'nowhere'"),
         ([":total"], "names no workflow"),
@@ -135,6 +144,7 @@ def test_the_id_of_another_workflow_ends_with_7(keepstep):
         (["program.py:total", "--input", '{"c": 1}'], "a"),
         (["program.py:total", "1", "--input", "1"], "given twice"),
         (["program.py:total", "one"], "argument 'a'"),
+        (["program.py:total", "1", "colour=red"], "it has no parameter 'colour'; it takes ("),
         (["program.py:post", "--input", '{"parcel": {"weight": "x", "to": "y"}}'], "weight"),
         (["program.py:total", "--input", "@nothing.json"], "cannot be read"),
         (["program.py:total", "1", "--id", "../x"], "refused"),

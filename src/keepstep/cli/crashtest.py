@@ -110,8 +110,10 @@ def _function(module: ModuleType, name: str | None, option: str) -> Callable[[],
         return None
     found = getattr(module, name, None)
     if not callable(found):
-        what = "is not a function" if hasattr(module, name) else "is not there"
-        raise exits.Refused(f"{option} {name}: {what} in {module.__name__}{exits.nearest(name, vars(module))}")
+        where = Path(module.__file__).name if module.__file__ else module.__name__
+        if hasattr(module, name):
+            raise exits.Refused(f"{option}: {name} in {where} is not a function")
+        raise exits.Refused(f"{option}: there is no function {name} in {where}{exits.nearest(name, vars(module))}")
     return found  # type: ignore[no-any-return]
 
 

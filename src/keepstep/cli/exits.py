@@ -98,6 +98,10 @@ def told(error: BaseException, settings: Settings) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     code = code_of(error)
+    no_arguments = getattr(click.exceptions, "NoArgsIsHelpError", None)  # which click has since 8.2
+    if no_arguments is not None and isinstance(error, no_arguments) and not settings.json:
+        click.echo(error.format_message(), err=True)
+        return code
     if settings.debug and not isinstance(error, (click.ClickException, click.Abort, KeyboardInterrupt)):
         import traceback
 

@@ -66,7 +66,8 @@ def _chosen(there: dict[str, Workflow[..., Any]], name: str, module: ModuleType,
             return workflow
     if value is not None:
         what = "a step" if type(value).__name__ == "Step" else f"a {type(value).__name__}"
-        raise exits.Refused(f"{name} in {where} is {what}, not a workflow", "decorate it with @keepstep.workflow")
+        known = f"its workflows: {', '.join(there)}" if there else "decorate a function with @keepstep.workflow"
+        raise exits.Refused(f"{name} in {where} is {what}, not a workflow", known)
     known = f"there are: {', '.join(there)}" if there else "it defines no workflow"
     raise exits.Refused(f"{where} has no workflow {name!r}{exits.nearest(name, there)}", known)
 
@@ -247,7 +248,14 @@ def _convert(
     names = [*parameters, *[""] * len(args)]
 
     def made(name: str, value: Any) -> Any:
-        return _converted(value, hints[name], f"argument {name!r} of {workflow.name!r}") if name in hints else value
+        if name not in hints:
+            return value
+        try:
+            return _converted(value, hints[name], f"argument {name!r} of {workflow.name!r}")
+        except exits.Refused as refusal:
+            named = _NAMED.fullmatch(value) if isinstance(value, str) else None
+            unknown = f"it has no parameter {named[1]!r}; " if named is not None and named[1] not in parameters else ""
+            raise exits.Refused(refusal.message, f"{unknown}it takes {workflow.signature}") from None
 
     by_place = tuple(made(name, value) for name, value in zip(names, args, strict=False))
     return by_place, {name: made(name, value) for name, value in kwargs.items()}
