@@ -431,7 +431,7 @@ MUTANTS = [
     mutant(
         "child not cancelled",
         "a cancelled run leaves its children running",
-        ("engine.steering:_cancel_children", "for child in run.children.values():", "for child in ():"),
+        ("engine.steering:cancel_children", "for child in run.children.values():", "for child in ():"),
     ),
     mutant(
         "signals left behind",

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+import keepstep as ks
 from keepstep.errors import DefinitionError, NotSerializable
 from keepstep.testing import Ask, crashproof, crashtest, effect
 from keepstep.testing.crash import MemoryDisk
@@ -513,6 +514,20 @@ def test_nothing_is_left_running():
     assert set(psutil.Process().children(recursive=True)) <= set(before)
 
 
+def test_a_file_that_was_not_copied_is_named_as_the_cause():
+    @ks.step
+    def read() -> str:
+        return Path("data.txt").read_text(encoding="utf-8")
+
+    @ks.workflow
+    async def reads() -> str:
+        return await read()
+
+    [(finding, _)] = crashtest(reads).findings
+    assert finding.code == "fails"
+    assert "--file PATH" in finding.advice
+
+
 def test_progress_is_told():
     seen = []
     report = crashtest(flawed.double_charge, progress=lambda done, of: seen.append((done, of)))
@@ -526,6 +541,8 @@ def test_progress_is_told():
         (lambda: crashtest(flawed.good, 1, 2, 3), "cannot be started so"),
         (lambda: crashtest(flawed.good, answers={"": 1}), "signal"),
         (lambda: crashtest(flawed.good, files=["nowhere"]), "nowhere"),
+        (lambda: crashproof(answer={"approve": True}), "no option 'answer'; did you mean answers"),
+        (lambda: crashproof(zzz=1), "no option 'zzz'; there are answers, set_up"),
     ],
 )
 def test_what_cannot_be_tested_is_refused(call, said):

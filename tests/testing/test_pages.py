@@ -92,6 +92,16 @@ def test_the_report_is_json_and_text():
         report.check()
 
 
+def test_the_verdict_says_no_more_than_was_tried():
+    tried = [Crash("1", "before")]
+    assert "after a crash at any moment (1 crash)" in Report("pay", crashes=tried, moments=1).verdict
+    assert "after every crash that was tried (1 crash, a sample" in Report("pay", crashes=tried, moments=9).verdict
+    varies = [(Finding("warning", "varies", "two runs end differently"), 0)]
+    assert "but for what varies without one" in Report("pay", crashes=tried, moments=1, findings=varies).verdict
+    outside = [(Finding("error", "outside-step", "a file"), 0)]
+    assert "even without a crash (1 crash)" in Report("pay", crashes=tried, moments=1, findings=outside).verdict
+
+
 def test_a_clean_report_passes():
     report = Report("pay", crashes=[Crash("1", "before")], moments=1)
     report.check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import os
@@ -106,6 +107,12 @@ def crashproof(function: Callable[..., Any] | None = None, /, **options: Any) ->
     What the function takes are fixtures, as ever. The options are those of `crashtest`. The test fails, with the whole
     report, if a crash anywhere changes how the workflow ends or doubles what it does.
     """
+    known = [name for name, one in inspect.signature(crashtest).parameters.items() if one.kind is one.KEYWORD_ONLY]
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            meant = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
+            raise DefinitionError(f"crashproof has no option {name!r}{meant}")
 
     def decorate(test: Callable[..., Any]) -> Callable[..., None]:
         @functools.wraps(test)

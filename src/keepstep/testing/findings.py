@@ -145,8 +145,7 @@ class Judge:
                 ERROR,
                 "fails",
                 f"undisturbed, the run already ends as {end.status}: {_error(end)}",
-                "give it an input with which it completes, or say that it may fail (--may-fail, may_fail=True): "
-                "then it has to fail the same after every crash",
+                _advice_on_failure(end),
                 line=_last_line(end.traceback),
             )
         if not self.stable:
@@ -423,6 +422,17 @@ def _outcome(end: End) -> str:
 
 def _error(end: End) -> str:
     return f"{end.error_type.removeprefix('keepstep.errors.')}: {end.error}" if end.error_type else "no reason is known"
+
+
+def _advice_on_failure(end: End) -> str:
+    """What to do about a workflow that fails undisturbed."""
+    told = _error(end)
+    if "FileNotFoundError" in told and "'/" not in told:
+        return "it works in an empty folder of its own: name the files that it reads there (--file PATH, files=[...])"
+    return (
+        "give it an input with which it completes, or say that it may fail (--may-fail, may_fail=True): "
+        "then it has to fail the same after every crash"
+    )
 
 
 def _brief(text: str) -> str:

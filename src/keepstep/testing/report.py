@@ -61,13 +61,19 @@ class Report:
             bad = sum(not crash.ok for crash in tried)
             wrong = sum(finding.severity == ERROR for finding, _ in self.findings)
             said = f"{wrong} thing{'s are' if wrong != 1 else ' is'} wrong"
+            if not bad:
+                return f"{self.workflow} is not crash-proof: {said}, even without a crash ({crashes})"
             return f"{self.workflow} is not crash-proof: {said} ({bad} of {crashes} went wrong)"
         doubt = sum(crash.ended == "in doubt" for crash in tried)
         left = f"; {doubt} left the run to a person, as at_most_once promises" if doubt else ""
-        return f"{self.workflow} is crash-proof: it ends the same after a crash at any moment ({crashes}{left})"
+        when = "a crash at any moment" if len(self.crashes) >= self.moments else "every crash that was tried"
+        if any(finding.code == "varies" for finding, _ in self.findings):
+            when += ", but for what varies without one"
+        return f"{self.workflow} is crash-proof: it ends the same after {when} ({crashes}{left})"
 
     def check(self) -> None:
         """Raise an AssertionError that holds the whole report, unless the workflow is crash-proof."""
+        __tracebackhide__ = True
         if not self.ok:
             raise AssertionError(f"{self}")
 
