@@ -419,7 +419,7 @@ MUTANTS = [
         ),
         (
             "engine.children:StartCall.begin_live",
-            'run.append_special(record, {"creates": [born(created)]}, self._made, self._refused, self)',
+            'run.append_special(record, {"creates": [born(created)]}, made, self._refused, self)',
             "run.engine.background(run.engine.journal.write(born(created)))\n    run.append(record, self)",
         ),
     ),
