@@ -227,7 +227,10 @@ def _boot_id() -> str:
 
 def instant(seconds: float) -> datetime:
     """An instant in UTC, to the microsecond, from seconds since the epoch."""
-    return datetime.fromtimestamp(seconds, UTC)
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except OSError as error:  # how the C library says it, where Python does not see it first
+        raise OverflowError(f"{seconds!r} seconds are beyond the calendar") from error
 
 
 #: The current run's branch, or the current step's attempt, or None outside both.

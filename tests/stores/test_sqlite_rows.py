@@ -19,6 +19,7 @@ DAMAGE = {
     "tags that are a list": ("UPDATE keepstep_run SET tags = '[1]'", "object"),
     "text that is no UTF-8": ("UPDATE keepstep_run SET version = CAST(x'ff31' AS TEXT)", "version"),
     "a time that is text": ("UPDATE keepstep_run SET created_at = 'noon'", "created_at is 'noon'"),
+    "a time beyond the calendar": ("UPDATE keepstep_run SET created_at = 4611686018427387904", "beyond the calendar"),
     "a time beyond all": ("UPDATE keepstep_run SET deadline_at = 9e999", "out of range"),
     "a status that nobody wrote": ("UPDATE keepstep_head SET status = 'flying'", "'flying' is not a valid Status"),
     "a status that is no UTF-8": ("UPDATE keepstep_head SET status = CAST(x'ff' AS TEXT)", "status"),
