@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 
+import apsw
 import pytest
 
 import keepstep as ks
@@ -529,3 +530,24 @@ async def test_a_signal_that_comes_while_the_history_is_loaded_brings_the_old_on
     engine = await world.crash_and_recover(engine, linger_seconds=60)
     assert await (await engine.get("r")).result(5) == [1, 2]
     await engine.close()
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["when it waits", "when it ends"])
+async def test_a_signal_that_was_accepted_and_is_gone_sets_its_run_aside(tmp_path, waits):
+    """Its worker would look for it again and again."""
+
+    @ks.workflow
+    async def hearing():
+        if waits:
+            await ks.wait_for("go")
+
+    path = tmp_path / "runs.db"
+    async with ks.open(path, worker=False) as engine:
+        run = await engine.start(hearing, run_id="r")
+        await run.signal("go")
+    database = apsw.Connection(str(path))
+    database.execute("DELETE FROM keepstep_signal")
+    database.close()
+    async with ks.open(path, linger_seconds=0.01) as engine:
+        with pytest.raises(ks.RunSetAside, match="1 signals were accepted, and only 0 are there"):
+            await (await engine.get("r")).result(5)

@@ -100,6 +100,7 @@ class RunContext:
         self.inbox: list[Signal] = []
         self.consumed: set[int] = set()
         self.signals_seen = 0
+        self.missed_signals = False
         self.children: dict[str, str] = {}
         self.children_told = False
         self.child_results: dict[str, bytes] = {}

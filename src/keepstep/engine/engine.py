@@ -489,6 +489,8 @@ class Engine:
                 page = await self.read(self.store.list_signals, context.id, context.signals_seen)
                 self._fetching.discard(context.id)
                 if not page:
+                    if context.missed_signals:
+                        await self.check_missed(context)
                     context.watch()
                     return
                 receive(context, page)
@@ -499,6 +501,18 @@ class Engine:
             self.loop.call_later(FETCH_AGAIN_SECONDS, self.fetch_signals, context, context=self.context)
         finally:
             self._fetching.discard(context.id)
+
+    async def check_missed(self, context: RunContext) -> None:
+        """A write was refused because of signals that were not seen: raise if they are not there to be read."""
+        context.missed_signals = False
+        seen = context.signals_seen
+        run = await self.read(self.store.get_run, context.id)
+        if run is None or run.signals <= seen or context.signals_seen > seen:
+            return
+        if not await self.read(self.store.list_signals, context.id, seen):
+            raise CheckpointCorrupt(
+                f"run {context.id!r}: {run.signals} signals were accepted, and only {seen} are there"
+            )
 
     def pulse(self) -> None:
         """Something was written: whoever waits for a change looks again."""

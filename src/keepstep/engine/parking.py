@@ -116,6 +116,7 @@ def move(
     def refused(answer: Answer) -> None:
         run.moving = False
         if answer.verdict is Verdict.MISSED:
+            run.missed_signals = True
             run.engine.fetch_signals(run)
         else:
             log.error("run %s could not be %s: %s", run.id, reason, answer.verdict)

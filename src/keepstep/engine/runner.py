@@ -426,6 +426,11 @@ class Runner:
     async def _look_and(self, context: RunContext, again: Any) -> None:
         try:
             signals = await self.engine.read(self.engine.store.list_signals, context.id, context.signals_seen)
+            if not signals:
+                await self.engine.check_missed(context)
+        except CheckpointCorrupt as error:
+            self.set_aside(context, "CheckpointCorrupt", str(error))
+            return
         except StoreError as error:
             context.halt(error)
             return
