@@ -19,6 +19,7 @@ from ..workflows.options import check_options, checked_tags
 from . import attempt as attempts
 from .branch import Branch, DurableCall, in_workflow
 from .runner import ContinueAs
+from .steering import cancel_child
 from .waits import HearingCall
 from .wakeups import Wait, add_wait, take_signal
 
@@ -102,10 +103,11 @@ class ChildRun:
 class StartCall(DurableCall[ChildRun]):
     """The start of a child, in its parent's commit: exactly one child per call across crashes."""
 
-    __slots__ = ("input", "options", "workflow")
+    __slots__ = ("begun", "input", "options", "workflow")
 
     def __init__(self, branch: Branch, workflow: Workflow[..., Any], payload: bytes, options: dict[str, Any]) -> None:
         self.workflow, self.input, self.options = workflow, payload, options
+        self.begun = ""  # the child that is being made, if its id is nobody else's
         super().__init__(branch, workflow.name, VALUES.digest((payload, options.get("run_id")), "child"))
 
     def begin_live(self) -> None:
@@ -132,6 +134,7 @@ class StartCall(DurableCall[ChildRun]):
             due_at=instant(at.timestamp() + delay),
         )
         record = self.record(Kind.CHILD, attempt=1, data={"child": child})
+        self.begun = "" if given else child
         made = partial(self._made, child)
         run.append_special(record, {"creates": [born(created)]}, made, self._refused, self)
 
@@ -141,8 +144,12 @@ class StartCall(DurableCall[ChildRun]):
 
     def cancelled_by_code(self) -> None:
         super().cancelled_by_code()
+        run = self.run
         if self.entry is not None and self.entry.child:
-            self.run.children[self.key] = self.entry.child
+            run.children[self.key] = self.entry.child
+        child = run.children.get(self.key) or self.begun
+        if child and run.children_told:  # it came after the cancel of the run, and nobody has a hold of it
+            cancel_child(run, child)
 
     def _refused(self, answer: Answer) -> None:
         text = f"run id {answer.about!r} is taken by another run"

@@ -142,8 +142,13 @@ def cancel_children(run: RunContext) -> None:
         return
     run.children_told = True
     for child in run.children.values():
-        signal = Signal(child, CANCEL, id=f"cancel:{run.id}", sender=f"run {run.id}", sent_at=run.time())
-        run.append_special(None, {"sends": [Send(signal)], "progress": False}, refused=partial(_too_late, run, child))
+        cancel_child(run, child)
+
+
+def cancel_child(run: RunContext, child: str) -> None:
+    """Pass the cancel of a run on to a child."""
+    signal = Signal(child, CANCEL, id=f"cancel:{run.id}", sender=f"run {run.id}", sent_at=run.time())
+    run.append_special(None, {"sends": [Send(signal)], "progress": False}, refused=partial(_too_late, run, child))
 
 
 def _too_late(run: RunContext, child: str, _: Answer) -> None:
