@@ -146,7 +146,7 @@ def test_a_store_without_a_fence_is_caught_and_the_story_is_short(monkeypatch):
     monkeypatch.setattr(MemoryStore, "_advance", without_fence)
     outcome = first_broken(2000)
     assert outcome is not None
-    short = play(shrink(outcome.plan, outcome.broken, play, tries=25))
+    short = play(shrink(outcome.plan, outcome.broken, play, tries=6))
     assert short.broken
     assert len(short.story) <= len(outcome.story)
 
