@@ -139,19 +139,7 @@ def _encoded(call: StepCall[Any], value: Any) -> bytes:
 
 
 def _completed(call: StepCall[Any], data: bytes, attempt: int, started_at: datetime) -> Record:
-    run = call.run
-    return Record(
-        run.id,
-        COMPLETED,
-        step=call.key,
-        ordinal=call.ordinal,
-        attempt=attempt,
-        worker=run.worker,
-        started_at=started_at,
-        finished_at=run.time(),
-        digest=call.digest,
-        value=msgspec.Raw(data),
-    )
+    return call.record(COMPLETED, data, attempt=attempt, started_at=started_at)
 
 
 async def _may_try_again(

@@ -13,7 +13,8 @@ import msgspec
 from ..errors import RunNotFound
 from ..model import Kind, Outcome, Run, Signal, Status
 from ..model.signal import CANCEL, PAUSE, RESERVED, RESOLVE, RESUME
-from ..stores.records import Record, check_origin, origin, unseal
+from ..stores.records import Record
+from .history import read_records
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -64,12 +65,8 @@ async def audit(engine: Engine, run_id: str) -> list[AuditEntry]:
         raise RunNotFound(f"no run {run_id!r} in {engine.store.url}", run_id)
     story = _Story(engine, run)
     story.created()
-    check_origin(run)
-    after, previous = 0, origin(run)
-    while rows := await engine.read(engine.store.list_checkpoints, run_id, after):
-        for record, checksum in unseal(rows, run_id, after, previous):
-            after, previous = record.seq, checksum
-            story.add(record)
+    async for record, _ in read_records(engine, run):
+        story.add(record)
     recorded = len(story.entries)
     story.now(run)
     seen = 0

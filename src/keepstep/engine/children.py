@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
@@ -22,9 +22,6 @@ from .runner import ContinueAs
 from .steering import cancel_child
 from .waits import HearingCall
 from .wakeups import Wait, add_wait, take_signal
-
-if TYPE_CHECKING:
-    pass
 
 T = TypeVar("T")
 U = TypeVar("U")

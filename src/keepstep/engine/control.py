@@ -14,7 +14,8 @@ from ..model import FINISHED, Kind, Outcome, RunQuery, Signal, Status, WorkerInf
 from ..model.ids import check_text, new_id
 from ..model.signal import CANCEL, CHILD, RESERVED
 from ..ports import Advance, ClaimRequest, Send, Verdict, instant
-from ..stores.records import Record, check_origin, claimed, origin, seal, unseal
+from ..stores.records import Record, claimed, seal
+from .history import read_records
 from .steering import DEADLINE, in_doubt
 
 if TYPE_CHECKING:
@@ -101,22 +102,11 @@ async def _leave(engine: Engine, worker: str) -> None:
         await engine.call(partial(engine.store.renew_leases, WorkerInfo(worker), leaving=True))
 
 
-async def _records(engine: Engine, run: Run) -> list[Record]:
-    check_origin(run)
-    records: list[Record] = []
-    after, checksum = 0, origin(run)
-    while rows := await engine.read(engine.store.list_checkpoints, run.id, after):
-        page = list(unseal(rows, run.id, after, checksum))
-        records += [record for record, _ in page]
-        after, checksum = records[-1].seq, page[-1][1]
-    return records
-
-
 async def _under_way(engine: Engine, run: Run) -> list[str]:
     """At-most-once steps that were begun and have no outcome; a history that cannot be read hinders no cancel."""
     begun: dict[str, None] = {}
     with contextlib.suppress(StoreError):
-        for record in await _records(engine, run):
+        async for record, _ in read_records(engine, run):
             if record.kind == Kind.STEP_STARTED:
                 begun[record.step] = None
             elif record.kind in _STEP_ENDS:
@@ -126,7 +116,7 @@ async def _under_way(engine: Engine, run: Run) -> list[str]:
 
 async def _failures(engine: Engine, run: Run) -> list[int]:
     """What no longer counts: the failures named in the run's error, and all that the code did because of them."""
-    records = await _records(engine, run)
+    records = [record async for record, _ in read_records(engine, run)]
     ends = [record for record in records if record.kind in (Kind.RUN_FINISHED, Kind.ERROR)]
     causes: set[int] = set(ends[-1].error.caused_by) if ends and ends[-1].error is not None else set()
     keys = {record.step for record in records if record.seq in causes}

@@ -443,6 +443,7 @@ class Engine:
         full = worker is not None and not worker.has_room()
         if self.live.get(context.id) is context:
             del self.live[context.id]
+        self.unheard.discard(context.id)
         if worker is not None:
             worker.progress.pop(context.id, None)
             worker.progressed(context)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from ..errors import CheckpointCorrupt
 from ..model import Kind
-from ..stores.records import Record, origin, unseal
+from ..stores.records import Record, check_origin, origin, unseal
 
 if TYPE_CHECKING:
     from ..model import Run
     from ..ports import Row
+    from .engine import Engine
 
 #: Values kept in memory while a history waits to be consumed; beyond this they are read again when they are reached.
 KEEP_BYTES = 16_000_000
@@ -31,6 +32,16 @@ _OUTCOMES = frozenset(
     }
 )
 _NOTES = frozenset({Kind.PATCH.value, Kind.PUBLISHED.value, Kind.DECISION.value, Kind.REPLY.value})
+
+
+async def read_records(engine: Engine, run: Run) -> AsyncIterator[tuple[Record, str]]:
+    """Every record of a run with its checksum, verified from how the run was created on."""
+    check_origin(run)
+    after, previous = 0, origin(run)
+    while rows := await engine.read(engine.store.list_checkpoints, run.id, after):
+        for record, checksum in unseal(rows, run.id, after, previous):
+            after, previous = record.seq, checksum
+            yield record, checksum
 
 
 class Entry:

@@ -165,10 +165,8 @@ class Batch:
             self._cursor.execute(_EXTEND, self._extension(change))
             if not self._connection.changes():
                 return None
-        run, rows = change.run, change.rows
-        for row in rows:
-            self._rows.append((run, row.seq, row.kind, row.record, row.body))
-        return Answer(Verdict.DONE, None, rows[-1].seq)
+        self._add(change.run, change.rows)
+        return Answer(Verdict.DONE, None, change.rows[-1].seq)
 
     def _extend_together(self, changes: Sequence[Change], common: list[bool]) -> bool:
         """Move the heads of all common changes with one call; False, with nothing moved, unless every fence holds."""
