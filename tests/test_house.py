@@ -219,7 +219,8 @@ def test_every_public_name_is_there():
 def test_nothing_else_looks_public():
     def expected(name: str, value: object) -> bool:
         submodule = isinstance(value, ModuleType) and value.__name__ == f"{PACKAGE}.{name}"
-        return submodule or isinstance(value, __future__._Feature)
+        rewritten = name.startswith("@")  # pytest writes these into a package that brings a plugin
+        return submodule or rewritten or isinstance(value, __future__._Feature)
 
     found = {name for name, value in vars(keepstep).items() if not name.startswith("_") and not expected(name, value)}
     assert found - set(keepstep.__all__) == set()

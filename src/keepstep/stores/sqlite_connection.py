@@ -227,7 +227,7 @@ class Writer:
         rows = self.cursor.execute("SELECT value FROM keepstep_meta WHERE name = 'schema'").fetchall()
         version = str(rows[0][0]) if rows else "0"
         if not version.isdecimal() or len(version) > 9:
-            raise SchemaMismatch(f"{self._path} says of itself that it has schema {version[:60]!r}, which no store has")
+            raise SchemaMismatch(f"{self._path}: its schema is {version[:60]!r}, which no Keepstep wrote")
         return int(version)
 
     def _apply_scripts(self) -> None:
