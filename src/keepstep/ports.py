@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
-from .model import Claims, Event, News, Run, RunPage, RunQuery, Signal, Status, WorkerInfo
+from .model import Claims, Event, Flaw, News, Run, RunPage, RunQuery, Signal, Status, WorkerInfo
 
 # -- what a store is asked to write ----------------------------------------------------------------------------------
 
@@ -34,16 +34,30 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
 
 class Create(msgspec.Struct):
-    """Insert a run, with its first rows if it is leased at birth. An existing id is answered, never changed."""
+    """Insert a run, with its first rows if it is leased at birth. An existing id is answered, never changed.
+
+    A run that comes from elsewhere brings its `signals`, numbered and sealed. `over` is how a repair puts a run in
+    place of the damaged one: the existing run goes if nobody has leased it and its epoch is this one.
+    """
 
     run: Run
     rows: Sequence[Row] = ()
+    signals: Sequence[Signal] = ()
+    over: int | None = None
 
 
 class Send(msgspec.Struct):
     """Append a signal to a run that has not finished; if the run is parked on its name, make the run due."""
 
     signal: Signal
+
+
+class Rekey(msgspec.Struct):
+    """Put another `data_key` in place of a run's, if it is still the old one. Whoever has the lease need not know."""
+
+    run: str
+    old: str
+    new: str
 
 
 class Advance(msgspec.Struct):
@@ -74,7 +88,7 @@ class Advance(msgspec.Struct):
     within: Callable[[Any], None] | None = None
 
 
-Change = Create | Send | Advance
+Change = Create | Send | Advance | Rekey
 
 
 class Verdict(StrEnum):
@@ -82,9 +96,9 @@ class Verdict(StrEnum):
 
     DONE = "done"
     EXISTS = "exists"  # Create: the id is taken; Send: a signal with this id is there already
-    FENCED = "fenced"  # Advance: another epoch, or another head
+    FENCED = "fenced"  # Advance: another epoch, or another head; Create: another epoch, or leased; Rekey: another key
     MISSED = "missed signals"  # Advance: more signals than were seen
-    NOT_FOUND = "not found"  # Send: no such run
+    NOT_FOUND = "not found"  # Send, Rekey: no such run
     FINISHED = "finished"  # Send: the run has ended
     CONFLICT = "conflict"  # Advance: a run to create is there with another workflow, input or parent
     ILLEGAL = "illegal move"  # Advance: the status may not change so
@@ -123,9 +137,11 @@ class Store(Protocol):
 
     `quick` says that a commit may be made on the event loop's thread; `transactional` that `Advance.within` is
     given a connection whose writes commit together with the change; a lease lasts `lease_seconds` after a heartbeat.
+    `clock` is the one by whose time the store judges what is due.
     """
 
     url: str
+    clock: Clock
     quick: bool
     transactional: bool
     lease_seconds: float
@@ -166,6 +182,12 @@ class Store(Protocol):
 
     def delete_runs(self, run_ids: Sequence[str]) -> int:
         """Remove runs that are not leased, whole: head, checkpoints and signals. The number removed."""
+
+    def check(self, *, mend: bool = False) -> list[Flaw]:
+        """What is wrong with the store itself, beyond the chain of each run: rows of no run, an index that disagrees.
+
+        With `mend`, what can be derived is mended and what cannot is put aside, never destroyed; each flaw says so.
+        """
 
     def close(self) -> None:
         """Let go of files and connections. What this worker has leased is free for others from now on."""

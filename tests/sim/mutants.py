@@ -189,7 +189,7 @@ MUTANTS = [
         "a commit whose answer was lost counts as made",
         (
             f"{JOURNAL}._what_became_of",
-            "    if isinstance(change, Send):\n        return None",
+            "    if isinstance(change, Send | Rekey):\n        return None",
             "    if True:\n        return Answer(Verdict.DONE)",
         ),
     ),

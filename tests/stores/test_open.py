@@ -53,10 +53,10 @@ def test_a_path_may_hold_anything(tmp_path):
 def test_options_and_the_clock_are_passed_on(tmp_path):
     clock = SteppedClock()
     store = open_store(tmp_path / "runs.db", clock=clock, power_loss="may_lose_last")
-    assert store._clock is clock
+    assert store.clock is clock
     assert store._writer.connection.pragma("synchronous") == 1
     store.close()
-    assert open_store("memory:", clock=clock)._clock is clock
+    assert open_store("memory:", clock=clock).clock is clock
     with pytest.raises(TypeError):
         open_store("memory:", power_loss="may_lose_last")
 

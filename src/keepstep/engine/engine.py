@@ -108,6 +108,7 @@ class Engine:
         self._given = None if workflows is None else {workflow.name: workflow for workflow in workflows}
         self._observers = resolve(observers)
         self.observed = bool(self._observers)
+        self._clock = clock
         self.clock: Clock = clock or SystemClock()
         self.max_runs = max_runs
         self.max_value_bytes = max_value_bytes
@@ -128,7 +129,6 @@ class Engine:
         self.context = Context()
         self._background: set[asyncio.Task[Any]] = set()
         self._pulse: asyncio.Future[None] | None = None
-        self._pace = Pace(self.clock, READ_SECONDS)
         self._fetching: set[str] = set()
         #: Runs that have signals which were told before their code began: they are read when it does.
         self.unheard: set[str] = set()
@@ -155,6 +155,8 @@ class Engine:
         self._owns_store = not is_store(self._url)
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="keepstep-reader")
         self.store: Store = await self.loop.run_in_executor(self._pool, self._open_store)
+        self.clock = self._clock or self.store.clock
+        self._pace = Pace(self.clock, READ_SECONDS)
         self.closed = False
         log.addFilter(self._filter)
         install(self.loop)
@@ -178,7 +180,7 @@ class Engine:
     def _open_store(self) -> Store:
         if self._url == DEFAULT_URL:  # our own choice, so the folder is ours to make
             Path(DEFAULT_URL).parent.mkdir(exist_ok=True)
-        return open_store(self._url, clock=self.clock, **self._store_options)
+        return open_store(self._url, clock=self._clock, **self._store_options)
 
     async def close(self, stop_seconds: float | None = None) -> None:
         """Take no more work, let steps that are under way finish for a while, hand the rest back."""

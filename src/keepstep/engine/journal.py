@@ -16,7 +16,7 @@ import msgspec
 from ..errors import CheckpointCorrupt, DefinitionError, StoreError, StoreUnavailable
 from ..model import Kind
 from ..model.ids import new_id
-from ..ports import Advance, Answer, Change, Create, Row, Send, Verdict, WouldBlock
+from ..ports import Advance, Answer, Change, Create, Rekey, Row, Send, Verdict, WouldBlock
 from ..stores.records import Record, seal
 
 if TYPE_CHECKING:
@@ -297,8 +297,8 @@ class Journal:
 
     def _what_became_of(self, change: Change) -> Answer | None:
         """Settle an unknown commit by reading the head; None means that the change must be made again."""
-        if isinstance(change, Send):
-            return None  # its id makes a second sending harmless
+        if isinstance(change, Send | Rekey):
+            return None  # a second time it is harmless: a signal has its id, a key is exchanged only for the old one
         run = self._store.get_run(change.run.id if isinstance(change, Create) else change.run)
         if isinstance(change, Create):
             born = run is not None and run.seed == change.run.seed and run.created_at == change.run.created_at

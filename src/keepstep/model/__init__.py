@@ -3,6 +3,7 @@
 from .checkpoint import Checkpoint, Kind, Outcome, Trigger
 from .error import ErrorInfo
 from .event import Event
+from .flaw import Flaw
 from .lease import HEARTBEAT_SECONDS, LEASE_SECONDS, Claim, Claims, Lease, WorkerInfo
 from .query import News, RunPage, RunQuery
 from .run import FINISHED, MOVES, Run, Status, may_move
@@ -18,6 +19,7 @@ __all__ = [
     "Claims",
     "ErrorInfo",
     "Event",
+    "Flaw",
     "Kind",
     "Lease",
     "News",

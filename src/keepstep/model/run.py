@@ -63,7 +63,10 @@ def may_move(old: Status, new: Status) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One execution of a workflow. `input` and `output` are JSON text; times are UTC."""
+    """One execution of a workflow. `input` and `output` are JSON text; times are UTC.
+
+    `data_key` is the key that the run's values are encrypted with, itself encrypted; empty for a run in plain text.
+    """
 
     id: str
     workflow: str
@@ -83,6 +86,7 @@ class Run:
     tags: dict[str, str] = field(default_factory=dict)
     deadline_at: datetime | None = None
     traceparent: str | None = None
+    data_key: str = ""
     # the head: what changes while the run goes on
     seq: int = 0
     checksum: str = ""

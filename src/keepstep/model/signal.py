@@ -16,7 +16,7 @@ CHILD = "ks:child:"
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """A message to one run. The store gives `seq`, gapless per run; `payload` is JSON text.
+    """A message to one run. The store gives `seq`, gapless per run, and the `checksum`; `payload` is JSON text.
 
     Two signals to one run with the same `id` are one: the second is not stored.
     """
@@ -28,3 +28,4 @@ class Signal:
     sender: str = ""
     sent_at: datetime | None = None
     seq: int = 0
+    checksum: str = ""

@@ -15,6 +15,7 @@ from ..model import (
     LEASE_SECONDS,
     Claim,
     Claims,
+    Flaw,
     Lease,
     News,
     Run,
@@ -25,7 +26,7 @@ from ..model import (
     WorkerInfo,
     may_move,
 )
-from ..ports import Advance, Answer, Change, ClaimRequest, Clock, Create, Row, SystemClock, Verdict, instant
+from ..ports import Advance, Answer, Change, ClaimRequest, Clock, Create, Rekey, Row, SystemClock, Verdict, instant
 from . import rules
 
 
@@ -82,7 +83,7 @@ class MemoryStore:
 
     def __init__(self, *, clock: Clock | None = None, lease_seconds: float = LEASE_SECONDS) -> None:
         self.url = "memory:"
-        self._clock = clock or SystemClock()
+        self.clock = clock or SystemClock()
         self.lease_seconds = lease_seconds
         self._lock = threading.RLock()
         self._runs: dict[str, _Entry] = {}
@@ -113,12 +114,18 @@ class MemoryStore:
             return self._advance(change)
         if isinstance(change, Create):
             return self._create(change)
+        if isinstance(change, Rekey):
+            return self._rekey(change)
         return self._send(change.signal)
 
     def _create(self, create: Create) -> Answer:
         existing = self._runs.get(create.run.id)
-        if existing is not None:
+        if existing is not None and create.over is None:
             return Answer(Verdict.EXISTS, run=existing.snapshot())
+        if existing is not None and (existing.worker is not None or existing.epoch != create.over):
+            return Answer(Verdict.FENCED, run=existing.snapshot(), about=create.run.id)
+        if existing is not None:
+            self._forget(create.run.id)
         run = rules.check_create(create)
         self._number += 1
         entry = _Entry(
@@ -133,11 +140,22 @@ class MemoryStore:
             wakes=run.wakes,
             recoveries=run.recoveries,
             updated_at=run.updated_at,
+            signals=list(create.signals),
+            signal_ids={signal.id: signal.seq for signal in create.signals if signal.id},
         )
         self._runs[run.id] = entry
         if run.status not in rules.ENDED:
             self._open[run.id] = entry
         return Answer(Verdict.DONE, run=entry.snapshot(), seq=run.seq)
+
+    def _rekey(self, change: Rekey) -> Answer:
+        entry = self._runs.get(change.run)
+        if entry is None:
+            return Answer(Verdict.NOT_FOUND, about=change.run)
+        if entry.run.data_key != change.old:
+            return Answer(Verdict.FENCED, about=change.run)
+        entry.run = replace(entry.run, data_key=change.new)
+        return Answer(Verdict.DONE)
 
     def _send(self, signal: Signal) -> Answer:
         refusal = self._refuse_send(signal, self._runs.get(signal.run))
@@ -155,9 +173,9 @@ class MemoryStore:
 
     def _deliver(self, signal: Signal) -> int:
         target = self._runs[signal.run]
-        now = instant(self._clock.now())
+        now = instant(self.clock.now())
         seq = len(target.signals) + 1
-        target.signals.append(replace(signal, seq=seq, sent_at=signal.sent_at or now))
+        target.signals.append(rules.seal_signal(signal, seq, now))
         if signal.id:
             target.signal_ids[signal.id] = seq
         if target.worker is None and signal.name in target.wakes:
@@ -211,7 +229,7 @@ class MemoryStore:
         return None
 
     def _write(self, entry: _Entry, change: Advance, status: Status) -> None:
-        at = change.at or instant(self._clock.now())
+        at = change.at or instant(self.clock.now())
         entry.status = status
         entry.updated_at = at
         if change.rows:
@@ -244,7 +262,7 @@ class MemoryStore:
             dead = self._bury_the_dead(request.worker)
             if request.run is not None:
                 return self._claim_by_name(request, dead)
-            now = instant(self._clock.now())
+            now = instant(self.clock.now())
             known = [entry for entry in self._open.values() if _knows(request, entry)]
             taken = [entry for entry in known if entry.worker is not None and entry.worker in dead]
             taken.sort(key=lambda entry: (entry.worker or "", entry.run.workflow, entry.run.id))
@@ -274,7 +292,7 @@ class MemoryStore:
         self._open[entry.run.id] = entry
         entry.due_at = None
         entry.wakes = ()
-        entry.updated_at = instant(self._clock.now())
+        entry.updated_at = instant(self.clock.now())
         self._note_writers({worker})
         return Claim(entry.snapshot(), Lease(entry.run.id, worker, entry.epoch), owner, before, since)
 
@@ -288,17 +306,17 @@ class MemoryStore:
             return True
 
     def _enrol(self, worker: WorkerInfo) -> None:
-        now = instant(self._clock.now())
+        now = instant(self.clock.now())
         before = self._workers.get(worker.id)
         started_at = worker.started_at or (before.info.started_at if before else now)
         info = replace(worker, alive=True, leases=0, started_at=started_at, renewed_at=now)
-        self._workers[worker.id] = _Worker(info, self._clock.boot())
+        self._workers[worker.id] = _Worker(info, self.clock.boot())
 
     def _alive(self, worker: str) -> bool:
         known = self._workers.get(worker)
         if known is None or worker in self._gone | self._killed:
             return False
-        boot_id, seconds = self._clock.boot()
+        boot_id, seconds = self.clock.boot()
         return known.boot[0] == boot_id and seconds - known.boot[1] <= self.lease_seconds
 
     def _bury_the_dead(self, asker: str) -> set[str]:
@@ -392,11 +410,17 @@ class MemoryStore:
         with self._lock:
             free = [run for run in dict.fromkeys(run_ids) if run in self._runs and self._runs[run].worker is None]
             for run in free:
-                del self._runs[run]
-                self._open.pop(run, None)
+                self._forget(run)
             self._arrivals = [arrival for arrival in self._arrivals if arrival[1] in self._runs]
             self._note_writers({None})
             return len(free)
+
+    def _forget(self, run: str) -> None:
+        del self._runs[run]
+        self._open.pop(run, None)
+
+    def check(self, *, mend: bool = False) -> list[Flaw]:
+        return []
 
     def close(self) -> None:
         """Nothing to let go of."""

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
+from hashlib import sha256
 from typing import Any
 
 import msgspec
 
 from ..errors import CheckpointCorrupt, DefinitionError
-from ..model import FINISHED, Kind, Run, RunQuery, Status
+from ..model import FINISHED, Kind, Run, RunQuery, Signal, Status
 from ..model.run import ACTIVE
 from ..ports import Advance, Create, Row
 from .records import unseal
 
 #: A page of checkpoints stops after about this many bytes, so that loading a long history needs bounded memory.
 PAGE_BYTES = 4_000_000
+
+_encode = msgspec.json.Encoder().encode
 
 #: Digits of the longest cursor: it is the number of a run, which fits 63 bits.
 _LONGEST_CURSOR = 18
@@ -35,6 +38,8 @@ def check_create(create: Create) -> Run:
     run = create.run
     if not extends(create.rows, 0) or run.seq != len(create.rows):
         raise ValueError(f"run {run.id!r}: its first rows must be numbered from 1 up to its seq, {run.seq}")
+    if [signal.seq for signal in create.signals] != list(range(1, run.signals + 1)):
+        raise ValueError(f"run {run.id!r}: it must bring the {run.signals} signals that its head counts")
     if (run.worker is None) == run.status.active:
         raise ValueError(f"run {run.id!r}: it cannot be created {run.status} with the owner {run.worker!r}")
     updated_at = run.updated_at or run.created_at
@@ -44,6 +49,26 @@ def check_create(create: Create) -> Run:
     if updated_at is run.updated_at and due_at is run.due_at:
         return run
     return replace(run, updated_at=updated_at, due_at=due_at)
+
+
+def seal_signal(signal: Signal, seq: int, now: datetime) -> Signal:
+    """The signal as it is stored: with its number, its time, and a checksum over all of it."""
+    numbered = replace(signal, seq=seq, sent_at=signal.sent_at or now, checksum="")
+    object.__setattr__(numbered, "checksum", _signal_checksum(numbered))  # nobody else has seen it yet
+    return numbered
+
+
+def check_signal(signal: Signal) -> Signal:
+    """The signal, if it is as it was written; those of the first schema have no checksum to be held to."""
+    if signal.checksum and signal.checksum != _signal_checksum(signal):
+        raise CheckpointCorrupt(f"run {signal.run!r}: its signal {signal.seq} is not as it was written")
+    return signal
+
+
+def _signal_checksum(signal: Signal) -> str:
+    sent_at = None if signal.sent_at is None else signal.sent_at.timestamp()
+    facts = (signal.run, signal.seq, signal.name, signal.id, signal.sender, sent_at)
+    return sha256(_encode(facts) + signal.payload).hexdigest()
 
 
 def same_child(existing: Run, wanted: Run) -> bool:

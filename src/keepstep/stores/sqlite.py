@@ -14,13 +14,13 @@ import apsw
 import msgspec
 
 from ..errors import CheckpointCorrupt, DefinitionError, SchemaMismatch, StoreUnavailable
-from ..model import LEASE_SECONDS, Claim, Claims, Lease, News, Run, RunPage, RunQuery, Signal, Status, WorkerInfo
+from ..model import LEASE_SECONDS, Claim, Claims, Flaw, Lease, News, Run, RunPage, RunQuery, Signal, Status, WorkerInfo
 from ..model.ids import check_id
 from ..ports import Advance, Answer, Change, ClaimRequest, Clock, Create, Row, SystemClock, instant
 from ..values.kinds import is_text
 from . import rules
 from .sqlite_claims import Found, by_name, due_runs, later_times, orphans
-from .sqlite_commit import Batch, Undone, names, names_text, read_run, run_from, run_name, run_rows, seconds
+from .sqlite_commit import Batch, Undone, forget, names, names_text, read_run, run_from, run_name, run_rows, seconds
 from .sqlite_connection import Cursor, Reader, Writer, refuse_old_sqlite, translated
 from .sqlite_liveness import WorkerLocks, abandon_in_children, network_file_system
 
@@ -104,7 +104,7 @@ class SQLiteStore:
         refuse_old_sqlite(apsw.sqlite_lib_version())
         self._path = _check_path(path, allow_network=allow_network)
         self.url = f"sqlite:///{self._path}"
-        self._clock = clock or SystemClock()
+        self.clock = clock or SystemClock()
         self.lease_seconds = lease_seconds
         self._within_seconds = within_seconds
         self._locks = WorkerLocks(f"{self._path}-workers")
@@ -166,9 +166,7 @@ class SQLiteStore:
             cursor.execute("DELETE FROM keepstep_head WHERE run = ? AND worker IS NULL", (run,))
             if connection.changes():
                 removed += 1
-                cursor.execute("DELETE FROM keepstep_run WHERE id = ?", (run,))
-                cursor.execute("DELETE FROM keepstep_checkpoint WHERE run = ?", (run,))
-                cursor.execute("DELETE FROM keepstep_signal WHERE run = ?", (run,))
+                forget(cursor, run)
         self._note_writers({None})
         return removed
 
@@ -189,7 +187,7 @@ class SQLiteStore:
 
     def _renew(self, worker: WorkerInfo) -> bool:
         now = self._now()
-        boot_id, boot_seconds = self._clock.boot()
+        boot_id, boot_seconds = self.clock.boot()
         progress = _json({run: msgspec.Raw(value) for run, value in worker.progress.items()})
         row = (worker.host, worker.pid, now, boot_id, boot_seconds, names_text(worker.workflows), progress)
         cursor, connection = self._writer.cursor, self._writer.connection
@@ -303,7 +301,7 @@ class SQLiteStore:
         return rows != [(None,)]
 
     def _is_alive(self, worker: str, boot: str, renewed: Any) -> bool:
-        boot_id, now = self._clock.boot()
+        boot_id, now = self.clock.boot()
         if not isinstance(renewed, float):  # a damaged row says nothing: its lock does, and the next heartbeat mends it
             return not self._locks.proves_death(worker)
         return boot == boot_id and now - renewed <= self.lease_seconds and not self._locks.proves_death(worker)
@@ -398,7 +396,7 @@ class SQLiteStore:
 
     def list_signals(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Signal]:
         sql = (
-            "SELECT run, name, CAST(payload AS BLOB), id, sender, sent_at, seq FROM keepstep_signal"
+            "SELECT run, name, CAST(payload AS BLOB), id, sender, sent_at, seq, checksum FROM keepstep_signal"
             " WHERE run = ? AND seq > ? ORDER BY seq LIMIT ?"
         )
         rows = self._reader.read(lambda cursor: cursor.execute(sql, (run_id, after, max(limit, 0))).fetchall())
@@ -459,6 +457,9 @@ class SQLiteStore:
             found.append(one)
         return found
 
+    def check(self, *, mend: bool = False) -> list[Flaw]:
+        return []
+
     # -- ends --------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -474,7 +475,7 @@ class SQLiteStore:
 
     def _now(self) -> float:
         # Through a datetime, so that what is compared is what is stored: whole microseconds.
-        return instant(self._clock.now()).timestamp()
+        return instant(self.clock.now()).timestamp()
 
 
 def open_url(url: str, *, clock: Clock | None = None, **options: Any) -> SQLiteStore:
@@ -546,13 +547,22 @@ def _progress_in(stored: Any) -> dict[str, msgspec.Raw]:
 
 def _signal(row: Sequence[Any]) -> Signal:
     """The signal in a row. Its payload must be JSON, or the record that takes it up would be none."""
-    run, name, payload, identity, sender, sent_at, seq = row
+    run, name, payload, identity, sender, sent_at, seq, checksum = row
     try:
         _json_text(payload)
-        at = instant(_typed(sent_at, float))
-        return Signal(run, _typed(name, str), payload, _typed(identity, str), _typed(sender, str), at, _typed(seq, int))
+        signal = Signal(
+            run=run,
+            name=_typed(name, str),
+            payload=payload,
+            id=_typed(identity, str),
+            sender=_typed(sender, str),
+            sent_at=instant(_typed(sent_at, float)),
+            seq=_typed(seq, int),
+            checksum=_typed(checksum, str),
+        )
     except (ValueError, TypeError, OverflowError, msgspec.MsgspecError) as error:
         raise CheckpointCorrupt(f"run {run!r}: its signal {seq} cannot be read: {error}") from None
+    return rules.check_signal(signal)
 
 
 def _having(cursor: Cursor, wanted: Iterable[str]) -> list[tuple[str, tuple[str | bytes, ...]]]:

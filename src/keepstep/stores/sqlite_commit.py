@@ -14,7 +14,7 @@ import msgspec
 
 from ..errors import CheckpointCorrupt, DefinitionError, StoreError
 from ..model import Run, Signal, Status, may_move
-from ..ports import Advance, Answer, Change, Create, Row, Verdict, instant
+from ..ports import Advance, Answer, Change, Create, Rekey, Row, Verdict, instant
 from . import rules
 from .sqlite_connection import OUTAGES, Cursor, translated
 
@@ -37,16 +37,16 @@ _MOVE = (
 )
 _ADD_RUN = (
     "INSERT INTO keepstep_run (id, workflow, version, fingerprint, queue, priority, input, seed, parent, parent_key,"
-    " origin, key, tags, deadline_at, traceparent, created_at, created_by)"
-    " VALUES (?, ?, ?, ?, ?, ?, CAST(? AS TEXT), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING"
+    " origin, key, tags, deadline_at, traceparent, created_at, created_by, data_key)"
+    " VALUES (?, ?, ?, ?, ?, ?, CAST(? AS TEXT), ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING"
 )
 _ADD_HEAD = (
     "INSERT INTO keepstep_head (run, number, workflow, version, queue, priority, status, seq, checksum, epoch, worker,"
-    " due_at, wakes, signals, recoveries, updated_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?)"
+    " due_at, wakes, signals, recoveries, updated_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _ADD_SIGNAL = (
-    "INSERT INTO keepstep_signal (run, seq, name, payload, id, sender, sent_at)"
-    " VALUES (?, ?, ?, CAST(? AS TEXT), ?, ?, ?)"
+    "INSERT INTO keepstep_signal (run, seq, name, payload, id, sender, sent_at, checksum)"
+    " VALUES (?, ?, ?, CAST(? AS TEXT), ?, ?, ?, ?)"
 )
 #: What a run is read from, in order: SQLite takes any value in any column, so each is held against its type.
 _COLUMNS: dict[str, tuple[type, ...]] = {
@@ -78,6 +78,7 @@ _COLUMNS: dict[str, tuple[type, ...]] = {
     "h.recoveries": (int,),
     "h.updated_at": (float,),
     "r.created_by": (str,),
+    "r.data_key": (str,),
 }
 _RUN_COLUMNS = ", ".join(_COLUMNS)
 #: The same, for rows that hold text which is no UTF-8.
@@ -155,6 +156,8 @@ class Batch:
             return self._advance(change, undone.get(id(change)))
         if type(change) is Create:
             return self._create(change)
+        if type(change) is Rekey:
+            return self._rekey(change)
         return self._send(change.signal)  # type: ignore[union-attr]
 
     # -- the lease holder's changes ------------------------------------------------------------------------------------
@@ -286,6 +289,8 @@ class Batch:
     def _create(self, create: Create) -> Answer:
         run = rules.check_create(create)
         cursor = self._cursor
+        if create.over is not None and not self._make_room(run.id, create.over):
+            return Answer(Verdict.FENCED, run=self._existing(run.id), about=run.id)
         cursor.execute(
             _ADD_RUN,
             (
@@ -306,6 +311,7 @@ class Batch:
                 run.traceparent,
                 run.created_at.timestamp(),
                 run.created_by,
+                run.data_key,
             ),
         )
         if not self._connection.changes():
@@ -326,12 +332,33 @@ class Batch:
                 run.worker,
                 seconds(run.due_at),
                 names_text(run.wakes),
+                run.signals,
                 run.recoveries,
                 seconds(run.updated_at),
             ),
         )
         self._add(run.id, create.rows)
+        for signal in create.signals:
+            self._add_signal(signal)
         return Answer(Verdict.DONE, run, run.seq)
+
+    def _make_room(self, run: str, epoch: int) -> bool:
+        """Remove a run that another is to stand for; False if it is leased, or was since."""
+        head = self._cursor.execute("SELECT worker, epoch FROM keepstep_head WHERE run = ?", (run,)).fetchall()
+        if head and head != [(None, epoch)]:
+            return False
+        self._cursor.execute("DELETE FROM keepstep_head WHERE run = ?", (run,))
+        forget(self._cursor, run)
+        return True
+
+    def _rekey(self, change: Rekey) -> Answer:
+        found = self._cursor.execute("SELECT data_key FROM keepstep_run WHERE id = ?", (change.run,)).fetchall()
+        if not found:
+            return Answer(Verdict.NOT_FOUND, about=change.run)
+        if found != [(change.old,)]:
+            return Answer(Verdict.FENCED, about=change.run)
+        self._cursor.execute("UPDATE keepstep_run SET data_key = ? WHERE id = ?", (change.new, change.run))
+        return Answer(Verdict.DONE)
 
     def _existing(self, run_id: str) -> Run | None:
         """The run that is there already; None if its row is damaged, which must not stop the rest of the batch."""
@@ -354,8 +381,7 @@ class Batch:
         if head.status.finished:
             return Answer(Verdict.FINISHED, about=signal.run)
         seq = head.signals + 1
-        sent_at = self._now if signal.sent_at is None else signal.sent_at.timestamp()
-        cursor.execute(_ADD_SIGNAL, (signal.run, seq, signal.name, signal.payload, signal.id, signal.sender, sent_at))
+        self._add_signal(rules.seal_signal(signal, seq, instant(self._now)))
         if head.worker is None and head.wakes and signal.name in names(head.wakes):
             due_at = self._now if head.due_at is None else min(head.due_at, self._now)
             cursor.execute("UPDATE keepstep_head SET signals = ?, due_at = ? WHERE run = ?", (seq, due_at, signal.run))
@@ -363,6 +389,21 @@ class Batch:
             cursor.execute("UPDATE keepstep_head SET signals = ? WHERE run = ?", (seq, signal.run))
         self.signals += 1
         return Answer(Verdict.DONE, None, seq)
+
+    def _add_signal(self, signal: Signal) -> None:
+        self._cursor.execute(
+            _ADD_SIGNAL,
+            (
+                signal.run,
+                signal.seq,
+                signal.name,
+                signal.payload,
+                signal.id,
+                signal.sender,
+                seconds(signal.sent_at),
+                signal.checksum,
+            ),
+        )
 
     # -- a user's own statements inside the transaction --------------------------------------------------------------
 
@@ -497,6 +538,13 @@ def names_text(values: Sequence[str]) -> str:
     return _json(tuple(values)).decode() if values else ""
 
 
+def forget(cursor: Cursor, run: str) -> None:
+    """Remove what a run consists of beside its head."""
+    cursor.execute("DELETE FROM keepstep_run WHERE id = ?", (run,))
+    cursor.execute("DELETE FROM keepstep_checkpoint WHERE run = ?", (run,))
+    cursor.execute("DELETE FROM keepstep_signal WHERE run = ?", (run,))
+
+
 def read_run(cursor: Cursor, run_id: str) -> Run | None:
     """The run with this id and its head, or nothing."""
     rows = run_rows(cursor, _ONE_RUN, (run_id,))
@@ -566,6 +614,7 @@ def _run(row: Sequence[Any]) -> Run:
         recoveries=row[25],
         updated_at=_instant(row[26]),
         created_by=row[27],
+        data_key=row[28],
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 from ..engine.engine import Engine
 from ..engine.tasks import uninstall
 from ..errors import StoreError, StoreUnavailable
-from ..model import Claims, Kind, News, Run, RunPage, RunQuery, Signal, WorkerInfo
+from ..model import Claims, Flaw, Kind, News, Run, RunPage, RunQuery, Signal, WorkerInfo
 from ..ports import Advance, Answer, Change, ClaimRequest, Clock, Row, Store, Verdict
 from ..stores.memory import MemoryStore
 from ..stores.records import unseal
@@ -57,6 +57,7 @@ class CrashingStore:
     def __init__(self, inner: Store, point: CrashPoint | None = None, recorder: Recorder | None = None) -> None:
         self.inner = inner
         self.url, self.quick, self.transactional = inner.url, inner.quick, inner.transactional
+        self.clock = inner.clock
         self.lease_seconds = inner.lease_seconds
         self.writes: list[str] = []
         self.workers: set[str] = set()
@@ -180,6 +181,10 @@ class CrashingStore:
         self._check()
         return self.inner.list_workers()
 
+    def check(self, *, mend: bool = False) -> list[Flaw]:
+        self._check()
+        return self.inner.check(mend=mend)
+
     def close(self) -> None:
         """Left to whoever made the inner store."""
 
@@ -220,7 +225,7 @@ class MemoryDisk:
 
 
 #: What a memory store has of its process.
-_NOT_ON_DISK = frozenset({"_lock", "_clock"})
+_NOT_ON_DISK = frozenset({"_lock", "clock"})
 
 
 class SQLiteDisk:

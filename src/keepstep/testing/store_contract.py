@@ -35,8 +35,9 @@ from ..model import (
     WorkerInfo,
     may_move,
 )
-from ..ports import Advance, Answer, Change, ClaimRequest, Clock, Create, Row, Send, Store, Verdict, instant
+from ..ports import Advance, Answer, Change, ClaimRequest, Clock, Create, Rekey, Row, Send, Store, Verdict, instant
 from ..stores.records import Record, StoredError, seal, unseal
+from ..stores.rules import seal_signal
 
 #: When the clock of a test starts.
 START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -593,7 +594,7 @@ class StoreContract:
         assert [answer.seq for answer in answers] == [1, 1, 2, 2, 3, 3]
         for run in ("a", "b"):
             mine = [signal for signal in sent if signal.run == run]
-            expected = [replace(signal, seq=n, sent_at=at(2)) for n, signal in enumerate(mine, 1)]
+            expected = [seal_signal(signal, n, at(2)) for n, signal in enumerate(mine, 1)]
             assert store.list_signals(run) == expected
             assert get(store, run).signals == 3
 
@@ -1291,6 +1292,96 @@ class StoreContract:
         store.commit([Create(queued(f"r{n}")) for n in range(250)])
         assert store.delete_runs([f"r{n}" for n in range(245)]) == 245
         assert len(store.list_runs(RunQuery()).runs) == 5
+
+    # -- moving, mending, and keys -----------------------------------------------------------------------------------
+
+    def test_a_run_that_comes_from_elsewhere_brings_its_signals(self, store: Store, clock: SteppedClock) -> None:
+        writer = started(store, "r", tags={"a": "b"})
+        commit(store, Send(Signal("r", "x", b'{"a":1}', id="i")))
+        commit(store, Send(Signal("r", "y")))
+        writer.write(record("r", Kind.RUN_FINISHED, b"7"), status=Status.COMPLETED, release=True)
+        before = everything(store)
+        run, rows, signals = get(store, "r"), store.list_checkpoints("r"), store.list_signals("r")
+        store.delete_runs(["r"])
+        assert commit(store, Create(run, rows, signals)).verdict is Verdict.DONE
+        assert everything(store) == before
+        assert commit(store, Send(Signal("r", "x", id="i"))).verdict is Verdict.EXISTS
+        assert commit(store, Send(Signal("r", "z"))).verdict is Verdict.FINISHED
+
+    def test_signals_that_come_along_are_counted_on(self, store: Store) -> None:
+        commit(store, Create(queued("a")))
+        commit(store, Send(Signal("a", "x")))
+        run, signals = get(store, "a"), store.list_signals("a")
+        store.delete_runs(["a"])
+        commit(store, Create(run, (), signals))
+        assert commit(store, Send(Signal("a", "y"))).seq == 2
+        assert [signal.name for signal in store.list_signals("a")] == ["x", "y"]
+
+    def test_a_run_may_not_come_without_the_signals_that_it_counts(self, store: Store) -> None:
+        with pytest.raises(ValueError, match="must bring the 2 signals"):
+            commit(store, Create(queued("r", signals=2)))
+        assert store.get_run("r") is None
+
+    def test_a_signal_has_a_checksum_over_all_of_it(self, store: Store) -> None:
+        commit(store, Create(queued("r")))
+        for signal in (Signal("r", "x"), Signal("r", "x"), Signal("r", "x", b"2"), Signal("r", "x", id="1")):
+            commit(store, Send(signal))
+        sums = [signal.checksum for signal in store.list_signals("r")]
+        assert len(set(sums)) == 4
+        assert all(len(checksum) == 64 for checksum in sums)
+
+    def test_a_repair_puts_a_run_in_place_of_another(self, store: Store) -> None:
+        writer = started(store, "r")
+        writer.write()
+        commit(store, Send(Signal("r", "x")))
+        writer.write(status=Status.SET_ASIDE, release=True)
+        rows = store.list_checkpoints("r")[:1]
+        ((_, checksum),) = unseal(rows, "r", previous="")
+        run = replace(get(store, "r"), seq=1, checksum=checksum, signals=0, error=None)
+        assert commit(store, Create(run, rows, over=run.epoch + 1)).verdict is Verdict.FENCED
+        assert get(store, "r").seq == 3
+        answer = commit(store, Create(run, rows, over=run.epoch))
+        assert (answer.verdict, answer.seq) == (Verdict.DONE, 1)
+        assert get(store, "r") == run
+        assert (store.list_checkpoints("r"), store.list_signals("r")) == (rows, [])
+
+    def test_a_leased_run_is_replaced_by_nobody(self, store: Store) -> None:
+        started(store, "r").write()
+        before = everything(store)
+        run = replace(queued("r"), seq=0)
+        assert commit(store, Create(run, over=1)).verdict is Verdict.FENCED
+        assert everything(store) == before
+
+    def test_a_replacement_of_nothing_is_a_creation(self, store: Store) -> None:
+        assert commit(store, Create(queued("r"), over=4)).verdict is Verdict.DONE
+        assert get(store, "r").status is Status.QUEUED
+
+    def test_a_data_key_is_kept_and_exchanged_even_under_a_lease(self, store: Store) -> None:
+        writer = started(store, "r", data_key="k1:abc", input=b'"long"')
+        assert get(store, "r").data_key == "k1:abc"
+        assert store.list_runs(RunQuery()).runs[0].data_key == "k1:abc"
+        assert commit(store, Rekey("r", "k1:other", "k2:def")).verdict is Verdict.FENCED
+        assert commit(store, Rekey("nobody", "", "k2:def")).verdict is Verdict.NOT_FOUND
+        assert commit(store, Rekey("r", "k1:abc", "k2:def")).verdict is Verdict.DONE
+        run = get(store, "r")
+        assert (run.data_key, run.input, run.epoch, run.seq) == ("k2:def", b'"long"', 1, 1)
+        assert writer.write().verdict is Verdict.DONE
+
+    def test_a_sound_store_has_no_flaws(self, store: Store) -> None:
+        writer = started(store, "r")
+        writer.write(record("r"), creates=[Create(queued("child"))])
+        parked(store, "p", due_at=at(9), wakes=("x",))
+        commit(store, Send(Signal("r", "x")))
+        store.delete_runs(["child"])
+        before = everything(store)
+        assert store.check() == []
+        assert store.check(mend=True) == []
+        assert everything(store) == before
+
+    def test_a_store_says_by_which_clock_it_judges(self, store: Store, clock: SteppedClock) -> None:
+        assert abs(store.clock.now() - clock.now()) < 1
+        clock.advance(100)
+        assert abs(store.clock.now() - clock.now()) < 1
 
     # -- coming back -------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from ...errors import StoreUnavailable
-from ...model import Claims, News, Run, RunPage, RunQuery, Signal, WorkerInfo
+from ...model import Claims, Flaw, News, Run, RunPage, RunQuery, Signal, WorkerInfo
 from ...ports import Answer, Change, ClaimRequest, Row, WouldBlock
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ class Wire:
         self._process = process
         self._inner = process.world.store
         self.url = self._inner.url
+        self.clock = self._inner.clock
         self.lease_seconds = self._inner.lease_seconds
 
     def _call(self, kind: str, do: Callable[[], T], *, wait: bool = True) -> T:
@@ -104,6 +105,9 @@ class Wire:
 
     def list_workers(self) -> list[WorkerInfo]:
         return self._call("read", self._inner.list_workers)
+
+    def check(self, *, mend: bool = False) -> list[Flaw]:
+        return self._call("read", lambda: self._inner.check(mend=mend))
 
     def close(self) -> None:
         """The store is the world's."""

@@ -36,7 +36,7 @@ from ...errors import (
 )
 from ...model import FINISHED, Claims, Status, WorkerInfo, ids
 from ...model.signal import RESOLVE
-from ...ports import Advance, Answer, Change, ClaimRequest, Create, Row, Verdict
+from ...ports import Advance, Answer, Change, ClaimRequest, Create, Row, Send, Verdict
 from ...stores.memory import MemoryStore
 from ...stores.records import Record, unseal
 from ...stores.rules import ENDED
@@ -718,9 +718,9 @@ def _questions(parts: Any) -> Iterator[tuple[str, int, float]]:
 
 
 def _run_of(change: Change) -> str:
-    if isinstance(change, Advance):
-        return change.run
-    return change.run.id if isinstance(change, Create) else change.signal.run
+    if isinstance(change, Send):
+        return change.signal.run
+    return change.run.id if isinstance(change, Create) else change.run
 
 
 @dataclass(frozen=True, slots=True)
