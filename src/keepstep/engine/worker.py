@@ -350,7 +350,7 @@ class Worker:
         """Give back what is leased to this worker but not driven by it, if that was so at the last heartbeat too."""
         page = await self.engine.call(self.engine.store.list_runs, RunQuery(worker=self.id, limit=2 * self.max_runs))
         lost = {run.id: run.epoch for run in page.runs if run.id not in self.engine.live}
-        self._to_give_back |= dict(lost.items() & self._lost.items())
+        self._to_give_back |= {run: epoch for run, epoch in lost.items() if self._lost.get(run) == epoch}
         self._lost = lost
 
     async def _give_back(self) -> None:
