@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from ..engine.engine import Engine
+from ..engine.engine import Engine, log
 from ..engine.tasks import uninstall
 from ..errors import StoreError, StoreUnavailable
 from ..model import Claims, Flaw, Kind, News, Run, RunPage, RunQuery, Signal, WorkerInfo
@@ -254,6 +254,7 @@ async def abandon(engine: Engine) -> None:
     if engine.closed:
         return
     engine.closed = True
+    log.removeFilter(engine._filter)  # noqa: SLF001 - it would outlive the engine, and keep it
     uninstall(engine.loop)
     worker = engine.worker
     if worker is not None:

@@ -786,7 +786,7 @@ def _listening(world: World) -> Iterator[None]:
         if error is not None:
             world.note_failure(message % args if args else message, error)
 
-    before = log.level
+    before, filters = log.level, list(log.filters)
     log.setLevel(logging.ERROR)
     log._log = heard  # noqa: SLF001 - what every call of the logger comes to
     try:
@@ -794,3 +794,4 @@ def _listening(world: World) -> Iterator[None]:
     finally:
         del log._log  # noqa: SLF001
         log.setLevel(before)
+        log.filters[:] = filters  # a process that dies does not take its own away
