@@ -32,7 +32,7 @@ from keepstep.testing.simulation.shrink import shrink
 #: A short plan that finds each mutant.
 KEPT = Path(__file__).with_name("mutants.json")
 #: A mutant that outlives so many histories has survived: a promise is missing, or what would break it never befalls.
-MOST = 1000
+MOST = 2000
 
 
 @dataclass(frozen=True)
