@@ -180,8 +180,12 @@ class Store(Protocol):
     def list_workers(self) -> list[WorkerInfo]:
         """Every worker that the store knows of, and whether it is alive."""
 
-    def delete_runs(self, run_ids: Sequence[str]) -> int:
-        """Remove runs that are not leased, whole: head, checkpoints and signals. The number removed."""
+    def delete_runs(self, run_ids: Sequence[str], *, finished: bool = False, scrub: bool = False) -> int:
+        """Remove runs that are not leased, whole: head, checkpoints and signals. The number removed.
+
+        With `finished`, only those that have ended by then, whatever they were when they were listed. With `scrub`,
+        nothing of them can be read from any file of the store afterwards, as far as the store can see to that.
+        """
 
     def check(self, *, mend: bool = False) -> list[Flaw]:
         """What is wrong with the store itself, beyond the chain of each run: rows of no run, an index that disagrees.

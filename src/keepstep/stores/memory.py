@@ -406,9 +406,10 @@ class MemoryStore:
                 if name not in self._gone or leases.get(name)
             ]
 
-    def delete_runs(self, run_ids: Sequence[str]) -> int:
+    def delete_runs(self, run_ids: Sequence[str], *, finished: bool = False, scrub: bool = False) -> int:
         with self._lock:
-            free = [run for run in dict.fromkeys(run_ids) if run in self._runs and self._runs[run].worker is None]
+            found = [self._runs[run] for run in dict.fromkeys(run_ids) if run in self._runs]
+            free = [one.run.id for one in found if one.worker is None and (one.status.finished or not finished)]
             for run in free:
                 self._forget(run)
             self._arrivals = [arrival for arrival in self._arrivals if arrival[1] in self._runs]

@@ -39,6 +39,8 @@ _CLAIM = (
     " recoveries = recoveries + ?, updated_at = ? WHERE run = ?"
 )
 _PUT_ASIDE = "UPDATE keepstep_head SET status = 'set aside', worker = NULL, due_at = NULL, wakes = '' WHERE run = ?"
+_ENDED = " AND status IN ('completed', 'failed', 'cancelled')"
+_FORGET_PROGRESS = "UPDATE keepstep_worker SET progress = '{}' WHERE instr(progress, ?) > 0"
 _ENROL = (
     "INSERT INTO keepstep_worker (host, pid, renewed_at, boot, boot_seconds, workflows, progress, started_at, id)"
     " VALUES (?, ?, ?, ?, ?, ?, CAST(? AS TEXT), ?, ?) ON CONFLICT (id) DO NOTHING"
@@ -151,19 +153,22 @@ class SQLiteStore:
         self._note_writers({_author(change) for change in changes})
         return answers
 
-    def delete_runs(self, run_ids: Sequence[str]) -> int:
+    def delete_runs(self, run_ids: Sequence[str], *, finished: bool = False, scrub: bool = False) -> int:
         wanted = list(dict.fromkeys(run_ids))
         removed = 0
         for start in range(0, len(wanted), _DELETE_AT_ONCE):
             some = wanted[start : start + _DELETE_AT_ONCE]
-            removed += self._writer.run(lambda some=some: self._delete(some))  # type: ignore[misc]
+            removed += self._writer.run(lambda some=some: self._delete(some, _ENDED if finished else ""))  # type: ignore[misc]
+        if scrub and wanted:
+            self._writer.run(lambda: self._writer.cursor.executemany(_FORGET_PROGRESS, [(run,) for run in wanted]))
+            self._writer.rewrite()
         return removed
 
-    def _delete(self, run_ids: list[str]) -> int:
+    def _delete(self, run_ids: list[str], condition: str) -> int:
         cursor, connection = self._writer.cursor, self._writer.connection
         removed = 0
         for run in run_ids:
-            cursor.execute("DELETE FROM keepstep_head WHERE run = ? AND worker IS NULL", (run,))
+            cursor.execute(f"DELETE FROM keepstep_head WHERE run = ? AND worker IS NULL{condition}", (run,))
             if connection.changes():
                 removed += 1
                 forget(cursor, run)

@@ -120,6 +120,24 @@ class Writer:
         finally:
             self._leave()
 
+    def rewrite(self) -> None:
+        """Write the whole file anew, and empty the log, so that nothing that was removed is left in either."""
+        self.check_usable()
+        self._enter(wait=True)
+        try:
+            self.cursor.execute("VACUUM")
+            deadline = time.monotonic() + self._busy_seconds
+            while self.cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()[0][0]:
+                if time.monotonic() > deadline:
+                    raise StoreUnavailable(
+                        f"{self._path}: another process reads what was there before, so the log beside the file could "
+                        "not be emptied yet; do it again"
+                    )
+        except apsw.Error as error:
+            raise translated(error, self._path) from error
+        finally:
+            self._leave()
+
     def check_usable(self) -> None:
         """Raise if the store is closed, or belongs to the process that forked this one."""
         if self._gone:

@@ -137,11 +137,11 @@ class CrashingStore:
             self._after("leave" if leaving else "heartbeat")
             return known
 
-    def delete_runs(self, run_ids: Sequence[str]) -> int:
+    def delete_runs(self, run_ids: Sequence[str], *, finished: bool = False, scrub: bool = False) -> int:
         with self._lock:
             self._check()
             self._before("delete")
-            removed = self.inner.delete_runs(run_ids)
+            removed = self.inner.delete_runs(run_ids, finished=finished, scrub=scrub)
             self._after("delete")
             return removed
 

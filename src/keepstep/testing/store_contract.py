@@ -1278,6 +1278,34 @@ class StoreContract:
         clock.advance(store.lease_seconds * 2)
         assert store.delete_runs(["r"]) == 0
 
+    def test_with_finished_only_ended_runs_are_removed(self, store: Store) -> None:
+        endings = (Status.COMPLETED, Status.FAILED, Status.CANCELLED, Status.SET_ASIDE)
+        for ending in endings:
+            started(store, ending.value).write(status=ending, release=True)
+        commit(store, Create(queued("free")))
+        parked(store, "parked", wakes=("x",))
+        started(store, "leased")
+        names = [*endings, "free", "parked", "leased"]
+        assert store.delete_runs(names, finished=True) == 3
+        assert {run.id for run in store.list_runs(RunQuery()).runs} == {"set aside", "free", "parked", "leased"}
+
+    def test_a_run_that_goes_on_again_is_no_longer_removed_as_finished(self, store: Store) -> None:
+        started(store, "r").write(status=Status.FAILED, release=True)
+        claim = self.claim_one(store, "r", "w1", Status.FAILED)
+        assert claim is not None
+        Holder(store, claim.run).write(status=Status.QUEUED, release=True)
+        assert store.delete_runs(["r"], finished=True) == 0
+        assert get(store, "r").seq == 3
+
+    def test_a_scrubbed_run_is_gone_and_the_others_are_as_they_were(self, store: Store) -> None:
+        writer = started(store, "r", input=b'"a secret"')
+        commit(store, Send(Signal("r", "x", b'"another"')))
+        writer.write(status=Status.COMPLETED, release=True)
+        started(store, "s").write()
+        before = everything(store)["s"]
+        assert store.delete_runs(["r"], finished=True, scrub=True) == 1
+        assert everything(store) == {"s": before}
+
     def test_an_id_may_be_used_again_after_removal(self, store: Store) -> None:
         writer = started(store, "r")
         commit(store, Send(Signal("r", "x", id="i")))

@@ -69,8 +69,8 @@ class Wire:
     def renew_leases(self, worker: WorkerInfo, *, leaving: bool = False) -> bool:
         return self._call("heartbeat", lambda: self._process.world.renew(self._process, worker, leaving=leaving))
 
-    def delete_runs(self, run_ids: Sequence[str]) -> int:
-        return self._call("delete", lambda: self._inner.delete_runs(run_ids))
+    def delete_runs(self, run_ids: Sequence[str], *, finished: bool = False, scrub: bool = False) -> int:
+        return self._call("delete", lambda: self._inner.delete_runs(run_ids, finished=finished, scrub=scrub))
 
     # -- reads ---------------------------------------------------------------------------------------------------------
 
