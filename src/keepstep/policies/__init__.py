@@ -4,6 +4,7 @@ from .classify import Classifier, ErrorClass, Rule, by_type, class_of_status, cl
 from .durability import Durability
 from .quorum import All, Any, Quorum, Verdict, WaitPolicy, coverage, degraded
 from .recovery import Recover, RecoverAlone, RecoveryLimit, SetAside
+from .retention import Retain
 from .retry import Again, Backoff, ClassRetry, Decision, GiveUp, Retry
 from .timeout import Timeout
 
@@ -22,6 +23,7 @@ __all__ = [
     "Recover",
     "RecoverAlone",
     "RecoveryLimit",
+    "Retain",
     "Retry",
     "Rule",
     "SetAside",
