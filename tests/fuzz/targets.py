@@ -32,7 +32,7 @@ from keepstep.engine.audit import audit
 from keepstep.engine.handle import RunHandle
 from keepstep.engine.history import History
 from keepstep.errors import KeepstepError, NotSerializable, RetryAfter, StoreError
-from keepstep.model import FINISHED, Run, RunQuery, Signal, Status, WorkerInfo
+from keepstep.model import FINISHED, Kind, Run, RunQuery, Signal, Status, WorkerInfo
 from keepstep.model.ids import check_id, check_name, child_id
 from keepstep.policies import Retry
 from keepstep.policies.retry_after import asked_wait
@@ -115,8 +115,9 @@ def shown(data: bytes) -> None:
 def record(data: bytes) -> None:
     """One row of a history, with or without a value beside it."""
     text, _, body = data.partition(b"\0")
+    kind = next((one.value for one in Kind if one.value.encode() in text), "step completed")
     with nothing_but_parsing(), contextlib.suppress(StoreError):
-        for found, checksum in unseal([Row(1, "step completed", text, body or None)], "r"):
+        for found, checksum in unseal([Row(1, kind, text, body or None)], "r"):
             shown_checkpoint(checkpoint(found, checksum))
 
 

@@ -177,8 +177,16 @@ class RunHandle(Generic[R]):
     async def _stored_end(self) -> tuple[Status, bytes, ErrorInfo | None, str | None, str] | None:
         run = await self.run()
         if run.status in FINISHED or run.status is Status.SET_ASIDE:
+            if run.status in FINISHED and run.output is None and run.error is None:
+                await self._check_end(run)
             return run.status, run.output or b"null", run.error, run.continued_as, run.workflow
         return None
+
+    async def _check_end(self, run: Run) -> None:
+        """A run that is said to have ended, without a word how, must have a record of it: no result is made up."""
+        rows = await self._engine.read(self._engine.store.list_checkpoints, run.id, max(run.seq - 1, 0), 1)
+        if run.status is not Status.CANCELLED or [row.kind for row in rows] != [Kind.RUN_FINISHED.value]:
+            raise CheckpointCorrupt(f"run {run.id!r}: it is {run.status.value}, but there is no record of its end")
 
     def _conclude(self, status: Status, value: bytes, error: ErrorInfo | None, workflow: str) -> R:
         if status is Status.COMPLETED:

@@ -201,6 +201,8 @@ def unseal(rows: Iterable[Row], run: str, after: int = 0, previous: str = "") ->
         problem = _problem(record)
         if problem:
             raise CheckpointCorrupt(f"run {run!r}: the record at seq {after} is not one of ours: {problem}")
+        if row.kind != record.kind:  # what is asked for by its kind would not be found
+            raise CheckpointCorrupt(f"run {run!r}: the {record.kind!r} at seq {after} is kept as a {row.kind[:60]!r}")
         if body is not None:
             previous = sha256(text + bytes(body)).hexdigest()
             record.value = msgspec.Raw(_unpack(run, record, bytes(body)))

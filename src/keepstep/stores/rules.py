@@ -125,6 +125,10 @@ def outcome_kind(status: Status) -> Kind | None:
     return Kind.ERROR if status is Status.SET_ASIDE else None
 
 
+#: The status that a run has after its end, by the outcome that is recorded there.
+_ENDS = {"success": Status.COMPLETED, "failure": Status.FAILED, "cancelled": Status.CANCELLED}
+
+
 def with_outcome(run: Run, row: Row) -> Run:
     """The run with the output or the error that its newest final record holds."""
     record, checksum = next(unseal([row], run.id, after=row.seq - 1))
@@ -132,6 +136,8 @@ def with_outcome(run: Run, row: Row) -> Run:
         raise CheckpointCorrupt(
             f"run {run.id!r}: chain broken at seq {row.seq}: its last record is not what its head names"
         )
+    if run.status in FINISHED and (row.seq != run.seq or _ENDS.get(record.outcome) is not run.status):
+        raise CheckpointCorrupt(f"run {run.id!r}: it is {run.status.value}, but its last record does not say so")
     data: dict[str, Any] = record.data or {}
     output = None
     if run.status is Status.COMPLETED and isinstance(record.value, (bytes, msgspec.Raw)):

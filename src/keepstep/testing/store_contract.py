@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ..errors import DefinitionError
+from ..errors import CheckpointCorrupt, DefinitionError
 from ..model import (
     MOVES,
     Claim,
@@ -464,15 +464,28 @@ class StoreContract:
     def test_another_end_shows_its_error(self, store: Store, end: Status) -> None:
         kind = Kind.ERROR if end is Status.SET_ASIDE else Kind.RUN_FINISHED
         error = StoredError("ValueError", "no", "permanent", caused_by=(1,))
-        final = record("r", kind, None, outcome="failure", error=error)
+        outcome = "cancelled" if end is Status.CANCELLED else "failure"
+        final = record("r", kind, None, outcome=outcome, error=error)
         started(store, "r").write(final, status=end, release=True)
         run = get(store, "r")
         assert run.output is None
         assert run.error == ErrorInfo("ValueError", "no", "permanent", caused_by=(1,))
 
+    @pytest.mark.parametrize("end", [Status.COMPLETED, Status.FAILED, Status.CANCELLED])
+    @pytest.mark.parametrize("outcome", ["success", "failure", "cancelled"])
+    def test_an_end_that_is_not_what_its_record_says_is_damage(self, store: Store, end: Status, outcome: str) -> None:
+        said = {"success": Status.COMPLETED, "failure": Status.FAILED, "cancelled": Status.CANCELLED}[outcome]
+        started(store, "r").write(record("r", Kind.RUN_FINISHED, outcome=outcome), status=end, release=True)
+        if end is said:
+            assert get(store, "r").status is end
+        else:
+            with pytest.raises(CheckpointCorrupt, match="'r'"):
+                store.get_run("r")
+        assert len(store.list_runs(RunQuery()).runs) == 1
+
     def test_the_newest_end_counts_and_a_run_that_goes_on_has_none(self, store: Store) -> None:
         def failure(message: str) -> Record:
-            return record("r", Kind.RUN_FINISHED, None, error=StoredError("E", message))
+            return record("r", Kind.RUN_FINISHED, None, outcome="failure", error=StoredError("E", message))
 
         started(store, "r").write(failure("first"), status=Status.FAILED, release=True)
         claim = self.claim_one(store, "r")
