@@ -12,11 +12,12 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from ..errors import CheckpointCorrupt, SchemaMismatch, StoreError, StoreUnavailable
+from ..errors import CheckpointCorrupt, StoreError, StoreUnavailable
 from ..model import FINISHED, Kind, Run, RunQuery, Signal, Status, WorkerInfo
 from ..model.signal import CHILD, RESERVED, RESOLVE, RESUME
 from ..ports import Send, instant
-from ..stores.records import check_origin, checkpoint, origin, unseal
+from ..stores.records import unseal
+from .verify import check_run
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -77,8 +78,7 @@ async def examine(engine: Engine, *, stale_seconds: float = STALE_SECONDS, deep:
             await doctor.look_at_run(run)
         doctor.conclude()
         if deep:
-            async for run in doctor.runs(frozenset(Status)):
-                await doctor.verify(run)
+            await doctor.verify_all()
     except StoreError as error:
         doctor.find(Severity.ERROR, "store", f"the store cannot be read: {error}", _RESTORE)
     order = list(Severity)
@@ -346,29 +346,14 @@ class _Doctor:
                 runs=[run.id for run in runs],
             )
 
-    async def verify(self, run: Run) -> None:
-        """Read the whole chain of a run and hold it against its head; read its signals too."""
-        after, previous, signal = 0, origin(run), 0
-        try:
-            check_origin(run)
-            while rows := await self.engine.read(self.engine.store.list_checkpoints, run.id, after):
-                for record, checksum in unseal(rows, run.id, after, previous):
-                    checkpoint(record, checksum)
-                    after, previous = record.seq, checksum
-            while signals := await self.engine.read(self.engine.store.list_signals, run.id, signal):
-                signal = signals[-1].seq
-            fresh = await self.engine.read(self.engine.store.get_run, run.id)
-        except (CheckpointCorrupt, SchemaMismatch) as error:
-            self._corrupt(run.id, str(error))
-            return
-        if fresh is not None and fresh.seq == run.seq and run.seq and (after, previous) != (run.seq, run.checksum):
-            self.find(
-                Severity.ERROR,
-                "corrupt",
-                f"run {run.id}: its head names record {run.seq}, but its records end at {after}",
-                _RESTORE,
-                runs=[run.id],
-            )
+    async def verify_all(self) -> None:
+        """Look whether everything is as it was written, as `keepstep verify` does."""
+        for flaw in await self.engine.call(self.engine.store.check):
+            self.find(Severity.ERROR, "store", flaw.what, "keepstep repair mends what can be mended")
+        async for run in self.runs(frozenset(Status)):
+            check = await self.engine.call(check_run, self.engine.store, run)
+            if check is not None and check.problems:
+                self._corrupt(run.id, "; ".join(check.problems))
 
 
 _RESTORE = "restore the store from a copy"
