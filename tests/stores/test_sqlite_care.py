@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+import apsw
 import pytest
 
+import keepstep
+from keepstep.engine.verify import verify
 from keepstep.errors import StoreUnavailable
-from keepstep.model import Signal, Status, WorkerInfo
+from keepstep.model import Kind, Signal, Status, WorkerInfo
 from keepstep.ports import Create, Send
+from keepstep.stores import migrations
+from keepstep.stores.migrations import scripts
+from keepstep.stores.records import Record, born
 from keepstep.stores.sqlite import SQLiteStore
-from keepstep.testing.store_contract import SteppedClock, commit, everything, queued, record, started
+from keepstep.testing.store_contract import Holder, SteppedClock, commit, everything, queued, record, started
 
 
 @pytest.fixture
@@ -80,3 +94,262 @@ def test_what_another_process_still_reads_is_told_and_scrubbed_the_next_time(pat
     assert store.delete_runs(["told"], scrub=True) == 0
     assert files_that_hold(path, b"hush") == []
     store.close()
+
+
+# -- what does not fit, and its mending ------------------------------------------------------------------------------
+
+
+def damage(path, *statements):
+    database = apsw.Connection(str(path))
+    for statement in statements:
+        database.execute(statement)
+    database.close()
+
+
+def rows(path, sql):
+    database = apsw.Connection(str(path))
+    try:
+        return database.execute(sql).fetchall()
+    finally:
+        database.close()
+
+
+@pytest.fixture
+def sound(store):
+    """Three runs with chains that hold: one done, one parked with signals, one queued."""
+    for name in ("done", "waits"):
+        first = Record(name, Kind.RUN_STARTED.value, worker="w1", finished_at=queued("x").created_at)
+        run = queued(name, status=Status.RUNNING, worker="w1", epoch=1, due_at=None, priority=3)
+        create = born(run, first)
+        store.commit([create])
+        writer = Holder(store, create.run)
+        writer.write(record(name))
+        if name == "done":
+            writer.write(record(name, Kind.RUN_FINISHED, b"7"), status=Status.COMPLETED, release=True)
+        else:
+            commit(store, Send(Signal(name, "a", id="1")))
+            commit(store, Send(Signal(name, "b")))
+            writer.write(record(name), status=Status.WAITING, release=True, wakes=("x",))
+    store.commit([born(queued("later"))])
+    assert verify(store).sound
+    return store
+
+
+#: What may be wrong, the kind of flaw, whom it is about, and whether the store is sound once it is mended.
+FLAWS = {
+    "checkpoints of no run": (
+        "DELETE FROM keepstep_run WHERE id = 'done'",
+        {"orphan": "done", "dangling": "done"},
+        True,
+    ),
+    "signals of no run": (
+        "INSERT INTO keepstep_signal VALUES (99, 'ghost', 1, 'a', '1', '', '', 1.0, '')",
+        {"orphan": "ghost"},
+        True,
+    ),
+    "a head without its run": ("DELETE FROM keepstep_run WHERE id = 'later'", {"dangling": "later"}, True),
+    "a finished run without its head": ("DELETE FROM keepstep_head WHERE run = 'done'", {"dangling": "done"}, True),
+    "a run without its head": ("DELETE FROM keepstep_head WHERE run = 'waits'", {"dangling": "waits"}, True),
+    "a run without head and records": ("DELETE FROM keepstep_head WHERE run = 'later'", {"dangling": "later"}, False),
+    "a head of another workflow": (
+        "UPDATE keepstep_head SET workflow = 'other' WHERE run = 'done'",
+        {"index": "done"},
+        True,
+    ),
+    "a head of another priority": (
+        "UPDATE keepstep_head SET priority = 9 WHERE run = 'waits'",
+        {"index": "waits"},
+        True,
+    ),
+    "a head that counts too few signals": (
+        "UPDATE keepstep_head SET signals = 1 WHERE run = 'waits'",
+        {"index": "waits"},
+        True,
+    ),
+    "an index that is gone": ("DROP INDEX keepstep_head_due", {"index": "keepstep_head_due"}, True),
+    "a unique index that is gone": (
+        "DROP INDEX keepstep_checkpoint_place",
+        {"index": "keepstep_checkpoint_place"},
+        True,
+    ),
+    "a head that cannot be read": ("UPDATE keepstep_head SET status = 'flying' WHERE run = 'waits'", {}, True),
+}
+
+
+@pytest.mark.parametrize("what", FLAWS)
+def test_a_flaw_is_found_mended_and_then_gone(sound, path, what):
+    statement, expected, whole = FLAWS[what]
+    damage(path, statement)
+    found = sound.check()
+    assert {flaw.kind: flaw.about for flaw in found} == expected
+    assert not any(flaw.mended for flaw in found)
+    assert not verify(sound).sound
+    mended = sound.check(mend=True)
+    assert mended
+    assert all(flaw.mended for flaw in mended) is whole
+    assert verify(sound).sound is whole
+    assert [flaw.about for flaw in sound.check()] == ([] if whole else ["later"])
+
+
+def test_what_is_put_aside_is_kept_as_it_was(sound, path):
+    before = rows(path, "SELECT run, seq, kind, record, body FROM keepstep_checkpoint WHERE run = 'done'")
+    damage(path, "DELETE FROM keepstep_run WHERE id = 'done'")
+    sound.check(mend=True)
+    assert rows(path, "SELECT count(*) FROM keepstep_checkpoint WHERE run = 'done'") == [(0,)]
+    kept = "SELECT run, seq, kind, record, body FROM keepstep_aside_checkpoint"
+    assert rows(path, kept) == before
+    assert rows(path, "SELECT run, status FROM keepstep_aside_head") == [("done", "completed")]
+
+
+def test_more_is_put_aside_after_the_schema_has_grown(sound, path):
+    damage(path, "INSERT INTO keepstep_signal VALUES (98, 'ghost', 1, 'a', '1', '', '', 1.0, '')")
+    sound.check(mend=True)
+    damage(
+        path,
+        "ALTER TABLE keepstep_signal ADD COLUMN colour TEXT",
+        "INSERT INTO keepstep_signal VALUES (99, 'ghost', 1, 'b', '1', '', '', 1.0, '', 'red')",
+    )
+    sound.check(mend=True)
+    kept = rows(path, "SELECT name, colour FROM keepstep_aside_signal ORDER BY name")
+    assert kept == [("a", None), ("b", "red")]
+
+
+def test_a_run_whose_head_was_lost_waits_for_a_person_or_is_as_it_ended(sound, path):
+    damage(path, "DELETE FROM keepstep_head")
+    damage(path, "DELETE FROM keepstep_run WHERE id = 'later'")
+    sound.check(mend=True)
+    found = {run.id: run for run in (sound.get_run("done"), sound.get_run("waits"))}
+    assert found["done"].status is Status.COMPLETED
+    assert found["done"].output == b"7"
+    assert found["waits"].status is Status.SET_ASIDE
+    assert "its head was lost" in found["waits"].error.message
+    assert found["waits"].signals == 2
+    assert found["waits"].epoch > 1
+
+
+def test_a_head_whose_worker_lives_is_left_to_it(sound, path):
+    writer = started(sound, "busy")
+    damage(path, "UPDATE keepstep_head SET recoveries = 'many' WHERE run = 'busy'")
+    [flaw] = sound.check(mend=True)
+    assert (flaw.about, flaw.mended) == ("busy", "")
+    assert writer.worker == "w1"
+
+
+def test_an_index_that_lost_entries_is_made_again(sound, path):
+    """As a page that was not written leaves it."""
+    database = apsw.Connection(str(path))
+    database.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 0)
+    database.execute("PRAGMA writable_schema = ON")
+    [(sql,)] = database.execute("SELECT sql FROM sqlite_schema WHERE name = 'keepstep_head_status'").fetchall()
+    database.execute("UPDATE sqlite_schema SET sql = ? WHERE name = 'keepstep_head_status'", (sql + " WHERE 0",))
+    database.close()
+    database = apsw.Connection(str(path))
+    database.execute(
+        "INSERT INTO keepstep_head SELECT 'x' || run, number + 50, workflow, version, queue, priority,"
+        " status, seq, checksum, epoch, worker, due_at, wakes, signals, recoveries, updated_at"
+        " FROM keepstep_head WHERE run = 'later'"
+    )
+    database.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 0)
+    database.execute("PRAGMA writable_schema = ON")
+    database.execute("UPDATE sqlite_schema SET sql = ? WHERE name = 'keepstep_head_status'", (sql,))
+    database.close()
+    other = SQLiteStore(path, clock=SteppedClock())
+    assert {flaw.kind for flaw in other.check()} == {"index"}
+    mended = other.check(mend=True)
+    assert ("dangling", "xlater") in {(flaw.kind, flaw.about) for flaw in mended}
+    assert all(flaw.mended for flaw in mended)
+    assert other.check() == []
+    other.close()
+
+
+def test_a_damaged_page_is_an_integrity_flaw_or_an_error(sound, path, tmp_path):
+    for n in range(300):
+        sound.commit([born(queued(f"more-{n}", input=b'"%s"' % (b"z" * 300)))])
+    sound.close()
+    damage(path, "PRAGMA wal_checkpoint(TRUNCATE)")
+    size, found = path.stat().st_size, 0
+    for page in range(2, size // 4096, 5):
+        copy = tmp_path / "copy.db"
+        shutil.copy(path, copy)
+        with copy.open("r+b") as file:
+            file.seek(page * 4096)
+            file.write(os.urandom(4096))
+        try:
+            store = SQLiteStore(copy, clock=SteppedClock())
+        except keepstep.StoreError:
+            found += 1
+            continue
+        found += not verify(store).sound
+        store.close()
+    assert found == len(range(2, size // 4096, 5))
+
+
+# -- where nothing can be written --------------------------------------------------------------------------------------
+
+AS_NOBODY = """
+    import os, sys
+    from keepstep.engine.verify import verify
+    from keepstep.errors import StoreUnavailable
+    from keepstep.ports import Create
+    from keepstep.stores.sqlite import SQLiteStore
+    from keepstep.testing.store_contract import queued
+    SQLiteStore(sys.argv[2]).close()  # so that everything it needs is loaded
+    if os.geteuid() == 0:
+        os.setgid(65534), os.setuid(65534)
+    try:
+        store = SQLiteStore(sys.argv[1])
+        found = verify(store)
+        print(found.sound, found.runs.total)
+        store.commit([Create(queued("s"))])
+    except StoreUnavailable as error:
+        print("refused:", error)
+"""
+
+
+def by_nobody(path, tmp_path):
+    """Verify a store in a folder that cannot be written, and try to write to it."""
+    path.parent.chmod(0o555)
+    path.chmod(0o444)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(AS_NOBODY), str(path), str(tmp_path / "other.db")],
+            env={**os.environ, "PYTHONPATH": str(Path(keepstep.__file__).parents[1])},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    finally:
+        path.parent.chmod(0o755)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.fixture
+def elsewhere():
+    folder = Path(tempfile.mkdtemp(prefix="keepstep-"))
+    yield folder / "runs.db"
+    shutil.rmtree(folder)
+
+
+def test_a_copy_where_nothing_can_be_written_is_verified(sound, path, elsewhere, tmp_path):
+    sound.close()
+    shutil.copy(path, elsewhere)
+    said = by_nobody(elsewhere, tmp_path)
+    assert said[0] == "True 3"
+    assert said[1].startswith("refused: ")
+
+
+def test_a_copy_with_a_log_beside_it_says_what_to_do(sound, path, elsewhere, tmp_path):
+    shutil.copy(path, elsewhere)
+    shutil.copy(f"{path}-wal", f"{elsewhere}-wal")
+    [said] = by_nobody(elsewhere, tmp_path)
+    assert "copy both to another folder" in said
+
+
+def test_a_copy_of_an_older_schema_says_what_to_do(path, elsewhere, tmp_path, monkeypatch):
+    monkeypatch.setattr(migrations, "scripts", lambda _: scripts("sqlite")[:2])
+    SQLiteStore(path).close()
+    monkeypatch.undo()
+    shutil.copy(path, elsewhere)
+    [said] = by_nobody(elsewhere, tmp_path)
+    assert "older Keepstep" in said

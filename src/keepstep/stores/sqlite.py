@@ -19,6 +19,7 @@ from ..model.ids import check_id
 from ..ports import Advance, Answer, Change, ClaimRequest, Clock, Create, Row, SystemClock, instant
 from ..values.kinds import is_text
 from . import rules
+from .sqlite_check import Finding, Mender, look_into, mend_all, mended
 from .sqlite_claims import Found, by_name, due_runs, later_times, orphans
 from .sqlite_commit import Batch, Undone, forget, names, names_text, read_run, run_from, run_name, run_rows, seconds
 from .sqlite_connection import Cursor, Reader, Writer, refuse_old_sqlite, translated
@@ -109,6 +110,7 @@ class SQLiteStore:
         self.clock = clock or SystemClock()
         self.lease_seconds = lease_seconds
         self._within_seconds = within_seconds
+        self._busy_seconds = busy_seconds
         self._locks = WorkerLocks(f"{self._path}-workers")
         self._enrolled: set[str] = set()
         self._writes = 0  # of this instance, to tell its workers what others of them wrote
@@ -463,7 +465,18 @@ class SQLiteStore:
         return found
 
     def check(self, *, mend: bool = False) -> list[Flaw]:
-        return []
+        if mend:
+            return mend_all(self._path, self._busy_seconds, self.list_runs, self._mend)
+        return [one.flaw for one in look_into(self._path, self._busy_seconds)]
+
+    def _mend(self, found: list[Finding]) -> list[Flaw]:
+        def mend() -> list[Flaw]:
+            alive, _ = self._roll_call(self._writer.cursor, "")
+            mender = Mender(self._writer.cursor, self._now(), alive)
+            self._note_writers({None})
+            return [mended(one, mender) for one in found]
+
+        return self._writer.run(mend)
 
     # -- ends --------------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,9 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
+from urllib.parse import quote
 
 import apsw
 
@@ -71,7 +73,11 @@ def _not_askable(error: Exception, path: str) -> DefinitionError:
 
 def connect(path: str, *, synchronous: str, busy_seconds: float) -> apsw.Connection:
     """A connection with the settings that both need."""
-    connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE)
+    if _is_frozen(path):
+        flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+        connection = apsw.Connection(f"file:{quote(path)}?immutable=1", flags=flags)
+    else:
+        connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE)
     connection.set_busy_timeout(int(busy_seconds * 1000))
     connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
     connection.pragma("trusted_schema", False)
@@ -79,6 +85,23 @@ def connect(path: str, *, synchronous: str, busy_seconds: float) -> apsw.Connect
     connection.pragma("mmap_size", 0)
     connection.pragma("synchronous", synchronous)
     return connection
+
+
+def _is_frozen(path: str) -> bool:
+    """Whether the file lies where nothing can be written, such as a copy on a disk that is mounted so.
+
+    SQLite then needs to be told that nobody changes it, because it cannot make the files that writers agree by.
+    """
+    file = Path(path)
+    if os.access(file.parent, os.W_OK) or not file.exists() or Path(f"{path}-shm").exists():
+        return False
+    wal = Path(f"{path}-wal")
+    if wal.exists() and wal.stat().st_size:
+        raise StoreUnavailable(
+            f"{path} belongs together with {wal.name}, which is read only where something can be written: copy both "
+            "to another folder"
+        )
+    return True
 
 
 def refuse_old_sqlite(version: str) -> None:
@@ -221,6 +244,11 @@ class Writer:
         """Make the schema, or bring it up to date. Nothing is written to a file that is not a Keepstep store."""
         if not self._pending():
             return
+        if self.connection.readonly("main"):
+            raise StoreUnavailable(
+                f"{self._path} was written by an older Keepstep and cannot be brought up to date, because it cannot be "
+                "written: copy it to another folder"
+            )
         if self.connection.pragma("journal_mode") != "wal":
             self._enter(wait=True)
             try:
