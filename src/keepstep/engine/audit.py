@@ -223,7 +223,7 @@ def _what(record: Record, data: dict[str, Any]) -> str:
     if record.kind == Kind.RUN_FINISHED and data.get("continued_as"):
         return f"run finished, continued as {data['continued_as']}"
     if record.kind == Kind.ERROR:
-        return "set aside"
+        return f"set aside by {data['act']}" if data.get("act") else "set aside"
     if record.kind == Kind.CHILD and data.get("child"):
         return f"child {data['child']} started"
     return record.kind

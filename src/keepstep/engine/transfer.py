@@ -1,0 +1,261 @@
+"""Moving runs into an archive and out of one: verified on the way, and never half-written.
+
+Plain blocking code over a store; memory holds one run at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import IO, Any
+
+from ..errors import CheckpointCorrupt, RunNotFound
+from ..model import FINISHED, Kind, Outcome, Run, RunQuery, Signal, Status
+from ..model.ids import new_id
+from ..ports import Create, Row, Store, Verdict, instant
+from ..stores.memory import MemoryStore
+from ..stores.records import Record, StoredError, seal, unseal
+from .archive import Archived, ArchiveWriter, Broken, runs_in
+from .verify import PAGE, all_runs, check_run, head_of, rows_of, signals_of
+
+#: How many runs, and about how many bytes of them, are written in one transaction.
+BATCH = 100
+BATCH_BYTES = 4_000_000
+
+
+@dataclass(slots=True)
+class Transfer:
+    """What became of the runs that were to be moved: how many were written, and which were not, and why.
+
+    `conflicts` are there already with other contents; `damaged` names runs, or lines of an archive; `left` are runs
+    that have not ended and stay where they are.
+    """
+
+    written: int = 0
+    same: int = 0
+    records: int = 0
+    conflicts: dict[str, str] = field(default_factory=dict)
+    damaged: dict[str, str] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> bool:
+        """Everything that was asked for is there now."""
+        return not (self.conflicts or self.damaged or self.left)
+
+
+def chosen(store: Store, run_ids: Iterable[str], query: RunQuery) -> Iterator[Run | str]:
+    """The runs that are meant, by their names or by a query; of one that cannot be read, its name."""
+    wanted = tuple(dict.fromkeys(run_ids))
+    if not wanted:
+        yield from all_runs(store, replace(query, limit=PAGE))
+    for run_id in wanted:
+        try:
+            run = head_of(store, run_id)
+        except CheckpointCorrupt:
+            yield run_id
+            continue
+        if run is None:
+            raise RunNotFound(f"no run {run_id!r} in {store.url}", run_id)
+        yield run
+
+
+# -- into an archive ---------------------------------------------------------------------------------------------------
+
+
+def export_runs(
+    store: Store, file: IO[bytes], run_ids: Iterable[str] = (), query: RunQuery | None = None, *, made_by: str = ""
+) -> Transfer:
+    """Write runs into an archive, as they are now; one that is damaged is marked there, and named."""
+    done = Transfer()
+    writer = ArchiveWriter(file, instant(store.clock.now()), made_by)
+    for run in chosen(store, run_ids, query or RunQuery()):
+        if isinstance(run, str):
+            done.damaged[run] = f"run {run!r}: its row cannot be read, so it is not in the archive"
+            continue
+        problem = write_run(store, run, writer)
+        done.written += 1
+        done.records += run.seq
+        if problem:
+            done.damaged[run.id] = problem
+    writer.close()
+    return done
+
+
+def write_run(store: Store, run: Run, writer: ArchiveWriter) -> str:
+    """One run up to its head, with whatever there is of it if it is damaged; what is wrong with it, or nothing."""
+    check = check_run(store, run)
+    problem = "it was removed meanwhile" if check is None else "; ".join(check.problems)
+    writer.begin(run)
+    for row in rows_of(store, run.id):
+        if row.seq <= run.seq or problem:
+            writer.checkpoint(row)
+    for signal in signals_of(store, run.id):
+        if isinstance(signal, Signal) and (signal.seq <= run.signals or problem):
+            writer.signal(signal)
+    writer.end(problem)
+    return problem
+
+
+# -- out of an archive -------------------------------------------------------------------------------------------------
+
+
+def import_runs(
+    store: Store, file: IO[bytes], name: str, *, actor: str, queue: bool = False, partial: bool = False
+) -> Transfer:
+    """Take up every run of an archive, each whole and verified, or not at all.
+
+    A run that has not ended is set aside, so that it does not go on here while it may go on elsewhere; with `queue`
+    it goes on here. With `partial`, what is broken in the archive is passed over and named; without, it is an error.
+    """
+    done = Transfer()
+    batch = Batch(store, done)
+    for found in runs_in(file, name):
+        problem = _problem(found)
+        if not problem and isinstance(found, Archived):
+            batch.add(_taken_in(found, name, actor, instant(store.clock.now()), queue=queue), found.run)
+        elif partial:
+            done.damaged[f"line {found.line}"] = problem
+        else:
+            batch.flush()
+            so_far = f"; {done.written} runs before it were taken up" if done.written else ""
+            raise CheckpointCorrupt(f"{name}, line {found.line}: {problem}{so_far}")
+    batch.flush()
+    return done
+
+
+def check_archive(file: IO[bytes], name: str) -> int:
+    """Read an archive to its end and verify everything in it; the number of its runs."""
+    runs = 0
+    for found in runs_in(file, name):
+        problem = _problem(found)
+        if problem:
+            raise CheckpointCorrupt(f"{name}, line {found.line}: {problem}")
+        runs += 1
+    return runs
+
+
+def _problem(found: Archived | Broken) -> str:
+    if isinstance(found, Broken):
+        return found.what
+    if found.damaged:
+        return f"run {found.run.id!r} was damaged when it was written here: {found.damaged}"
+    return verified(found.run, found.rows, found.signals)
+
+
+def verified(run: Run, rows: Sequence[Row], signals: Sequence[Signal]) -> str:
+    """What is wrong with a run that is in no store yet, or nothing: it is held to all that a run in a store is."""
+    bench = MemoryStore()
+    held = replace(run, worker="nobody" if run.status.active else None)
+    try:
+        bench.commit([Create(held, rows, signals)])
+    except ValueError as error:
+        return str(error)
+    check = check_run(bench, held)
+    return "" if check is None else "; ".join(check.problems)
+
+
+def _taken_in(found: Archived, source: str, actor: str, now: datetime, *, queue: bool) -> Create:
+    """How a run of an archive comes into a store: as it ended, or so that it does not go on in two places."""
+    run = found.run
+    if run.status in FINISHED or run.status is Status.SET_ASIDE:
+        return Create(run, found.rows, found.signals)
+    if queue:
+        return Create(freed(run, now), found.rows, found.signals)
+    why = Reason(actor, "import", f"it had not ended when it was written to {source}; retry lets it go on here", now)
+    return set_aside(run, found.rows, found.signals, why)
+
+
+class Batch:
+    """Runs on their way into a store, several in one transaction."""
+
+    def __init__(self, store: Store, done: Transfer) -> None:
+        self._store, self._done = store, done
+        self._waiting: list[tuple[Create, Run]] = []
+        self._size = 0
+
+    def add(self, create: Create, original: Run) -> None:
+        """Write a verified run, soon; `original` is what a run of its id must be if it is there already."""
+        self._waiting.append((create, original))
+        self._size += len(create.run.input) + sum(len(row.record) + len(row.body or b"") for row in create.rows)
+        if len(self._waiting) >= BATCH or self._size >= BATCH_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        waiting, self._waiting, self._size = self._waiting, [], 0
+        if not waiting:
+            return
+        done = self._done
+        answers = self._store.commit([create for create, _ in waiting])
+        for (create, original), answer in zip(waiting, answers, strict=True):
+            if answer.verdict is Verdict.DONE:
+                done.written += 1
+                done.records += create.run.seq
+            elif answer.verdict is Verdict.EXISTS and is_there(self._store, original):
+                done.same += 1
+            else:
+                done.conflicts[original.id] = CONFLICT
+
+
+CONFLICT = "there is another run of this id, or an older copy of this one"
+
+
+def is_there(store: Store, run: Run) -> bool:
+    """Whether a store has this run, as far as it goes or further: its chain holds the record that the head names."""
+    try:
+        if not run.seq:
+            there = head_of(store, run.id)
+            rows = store.list_checkpoints(run.id, 0, 1)
+            begun = next(unseal(rows, run.id))[0].previous if rows else there.checksum if there is not None else None
+            return begun == run.checksum
+        rows = store.list_checkpoints(run.id, run.seq - 1, 1)
+        return bool(rows) and next(unseal(rows, run.id, run.seq - 1))[1] == run.checksum
+    except CheckpointCorrupt:
+        return False
+
+
+# -- runs that have not ended ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Who did something to a run, what it was, why and when: for its audit."""
+
+    actor: str
+    act: str
+    reason: str
+    at: datetime
+
+
+def record_of(run: Run, why: Reason, **more: Any) -> Record:
+    """The record that a run is left to a person, and why."""
+    data = {"actor": why.actor, "reason": why.reason, "before": run.status.value, "act": why.act, **more}
+    error = StoredError(why.act.capitalize(), why.reason, error_class="permanent", id=new_id("error"))
+    record = Record(run.id, Kind.ERROR.value, outcome=Outcome.FAILURE.value, trigger="manual", error=error, data=data)
+    record.finished_at = why.at
+    return record
+
+
+def set_aside(run: Run, rows: Sequence[Row], signals: Sequence[Signal], why: Reason, **more: Any) -> Create:
+    """The run with one more record, which leaves it to a person."""
+    row, checksum = seal(record_of(run, why, **more), run.seq + 1, run.checksum)
+    aside = replace(freed(run, why.at), status=Status.SET_ASIDE, seq=row.seq, checksum=checksum, due_at=None, wakes=())
+    return Create(replace(aside, updated_at=why.at), [*rows, row], signals)
+
+
+def freed(run: Run, now: datetime) -> Run:
+    """The run as any worker may take it up: one that was paused stays so, and one that was to begin later does."""
+    paused = run.status is Status.PAUSED
+    later = run.due_at if run.status is Status.QUEUED and run.due_at is not None else now
+    return replace(
+        run,
+        status=Status.PAUSED if paused else Status.QUEUED,
+        worker=None,
+        due_at=None if paused else later,
+        wakes=run.wakes if paused else (),
+        recoveries=0,
+        output=None,
+        error=None,
+        progress=None,
+    )

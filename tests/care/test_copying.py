@@ -1,0 +1,153 @@
+"""Copying from any store to any other: whole, verified, resumable, and no run is ever driven in two places."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from keepstep.engine.copying import copy_runs, shown
+from keepstep.engine.verify import verify
+from keepstep.errors import StoreUnavailable
+from keepstep.model import FINISHED, RunQuery, Status
+from keepstep.ports import ClaimRequest
+from keepstep.stores.memory import MemoryStore
+from tests.care.stored import STORES, contents, driven, everything, filled, tampered
+
+ALL = frozenset({"care total", "care patient", "care breaking", "care parent"})
+
+
+@pytest.fixture(params=STORES)
+def target(request, tmp_path):
+    (tmp_path / "target").mkdir()
+    store = STORES[request.param](tmp_path / "target")
+    yield store
+    store.close()
+
+
+def copied(source, target, *run_ids, query=None, **options):
+    return copy_runs(source, target, run_ids, query, actor="ann", **options)
+
+
+def test_what_has_ended_is_copied_word_for_word(store, target):
+    before = everything(store)
+    done = copied(store, target, query=RunQuery(status=FINISHED))
+    assert (done.written, done.whole) == (4, True)
+    assert everything(target) == {name: whole for name, whole in before.items() if whole[0].status in FINISHED}
+    assert everything(store) == before
+    assert verify(target).sound
+
+
+def test_what_has_not_ended_is_left_and_named(store, target):
+    before = everything(store)
+    done = copied(store, target)
+    assert set(done.left) == {"waits", "large", "later", "parent"}
+    assert everything(store) == before
+
+
+def test_what_is_handed_over_is_driven_there_and_no_longer_here(store, target):
+    done = copied(store, target, "waits", "later", unfinished=True)
+    assert (done.written, done.whole) == (2, True)
+    assert {name: one[0].status for name, one in everything(store).items() if name in ("waits", "later")} == {
+        "waits": Status.SET_ASIDE,
+        "later": Status.SET_ASIDE,
+    }
+    assert "it goes on in" in store.get_run("waits").error.message
+    assert target.get_run("later").due_at == contents_of("later").due_at
+    assert verify(store).sound
+    assert verify(target).sound
+
+    async def go_on(engine):
+        handle = await engine.get("waits")
+        await handle.signal("last", "end")
+        return await handle.result()
+
+    assert driven(target, go_on) == [10, {"yes": True}, "end"]
+
+    async def nothing_to_do(engine):
+        return [claim.run.id for claim in store.claim_runs(ClaimRequest(engine.worker.id, ALL, 10)).claims]
+
+    assert driven(store, nothing_to_do) == []
+
+
+def contents_of(name):
+    return next(run for run, _, _ in contents() if run.id == name)
+
+
+def test_a_family_that_goes_on_stays_together(store, target):
+    child = next(name for name in everything(store) if name.startswith("parent."))
+    assert copied(store, target, "parent", unfinished=True).whole  # its child has ended
+    assert copied(store, target, child, unfinished=True).whole
+    other = filled(MemoryStore())
+    tampered(other, child, rows=lambda rows: rows[:1], status=Status.QUEUED, checksum="x", due_at=None)
+    done = copied(other, MemoryStore(), "parent", child, unfinished=True)
+    assert done.left == {"parent": f"its child {child} has not ended", child: "its parent parent has not ended"}
+
+
+def test_what_is_driven_is_left(store, target):
+    async def while_driven(engine):
+        await engine.start("care patient", 10, run_id="driven")
+        return copied(store, target, "driven", unfinished=True)
+
+    done = driven(store, while_driven)
+    assert "it is driven by" in done.left["driven"]
+    assert target.get_run("driven") is None
+
+
+class Failing:
+    """A store whose writes fail from the n-th on, as one whose disk is full."""
+
+    def __init__(self, store, writes):
+        self._store, self._left = store, writes
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def commit(self, changes, **options):
+        if self._left <= 0:
+            raise StoreUnavailable("full")
+        self._left -= 1
+        return self._store.commit(changes, **options)
+
+
+def test_a_copy_that_broke_off_is_taken_up_again(store, target):
+    with pytest.raises(StoreUnavailable):
+        copied(store, Failing(target, 0), unfinished=True)
+    assert everything(target) == {}
+    assert store.get_run("waits").status is Status.SET_ASIDE
+    done = copied(store, target, unfinished=True)
+    assert (done.written, done.whole) == (len(contents()), True)
+    assert target.get_run("waits").status is Status.QUEUED
+    again = copied(store, target, unfinished=True)
+    assert (again.same, again.written, again.whole) == (len(contents()), 0, True)
+    assert verify(target).sound
+
+
+def test_an_unfinished_run_of_the_same_id_is_a_conflict_and_is_not_taken_away(store, target):
+    filled(target)
+    tampered(target, "waits", seed="other")
+    tampered(target, "waits", rows=lambda rows: rows[:1], checksum="x")
+    done = copied(store, target, "waits", unfinished=True)
+    assert list(done.conflicts) == ["waits"]
+    assert store.get_run("waits").status is Status.WAITING
+
+
+def test_a_damaged_run_is_named_and_not_copied(store, target):
+    tampered(store, "done", seed="0")
+    tampered(store, "waits", signals=lambda all_: [all_[0], replace(all_[1], payload=b"0")])
+    done = copied(store, target, unfinished=True)
+    assert set(done.damaged) == {"done", "waits"}
+    assert {"done", "waits"} & set(everything(target)) == set()
+    assert store.list_runs(RunQuery(id_prefix="waits")).runs[0].status is Status.WAITING
+
+
+def test_a_paused_run_stays_paused(store, target):
+    tampered(store, "waits", status=Status.PAUSED, wakes=("ks:resume",), due_at=None)
+    assert copied(store, target, "waits", unfinished=True).whole
+    run = target.get_run("waits")
+    assert (run.status, run.wakes, run.due_at) == (Status.PAUSED, ("ks:resume",), None)
+
+
+def test_an_address_is_shown_without_its_password():
+    assert shown("postgresql://ann:secret@host/db") == "postgresql://host/db"
+    assert shown("sqlite:///a@b/runs.db") == "sqlite:///a@b/runs.db"
