@@ -1,8 +1,23 @@
-"""The order of the tests: those that fork a process for each life come first, while there is little to copy."""
+"""The order of the tests, and the PostgreSQL server that those share who need one.
+
+Tests that fork a process for each life come first, while there is little to copy.
+"""
 
 from __future__ import annotations
 
 import pytest
+
+from tests import postgres
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        postgres.begin_session()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        postgres.end_session()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
