@@ -171,3 +171,26 @@ def _sweep() -> None:
         with contextlib.suppress(OSError, ValueError):
             if not _runs(int((place / "owner").read_text())):
                 Server(place).remove()
+
+
+# -- a schema for each test --------------------------------------------------------------------------------------------
+
+TABLES = ("head", "run", "checkpoint", "signal", "worker")
+
+
+def store_url(schema: str) -> str:
+    """The URL of a store in a schema of the session's server."""
+    dsn = session_dsn()
+    return f"{dsn}{'&' if '?' in dsn else '?'}schema={schema}"
+
+
+@contextlib.contextmanager
+def empty_store():
+    """The URL of a store that holds nothing. A process uses one schema again and again: to make one takes a while."""
+    import psycopg  # so that whoever needs only the server needs only the server
+
+    schema = f"keepstep_test_{os.getpid()}"
+    with psycopg.connect(session_dsn(), autocommit=True) as connection:
+        if connection.execute("SELECT to_regclass(%s)", (f"{schema}.keepstep_head",)).fetchone()[0]:
+            connection.execute(";".join(f"DELETE FROM {schema}.keepstep_{table}" for table in TABLES))
+    yield store_url(schema)

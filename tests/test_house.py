@@ -41,6 +41,8 @@ TESTING = "testing"
 USES_TESTING = {"keepstep.cli.crashtest"}
 
 #: What would let a policy sleep, log or look at a clock.
+#: Stores that need a package which only an extra installs; they are loaded when the scheme of a URL names them.
+OF_EXTRAS = {"psycopg": "keepstep.stores.postgres"}
 IMPURE = {"time", "logging", "asyncio", "random", "secrets", "threading", "os", "subprocess"}
 
 
@@ -198,6 +200,17 @@ def test_what_is_imported_on_loading_is_a_dependency():
         if not (found.lazy or found.typing)
         and part_of(found.source) not in optional
         and found.target.split(".")[0] not in core
+        and not found.source.startswith(OF_EXTRAS.get(found.target.split(".")[0], "nobody"))
+    ]
+    assert not wrong
+
+
+def test_what_needs_an_extra_is_loaded_only_by_those_who_ask_for_it():
+    wrong = [
+        str(found)
+        for found in IMPORTS
+        for store in OF_EXTRAS.values()
+        if found.target.startswith(store) and not found.source.startswith(store) and not (found.lazy or found.typing)
     ]
     assert not wrong
 

@@ -17,6 +17,8 @@ GROUP = "keepstep.stores"
 #: Stores that ship with Keepstep. Each module is imported when its scheme is first used.
 BUILT_IN = {
     "memory": "keepstep.stores.memory:open_url",
+    "postgres": "keepstep.stores.postgres:open_url",
+    "postgresql": "keepstep.stores.postgres:open_url",
     "sqlite": "keepstep.stores.sqlite:open_url",
 }
 

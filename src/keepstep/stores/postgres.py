@@ -1,0 +1,471 @@
+"""The store in PostgreSQL: shared by many workers on many machines."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import msgspec
+import psycopg
+
+from ..errors import CheckpointCorrupt, DefinitionError, StoreError, StoreUnavailable
+from ..model import LEASE_SECONDS, Claims, Flaw, Kind, News, Run, RunPage, RunQuery, Signal, Status, WorkerInfo
+from ..model.ids import check_id
+from ..ports import Advance, Answer, Change, ClaimRequest, Clock, Create, Row, Verdict, instant
+from . import rules
+from .postgres_claims import Claimer
+from .postgres_commit import Batch, in_one_go
+from .postgres_connection import TRIES, Address, Connection, Connections, ServerClock, migrate
+from .postgres_lists import Lists
+from .postgres_liveness import Presence
+from .postgres_rows import (
+    RUN_COLUMNS,
+    RUN_WIDTH,
+    names,
+    names_text,
+    original,
+    plain,
+    run_from,
+    signal_from,
+    texts,
+)
+from .postgres_statements import Statements, Written
+from .postgres_within import commit_within
+from .sqlite_liveness import abandon_in_children
+
+log = logging.getLogger("keepstep")
+
+#: News that were lost on the way are asked for after so long.
+ASK_SECONDS = 1.0
+#: How many runs one transaction removes, so that others are not kept waiting.
+_DELETE_AT_ONCE = 500
+#: How many arrivals of signals are remembered; whoever asks is at most a second behind.
+_ARRIVALS = 10_000
+
+_json = msgspec.json.Encoder().encode
+_progress = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+class _Seen(NamedTuple):
+    """What a worker knew when it last asked for news."""
+
+    asked_at: float
+    stamp: tuple[int, ...]
+    signals: int
+
+
+class PostgresStore:
+    """Keeps everything in the tables of one schema; several stores may share a database.
+
+    `proxy=True` is for a server behind a proxy that pools transactions (PgBouncer): no session is held then, so that a
+    death shows by its lease and news by asking. `connections` bounds what one process opens for reading and claiming;
+    it opens one more to write, and one that it holds.
+    """
+
+    quick = False
+    transactional = True
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        schema: str | None = None,
+        clock: Clock | None = None,
+        connections: int = 4,
+        wait_seconds: float = 5.0,
+        lease_seconds: float = LEASE_SECONDS,
+        within_seconds: float = 5.0,
+        proxy: bool = False,
+    ) -> None:
+        if connections < 1:
+            raise DefinitionError(f"connections={connections} is not at least 1")
+        self._address = address = Address(url, schema=schema, proxy=proxy, idle_seconds=lease_seconds)
+        self.url = address.text
+        self._server_clock = ServerClock()
+        self.clock: Clock = clock or self._server_clock
+        self.lease_seconds = lease_seconds
+        self._within_seconds = within_seconds
+        self._writer = Connections(address, 1, wait_seconds)
+        self._pool = Connections(address, connections, wait_seconds)
+        self._presence = Presence(address)
+        self._statements = Statements(address)
+        self._sql = _Statements(address)
+        self._lists = Lists(address)
+        self._claimer = Claimer(address, self.clock, self._presence, lease_seconds)
+        self._enrolled: set[str] = set()
+        self._closed = False
+        self._writes = 0  # of this instance, to tell its workers what others of them wrote
+        self._own_writes: dict[str, int] = {}
+        self._signals = 0
+        self._seen: dict[str, _Seen] = {}
+        self._signalled: dict[str, dict[str, int]] = {}  # worker: its runs, and how many signals of each are known
+        self._arrivals: deque[tuple[int, str, str]] = deque(maxlen=_ARRIVALS)  # (position, worker, run)
+        self._news_lock = threading.Lock()
+        try:
+            self._pool.run(self._open)
+        except BaseException:
+            self.close()
+            raise
+        abandon_in_children(self)
+
+    def __repr__(self) -> str:
+        return f"PostgresStore({self.url!r})"
+
+    def _open(self, connection: Connection) -> None:
+        migrate(connection, self._address)
+        self._server_clock.measure(connection)
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def commit(self, changes: Sequence[Change], *, wait: bool = True) -> list[Answer]:
+        for change in changes:
+            for create in (change,) if isinstance(change, Create) else getattr(change, "creates", ()):
+                rules.check_create(create)
+        answers: list[Answer] = []
+        together: list[Change] = []
+        for change in changes:
+            if type(change) is Advance and change.within is not None:
+                answers += self._commit(together, committed=answers)
+                together = []
+                answers.append(self._commit_within(change, committed=answers))
+            else:
+                together.append(change)
+        return answers + self._commit(together, committed=answers)
+
+    def _commit(self, changes: list[Change], *, committed: list[Answer]) -> list[Answer]:
+        if not changes:
+            return []
+        now = self._now()
+        try:
+            written = self._writer.run(lambda connection: in_one_go(connection, self._statements, changes, now))
+            if written is not None:
+                answers = [_done(change) for change in changes]
+            else:
+                answers, written = self._writer.run(lambda connection: self._decide(connection, changes))
+        except StoreUnavailable as error:
+            error.unknown |= bool(committed)  # what came before is there, whatever became of this
+            raise
+        self._tell(changes, written)
+        return answers
+
+    def _decide(self, connection: Connection, changes: Sequence[Change]) -> tuple[list[Answer], Written]:
+        for _ in range(TRIES):
+            connection.execute("BEGIN")
+            batch = Batch(connection, self._statements, changes, self._now())
+            answers = batch.apply(changes)
+            try:
+                with connection.pipeline():
+                    batch.write()
+                    connection.execute("COMMIT")
+            except psycopg.errors.UniqueViolation:  # someone else has just created one of the runs
+                connection.rollback()
+                continue
+            return answers, batch.written
+        raise StoreUnavailable(f"{self.url}: others keep creating the runs that are to be created")
+
+    def _commit_within(self, change: Advance, *, committed: list[Answer]) -> Answer:
+        try:
+            answer, written = self._pool.run(
+                lambda connection: commit_within(connection, self._statements, change, self._now, self._within_seconds)
+            )
+        except StoreUnavailable as error:
+            error.unknown |= bool(committed)
+            raise
+        if written is not None:
+            self._tell([change], written)
+        return answer
+
+    def _tell(self, changes: Sequence[Change], written: Written) -> None:
+        self._signals += len(written.signals)
+        self._note_writers({_author(change) for change in changes})
+        if written.tidings and not self._address.proxy:
+            self._presence.tell(written.tidings)
+
+    def delete_runs(self, run_ids: Sequence[str]) -> int:
+        wanted = sorted(set(map(plain, run_ids)))
+        removed = 0
+        for start in range(0, len(wanted), _DELETE_AT_ONCE):
+            some = (texts(wanted[start : start + _DELETE_AT_ONCE]),)
+            removed += len(self._rows(self._sql.delete, some, again=False))
+        self._note_writers({None})
+        return removed
+
+    # -- leases ------------------------------------------------------------------------------------------------------
+
+    def renew_leases(self, worker: WorkerInfo, *, leaving: bool = False) -> bool:
+        self._pool.check_usable()
+        if leaving:
+            return self._leave(worker.id)
+        check_id(worker.id, "worker id")
+        known = self._pool.run(lambda connection: self._renew(connection, worker))
+        if known and worker.id not in self._enrolled:
+            self._enrolled.add(worker.id)
+            if not self._address.proxy:
+                self._show_life(worker)
+        return known
+
+    def _show_life(self, worker: WorkerInfo) -> None:
+        """Hold the worker's lock, and say so; without it others go by its lease."""
+        try:
+            self._presence.hold(worker.id)
+            self._pool.run(lambda connection: self._renew(connection, worker))
+        except StoreUnavailable as error:
+            log.warning("worker %s shows that it lives by its lease alone, for now: %s", worker.id, error)
+
+    def _renew(self, connection: Connection, worker: WorkerInfo) -> bool:
+        self._server_clock.measure(connection)
+        boot_id, boot_seconds = self.clock.boot()
+        values = {
+            "id": worker.id,
+            "host": plain(worker.host),
+            "pid": worker.pid,
+            "started_at": worker.started_at,
+            "now": self._now(),
+            "boot": boot_id,
+            "boot_seconds": boot_seconds,
+            "workflows": names_text(worker.workflows),
+            "progress": _json({run: msgspec.Raw(value) for run, value in worker.progress.items()}),
+            "lock": self._address.key("worker", worker.id) if self._presence.holds(worker.id) else None,
+        }
+        if connection.execute(self._sql.renew, values).rowcount:
+            return True
+        if worker.id in self._enrolled:  # its row is gone or marked: it was given up for dead
+            return False
+        return bool(connection.execute(self._sql.enrol, values).rowcount)
+
+    def _leave(self, worker: str) -> bool:
+        alive = self._pool.run(lambda connection: bool(connection.execute(self._sql.leave, (worker,)).rowcount))
+        self._presence.let_go(worker)
+        if alive:
+            self._enrolled.discard(worker)
+        return alive
+
+    def claim_runs(self, request: ClaimRequest) -> Claims:
+        if request.worker not in self._enrolled and not self.renew_leases(WorkerInfo(request.worker, pid=os.getpid())):
+            return Claims()
+        claims = self._pool.run(lambda connection: self._claimer.claim(connection, request, self._now()))
+        if claims.claims:
+            self._note_writers({request.worker})
+        return claims
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def get_run(self, run_id: str) -> Run | None:
+        rows = self._rows(self._sql.get, (plain(run_id),))
+        if not rows:
+            return None
+        (row,) = rows
+        run = run_from(row)
+        seq, kind, record, body, progress = row[RUN_WIDTH:]
+        if seq is not None:
+            run = rules.with_outcome(run, Row(seq, kind, record, body))
+        told = _progress_in(progress).get(run_id)
+        return run if told is None else replace(run, progress=bytes(told))
+
+    def list_runs(self, query: RunQuery) -> RunPage:
+        rows = self._pool.run(lambda connection: self._lists.rows(connection, query), again=True)
+        limit = max(query.limit, 0)
+        page = rows[:limit]
+        runs: list[Run] = []
+        unreadable: list[str] = []
+        for row in page:
+            try:
+                runs.append(run_from(row))
+            except CheckpointCorrupt:
+                unreadable.append(row[1])
+        more = str(page[-1][0]) if page and len(rows) > len(page) else None
+        return RunPage(tuple(runs), more, tuple(unreadable))
+
+    def list_checkpoints(self, run_id: str, after: int = 0, limit: int = 1000, kinds: Iterable[str] = ()) -> list[Row]:
+        wanted = list(kinds)
+        values = (plain(run_id), after, not wanted, texts(map(plain, wanted)), max(limit, 0), rules.PAGE_BYTES)
+        return [Row(*row) for row in self._rows(self._sql.checkpoints, values)]
+
+    def list_signals(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Signal]:
+        rows = self._rows(self._sql.signals, (plain(run_id), after, max(limit, 0)))
+        return [signal_from(row) for row in rows]
+
+    def list_workers(self) -> list[WorkerInfo]:
+        return self._pool.run(self._workers, again=True)
+
+    def _workers(self, connection: Connection) -> list[WorkerInfo]:
+        called = self._claimer.roll_call(connection).workers
+        found = []
+        for worker, host, pid, started_at, renewed_at, workflows, progress, gone, leases in connection.execute(
+            self._sql.workers, binary=True
+        ):
+            if gone and not leases:
+                continue
+            alive = worker in called and called[worker].alive
+            one = WorkerInfo(worker, alive=alive, leases=leases)
+            try:
+                one = replace(
+                    one,
+                    host=original(host),
+                    pid=pid,
+                    started_at=started_at.astimezone(UTC),
+                    renewed_at=renewed_at.astimezone(UTC),
+                    workflows=names(workflows),
+                    progress={run: bytes(value) for run, value in _progress(progress).items()},
+                )
+            except (ValueError, OverflowError, msgspec.MsgspecError) as error:
+                one = replace(one, damage=f"its row cannot be read: {error}")
+            found.append(one)
+        return found
+
+    # -- news --------------------------------------------------------------------------------------------------------
+
+    def news(self, worker: str, cursor: int) -> News:
+        self._pool.check_usable()
+        if not self._address.proxy:
+            self._presence.listen()
+        with self._news_lock:
+            return self._news(worker, cursor)
+
+    def _news(self, worker: str, cursor: int) -> News:
+        now = time.monotonic()
+        foreign = self._writes - self._own_writes.get(worker, 0)
+        stamp = (self._presence.heard, self._presence.called.get(worker, 0), foreign)
+        before = self._seen.get(worker)
+        changed = before is None or stamp != before.stamp or now - before.asked_at >= ASK_SECONDS
+        if changed or before is None or before.signals != self._signals:
+            self._seen[worker] = _Seen(now, stamp, self._signals)
+            if worker:
+                self._look_for_signals(worker)
+        mine = self._signalled.get(worker, {})
+        runs = {run for position, owner, run in self._arrivals if position > cursor and owner == worker and run in mine}
+        position = self._arrivals[-1][0] if self._arrivals else 0
+        return News(max(position, cursor), tuple(sorted(runs)), changed)
+
+    def _look_for_signals(self, worker: str) -> None:
+        """Find the worker's runs that have more signals than at the last look, and note that they arrived."""
+        rows = self._rows(self._sql.signalled, (worker,))
+        known = self._signalled.get(worker, {})
+        self._signalled[worker] = dict(rows)
+        for run, signals in rows:
+            if signals > known.get(run, 0):
+                position = self._arrivals[-1][0] + 1 if self._arrivals else 1
+                self._arrivals.append((position, worker, run))
+
+    def _note_writers(self, authors: set[str | None]) -> None:
+        self._writes += 1
+        if len(authors) == 1:
+            author = authors.pop()
+            if author is not None:
+                self._own_writes[author] = self._own_writes.get(author, 0) + 1
+
+    # -- ends --------------------------------------------------------------------------------------------------------
+
+    def check(self, *, mend: bool = False) -> list[Flaw]:
+        return []
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._enrolled:
+            with contextlib.suppress(StoreError):  # then the end of the session says so
+                values = (self._now(), texts(self._enrolled))
+                self._pool.run(lambda connection: connection.execute(self._sql.gone, values))
+        self._presence.close()
+        for connections in (self._writer, self._pool):
+            connections.close(f"the store {self.url} is closed")
+
+    def abandon(self) -> None:
+        """Become unusable in a forked child, which must not keep its parent's sessions alive."""
+        why = f"the store {self.url} was opened by the process that forked this one (pid {os.getppid()}): open it again"
+        self._closed = True
+        self._presence.abandon()
+        for connections in (self._writer, self._pool):
+            connections.abandon(why)
+
+    def _rows(self, sql: str, values: Sequence[Any], *, again: bool = True) -> list[Any]:
+        return self._pool.run(lambda one: one.execute(sql, values, binary=True).fetchall(), again=again)
+
+    def _now(self) -> datetime:
+        return instant(self.clock.now())
+
+
+def open_url(url: str, *, clock: Clock | None = None, **options: Any) -> PostgresStore:
+    """The store for `postgresql://user@host:5432/database?schema=name`."""
+    return PostgresStore(url, clock=clock, **options)
+
+
+def _done(change: Change) -> Answer:
+    if type(change) is Create:
+        run = rules.check_create(change)
+        return Answer(Verdict.DONE, run, run.seq)
+    return Answer(Verdict.DONE, None, change.after + len(change.rows) if type(change) is Advance else 0)
+
+
+def _author(change: Change) -> str | None:
+    """The worker that is known to have made a change, or None when anyone may have."""
+    if type(change) is Advance:
+        return change.worker
+    return change.run.worker if type(change) is Create else None
+
+
+def _progress_in(stored: bytes | None) -> dict[str, msgspec.Raw]:
+    """The progress that a heartbeat row holds: worth showing, never worth failing for."""
+    try:
+        return _progress(stored) if stored is not None else {}
+    except (TypeError, ValueError, msgspec.MsgspecError):
+        return {}
+
+
+class _Statements:
+    """The statements of one schema that read, and those about workers."""
+
+    def __init__(self, address: Address) -> None:
+        run, head, checkpoint, signal, worker = map(address.table, ("run", "head", "checkpoint", "signal", "worker"))
+        ended = ", ".join(f"'{status}'" for status in rules.ENDED)
+        self.get = (
+            f"SELECT {RUN_COLUMNS}, c.seq, c.kind, c.record, c.body, w.progress FROM {run} r"
+            f" LEFT JOIN {head} h ON h.run = r.id LEFT JOIN {worker} w ON w.id = h.worker"
+            f" LEFT JOIN LATERAL (SELECT c.seq, c.kind, c.record, c.body FROM {checkpoint} c"
+            f" WHERE c.run = r.id AND h.status IN ({ended}) AND c.kind ="
+            f" CASE WHEN h.status = '{Status.SET_ASIDE}' THEN '{Kind.ERROR}' ELSE '{Kind.RUN_FINISHED}' END"
+            f" ORDER BY c.seq DESC LIMIT 1) c ON true WHERE r.id = %s"
+        )
+        self.checkpoints = (
+            f"SELECT seq, kind, record, body FROM (SELECT seq, kind, record, body,"
+            f" sum(octet_length(record) + coalesce(octet_length(body), 0)) OVER (ORDER BY seq)"
+            f" - octet_length(record) - coalesce(octet_length(body), 0) AS before FROM ("
+            f" SELECT seq, kind, record, body FROM {checkpoint} WHERE run = %s AND seq > %s"
+            f" AND (%s OR kind = ANY(%s)) ORDER BY seq LIMIT %s) page) paged WHERE before < %s ORDER BY seq"
+        )
+        self.signals = (
+            f"SELECT run, seq, name, payload, id, sender, sent_at, checksum FROM {signal}"
+            f" WHERE run = %s AND seq > %s ORDER BY seq LIMIT %s"
+        )
+        self.signalled = f"SELECT run, signals FROM {head} WHERE worker = %s AND signals > 0"
+        self.workers = (
+            f"SELECT id, host, pid, started_at, renewed_at, workflows, progress, gone_at IS NOT NULL,"
+            f" (SELECT count(*) FROM {head} h WHERE h.worker = w.id) FROM {worker} w ORDER BY id"
+        )
+        self.enrol = (
+            f"INSERT INTO {worker} (id, host, pid, started_at, renewed_at, boot, boot_seconds, workflows, progress,"
+            f" lock) VALUES (%(id)s, %(host)s, %(pid)s, coalesce(%(started_at)s, %(now)s), %(now)s, %(boot)s,"
+            f" %(boot_seconds)s, %(workflows)s, %(progress)s, %(lock)s) ON CONFLICT (id) DO NOTHING"
+        )
+        self.renew = (
+            f"UPDATE {worker} SET host = %(host)s, pid = %(pid)s, renewed_at = %(now)s, boot = %(boot)s,"
+            f" boot_seconds = %(boot_seconds)s, workflows = %(workflows)s, progress = %(progress)s, lock = %(lock)s,"
+            f" started_at = coalesce(%(started_at)s, started_at) WHERE id = %(id)s AND gone_at IS NULL"
+        )
+        self.leave = f"DELETE FROM {worker} WHERE id = %s AND gone_at IS NULL"
+        self.gone = f"UPDATE {worker} SET gone_at = %s WHERE id = ANY(%s) AND gone_at IS NULL"
+        self.delete = (
+            f"WITH gone AS (DELETE FROM {head} WHERE run = ANY(%s) AND worker IS NULL RETURNING run),"
+            f" runs AS (DELETE FROM {run} r USING gone g WHERE r.id = g.run),"
+            f" rows AS (DELETE FROM {checkpoint} c USING gone g WHERE c.run = g.run),"
+            f" signals AS (DELETE FROM {signal} s USING gone g WHERE s.run = g.run) SELECT run FROM gone"
+        )

@@ -1,0 +1,261 @@
+"""How a claim finds its runs in a PostgreSQL store: a few steps of an index each, however many runs there are."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+from ..errors import CheckpointCorrupt
+from ..model import Claim, Claims, Lease, Status
+from ..ports import ClaimRequest, Clock
+from . import rules
+from .postgres_connection import Address, Connection
+from .postgres_liveness import Presence
+from .postgres_rows import RUN_COLUMNS, RUN_WIDTH, run_from, texts
+
+log = logging.getLogger("keepstep")
+
+#: How many priorities of one workflow are looked up one by one before the rest is read in order.
+_LEVELS = 8
+#: A lock that nobody holds for so long proves a death: a living worker whose session was ended makes another sooner.
+LOST_SECONDS = 0.5
+#: How long the id of a dead worker is remembered once it owns nothing.
+_REMEMBER_DEAD = timedelta(days=7)
+_ACTIVE = "('running', 'recovering')"
+
+
+class Called(NamedTuple):
+    """A worker at the roll call."""
+
+    id: str
+    alive: bool
+    gone: bool
+    renewed: float
+
+
+class RollCall(NamedTuple):
+    """Who is there, and who owns runs."""
+
+    workers: dict[str, Called]
+    owners: frozenset[str]
+
+    def dead_owners(self, me: str) -> list[str]:
+        """Owners of runs who are dead, or whom nobody knows."""
+        alive = {one.id for one in self.workers.values() if one.alive} | {me}
+        return sorted(self.owners - alive)
+
+    def to_bury(self, me: str) -> list[Called]:
+        """Workers that must be given up for dead."""
+        return [one for one in self.workers.values() if not one.alive and not one.gone and one.id != me]
+
+
+class Claimer:
+    """Finds and leases runs for the workers of one store."""
+
+    def __init__(self, address: Address, clock: Clock, presence: Presence, lease_seconds: float) -> None:
+        self._clock = clock
+        self._presence = presence
+        self._lease_seconds = lease_seconds
+        self._free_since: dict[str, float] = {}
+        self._sql = _Statements(address)
+
+    # -- who lives -----------------------------------------------------------------------------------------------------
+
+    def roll_call(self, connection: Connection, me: str = "") -> RollCall:
+        """Who is alive, by their leases and their locks, and who owns runs; all at one moment."""
+        rows = connection.execute(self._sql.roll_call, (me,), binary=True).fetchall()
+        workers: dict[str, Called] = {}
+        for worker, boot, renewed, gone, free, up, _ in rows:
+            if worker is not None:
+                alive = not gone and self._leased(boot, renewed) and not self._is_lost(worker, free=free, up=up)
+                workers[worker] = Called(worker, alive, gone, renewed)
+        return RollCall(workers, frozenset(rows[0][6]))
+
+    def _leased(self, boot: str, renewed: float) -> bool:
+        boot_id, now = self._clock.boot()
+        return boot == boot_id and now - renewed <= self._lease_seconds
+
+    def _is_lost(self, worker: str, *, free: bool | None, up: float) -> bool:
+        """Whether a free lock proves that the worker is dead.
+
+        It proves nothing when the server, or our own session, is new: then every lock was lost, and may not be back.
+        """
+        heartbeat = self._lease_seconds / 3
+        if not free or up < heartbeat or self._presence.lasts() < heartbeat:
+            self._free_since.pop(worker, None)
+            return False
+        since = self._free_since.setdefault(worker, time.monotonic())
+        return time.monotonic() - since >= LOST_SECONDS
+
+    # -- claiming ------------------------------------------------------------------------------------------------------
+
+    def claim(self, connection: Connection, request: ClaimRequest, now: datetime) -> Claims:
+        """Lease runs whose owner is dead, and then those that are due."""
+        called = self.roll_call(connection, request.worker)
+        me = called.workers.get(request.worker)
+        if me is None or me.gone:
+            return Claims()
+        dead, bury = called.dead_owners(request.worker), called.to_bury(request.worker)
+        if bury:
+            buried = self._bury(connection, bury, now)
+            living = {one.id for one in bury} - buried
+            dead = [owner for owner in dead if owner not in living]
+        if request.run is not None:
+            return Claims(self._by_name(connection, request, dead, now))
+        claims: tuple[Claim, ...] = ()
+        limit = max(request.limit, 0)
+        if dead and request.workflows:
+            claims = self._orphans(connection, request, dead, limit, now)
+        due, later = self._due(connection, request, limit - len(claims), now)
+        return Claims((*claims, *due), later)
+
+    def _bury(self, connection: Connection, dead: list[Called], now: datetime) -> set[str]:
+        """Give up for dead who has not renewed its lease since it was found so."""
+        ids, seen = [one.id for one in dead], [one.renewed for one in dead]
+        rows = connection.execute(self._sql.bury, (now, texts(ids), seen)).fetchall()
+        connection.execute(self._sql.forget, (now - _REMEMBER_DEAD,))
+        return {worker for (worker,) in rows}
+
+    def _orphans(
+        self, connection: Connection, request: ClaimRequest, dead: list[str], limit: int, now: datetime
+    ) -> tuple[Claim, ...]:
+        values = (*_asked(request), texts(dead), limit, request.worker, now)
+        return self._taken(connection, request.worker, connection.execute(self._sql.orphans, values, binary=True))
+
+    def _due(
+        self, connection: Connection, request: ClaimRequest, limit: int, now: datetime
+    ) -> tuple[tuple[Claim, ...], datetime | None]:
+        if not request.workflows:
+            return (), None
+        values = {"now": now, "limit": limit, "worker": request.worker}
+        values["workflows"], values["versions"] = _asked(request)
+        rows = connection.execute(self._sql.due, values, binary=True).fetchall()
+        later = min((row[-1] for row in rows if row[-1] is not None), default=None)
+        claims = self._taken(connection, request.worker, [row[:-1] for row in rows if row[1] is not None])
+        return claims, None if later is None else later.astimezone(UTC)
+
+    def _by_name(
+        self, connection: Connection, request: ClaimRequest, dead: list[str], now: datetime
+    ) -> tuple[Claim, ...]:
+        statuses = [status.value for status in Status if rules.claimable_by_name(status, request.statuses)]
+        values = (request.run, texts(statuses), texts(dead), request.worker, now)
+        return self._taken(connection, request.worker, connection.execute(self._sql.by_name, values, binary=True))
+
+    def _taken(self, connection: Connection, worker: str, rows: Any) -> tuple[Claim, ...]:
+        """The claims in rows; a run whose rows cannot be read is set aside, so that it does not stop the others."""
+        claims: list[Claim] = []
+        for row in list(rows):
+            try:
+                claims.append(_claim(row, worker))
+            except (ValueError, CheckpointCorrupt) as error:
+                log.error("run %s is set aside: %s", row[1], error)  # noqa: TRY400 - said briefly
+                connection.execute(self._sql.put_aside, (row[1],))
+        return tuple(claims)
+
+
+def _claim(row: Sequence[Any], worker: str) -> Claim:
+    owner, before, since = row[RUN_WIDTH : RUN_WIDTH + 3]
+    old = Status(before)
+    run = run_from(row[:RUN_WIDTH])
+    return Claim(run, Lease(run.id, worker, run.epoch), owner, old, since.astimezone(UTC))
+
+
+def _asked(request: ClaimRequest) -> tuple[Any, Any]:
+    workflows = sorted(request.workflows)
+    return texts(workflows), texts([request.versions.get(workflow) for workflow in workflows])
+
+
+class _Statements:
+    """The statements of one schema by which runs are claimed."""
+
+    def __init__(self, address: Address) -> None:
+        head, run, worker = map(address.table, ("head", "run", "worker"))
+        self.roll_call = f"""
+            WITH RECURSIVE owner(id) AS (
+                (SELECT worker FROM {head} WHERE worker IS NOT NULL ORDER BY worker LIMIT 1)
+                UNION ALL
+                SELECT (SELECT h.worker FROM {head} h WHERE h.worker > o.id ORDER BY h.worker LIMIT 1)
+                FROM owner o WHERE o.id IS NOT NULL)
+            SELECT w.id, w.boot, w.boot_seconds, w.gone_at IS NOT NULL,
+                CASE WHEN w.gone_at IS NULL AND w.lock IS NOT NULL
+                    THEN pg_try_advisory_xact_lock_shared(w.lock) END,
+                extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())::float8,
+                ARRAY(SELECT id FROM owner WHERE id IS NOT NULL)
+            FROM (SELECT 1) one LEFT JOIN {worker} w ON w.gone_at IS NULL OR w.id = %s"""
+        self.bury = (
+            f"UPDATE {worker} w SET gone_at = %s FROM unnest(%s, %s::float8[]) i(id, seen)"
+            f" WHERE w.id = i.id AND w.gone_at IS NULL AND w.boot_seconds = i.seen RETURNING w.id"
+        )
+        self.forget = (
+            f"DELETE FROM {worker} w WHERE w.gone_at < %s AND NOT EXISTS (SELECT 1 FROM {head} h WHERE h.worker = w.id)"
+        )
+        self.put_aside = (
+            f"UPDATE {head} SET status = 'set aside', worker = NULL, due_at = NULL, wakes = '' WHERE run = %s"
+        )
+        take = (
+            f"UPDATE {head} h SET epoch = h.epoch + 1, worker = %(worker)s, due_at = NULL, wakes = '',"
+            f" updated_at = %(now)s,"
+        )
+        over = (
+            f" status = CASE WHEN f.worker IS NOT NULL AND f.status IN {_ACTIVE} THEN 'recovering' ELSE 'running' END,"
+            f" recoveries = h.recoveries + CASE WHEN f.worker IS NOT NULL AND f.status IN {_ACTIVE} THEN 1 ELSE 0 END"
+            f" FROM found f WHERE h.run = f.run"
+            f" RETURNING h.*, f.worker AS owner, f.status AS before, f.updated_at AS since"
+        )
+        take_over = take.replace("%(worker)s", "%s").replace("%(now)s", "%s") + over
+        shown = f"SELECT {RUN_COLUMNS}, h.owner, h.before, h.since FROM taken h LEFT JOIN {run} r ON r.id = h.run"
+        self.orphans = f"""
+            WITH asked AS (SELECT * FROM unnest(%s, %s) a(workflow, version)),
+            found AS (
+                SELECT h.run, h.status, h.worker, h.updated_at FROM {head} h JOIN asked a ON a.workflow = h.workflow
+                WHERE h.worker = ANY(%s) AND (a.version IS NULL OR a.version = h.version)
+                ORDER BY h.worker, h.workflow, h.run LIMIT %s FOR UPDATE OF h SKIP LOCKED),
+            taken AS ({take_over})
+            {shown} ORDER BY h.owner, h.workflow, h.run"""
+        self.by_name = f"""
+            WITH found AS (
+                SELECT h.run, h.status, h.worker, h.updated_at FROM {head} h WHERE h.run = %s
+                AND h.status = ANY(%s) AND (h.worker IS NULL OR h.worker = ANY(%s)) FOR UPDATE),
+            taken AS ({take_over})
+            {shown}"""
+        free = "h.worker IS NULL AND h.due_at IS NOT NULL AND h.workflow = l.workflow"
+        pinned = "(l.version IS NULL OR h.version = l.version)"
+        found = "h.run, h.status, h.worker, h.updated_at, h.priority, h.due_at"
+        ready = f"{free} AND h.due_at <= %(now)s AND {pinned}"
+        self.due = f"""
+            WITH RECURSIVE level AS (
+                SELECT l.workflow, l.version, 1 AS n, (
+                    SELECT h.priority FROM {head} h WHERE {free} ORDER BY h.priority DESC LIMIT 1) AS priority
+                FROM unnest(%(workflows)s, %(versions)s) l(workflow, version)
+                UNION ALL
+                SELECT l.workflow, l.version, l.n + 1, (
+                    SELECT h.priority FROM {head} h WHERE {free} AND h.priority < l.priority
+                    ORDER BY h.priority DESC LIMIT 1)
+                FROM level l WHERE l.priority IS NOT NULL AND l.n < {_LEVELS}),
+            ready AS (
+                SELECT f.* FROM level l CROSS JOIN LATERAL (
+                    SELECT {found} FROM {head} h WHERE {ready} AND h.priority = l.priority
+                    ORDER BY h.due_at, h.run LIMIT %(limit)s FOR UPDATE SKIP LOCKED) f
+                UNION ALL
+                SELECT f.* FROM level l CROSS JOIN LATERAL (
+                    SELECT {found} FROM {head} h WHERE {ready} AND h.priority < l.priority
+                    ORDER BY h.priority DESC, h.due_at, h.run LIMIT %(limit)s FOR UPDATE SKIP LOCKED) f
+                WHERE l.n = {_LEVELS}),
+            found AS (SELECT * FROM ready ORDER BY priority DESC, due_at, run LIMIT %(limit)s),
+            taken AS ({take} status = 'running' FROM found f WHERE h.run = f.run
+                RETURNING h.*, f.worker AS owner, f.status AS before, f.updated_at AS since, f.due_at AS was_due),
+            later AS (
+                SELECT min(f.due_at) AS due_at FROM level l CROSS JOIN LATERAL (
+                    SELECT h.due_at FROM {head} h WHERE {free} AND {pinned} AND h.due_at > %(now)s
+                        AND h.priority = l.priority ORDER BY h.due_at LIMIT 1) f
+                UNION ALL
+                SELECT min(f.due_at) FROM level l CROSS JOIN LATERAL (
+                    SELECT min(h.due_at) AS due_at FROM {head} h WHERE {free} AND {pinned} AND h.due_at > %(now)s
+                        AND h.priority < l.priority) f
+                WHERE l.n = {_LEVELS})
+            SELECT {RUN_COLUMNS}, h.owner, h.before, h.since, (SELECT min(due_at) FROM later)
+            FROM (SELECT 1) one LEFT JOIN taken h ON true LEFT JOIN {run} r ON r.id = h.run
+            ORDER BY h.priority DESC, h.was_due, h.run"""

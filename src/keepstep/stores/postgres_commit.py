@@ -1,0 +1,353 @@
+"""How a batch of changes is applied to a PostgreSQL store, inside one transaction.
+
+As a rule a batch is one statement, sent and made durable in one round trip: it says which heads it expects, and fails
+as a whole if one of them is another. Then, and for changes that concern other runs too, the heads are locked, in the
+order of their names, and read; what becomes of each change is decided here, and written by a second round trip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import psycopg
+
+from ..errors import CheckpointCorrupt
+from ..model import Run, Signal, Status, may_move
+from ..ports import Advance, Answer, Change, Create, Rekey, Send, Verdict
+from . import rules
+from .postgres_connection import Connection
+from .postgres_rows import names, plain, run_from, texts
+from .postgres_statements import DUE, ENDED, Head, Move, Statements, Written
+
+# -- the common batch --------------------------------------------------------------------------------------------------
+
+
+def in_one_go(
+    connection: Connection, statements: Statements, changes: Sequence[Change], now: datetime
+) -> Written | None:
+    """Write a batch whose every change concerns one run that is as expected; None, with nothing written, if not."""
+    written = Written()
+    extends: list[Advance] = []
+    moves: list[Move] = []
+    runs: set[str] = set()
+    for change in changes:
+        if type(change) is Advance:
+            runs.add(change.run)
+            if change.creates or change.sends or change.within is not None:
+                return None
+            if not rules.extends(change.rows, change.after):
+                return None
+            if (
+                change.rows
+                and change.status is None
+                and not change.release
+                and change.progress
+                and change.signals_seen is None
+            ):
+                extends.append(change)
+            else:
+                move = _move_of(change, now)
+                if move is None:
+                    return None
+                moves.append(move)
+                _tell(written, move.status, None if move.due_at is None else move.due_at <= now)
+            written.rows += [(change.run, row) for row in change.rows]
+        elif type(change) is Create and change.over is None and not change.signals:
+            run = rules.check_create(change)
+            runs.add(run.id)
+            written.runs.append(run)
+            written.rows += [(run.id, row) for row in change.rows]
+            _tell(written, run.status, run.worker is None and run.due_at is not None and run.due_at <= now)
+        else:
+            return None
+    if len(runs) < len(changes):
+        return None
+    extends.sort(key=lambda change: change.run)
+    moves.sort(key=lambda move: move.change.run)
+    sql, values = statements.together(written, extends, moves, now)
+    try:
+        connection.execute(sql, values)
+    except (psycopg.errors.UniqueViolation, psycopg.errors.InvalidTextRepresentation):
+        return None
+    return written
+
+
+def _move_of(change: Advance, now: datetime) -> Move | None:
+    """What the change makes of a running run, or None if it may not."""
+    status = rules.next_status(Status.RUNNING, change)
+    freed = rules.releases(change, status)
+    if not may_move(Status.RUNNING, status) or (freed and status.active):
+        return None
+    at = change.at or now
+    return Move(change, status, freed, at, rules.due_after(change, status, at) if freed else None)
+
+
+def _tell(written: Written, status: Status, due: bool | None) -> None:
+    if status in rules.ENDED or status is Status.PAUSED:
+        written.tidings.add(ENDED)
+    if due:
+        written.tidings.add(DUE)
+
+
+# -- any batch ---------------------------------------------------------------------------------------------------------
+
+
+class Batch:
+    """One transaction's worth of changes, decided in order over heads that are locked. Made inside a transaction."""
+
+    def __init__(
+        self, connection: Connection, statements: Statements, changes: Sequence[Change], now: datetime
+    ) -> None:
+        self._connection = connection
+        self._statements = statements
+        self._now = now
+        self._heads: dict[str, Head] = {}
+        self._runs: dict[str, Run | None] = {}  # None: it is there, and damaged
+        self._signal_ids: dict[tuple[str, str], int] = {}
+        self.written = Written()
+        self._read(changes)
+
+    def _read(self, changes: Sequence[Change]) -> None:
+        heads: set[str] = set()
+        runs: set[str] = set()
+        signals: set[tuple[str, str]] = set()
+        for change in changes:
+            _concerned(change, heads, runs, signals)
+        with self._connection.pipeline():
+            locked = self._connection.execute(self._statements.lock, (texts(sorted(map(plain, heads))),), binary=True)
+            sent = there = None
+            if signals:
+                asked = sorted(signals)
+                values = (texts([plain(run) for run, _ in asked]), texts([plain(name) for _, name in asked]))
+                sent = self._connection.execute(self._statements.signal_ids, values, binary=True)
+            if runs:
+                there = self._connection.execute(self._statements.runs, (texts(sorted(runs)),), binary=True)
+            for row in locked.fetchall():
+                self._heads[row[0]] = head_from(row)
+            self._signal_ids = {(run, name): seq for run, name, seq in sent.fetchall()} if sent else {}
+            for row in there.fetchall() if there else ():
+                self._runs[row[1]] = _run_or_none(row)
+
+    def apply(self, changes: Sequence[Change]) -> list[Answer]:
+        """One answer per change; nothing is written yet."""
+        return [self._apply(change) for change in changes]
+
+    def write(self) -> None:
+        """Write what was decided. The caller commits."""
+        written, statements, execute = self.written, self._statements, self._connection.execute
+        if written.removed:
+            for sql in statements.remove:
+                execute(sql, (texts(written.removed),))
+        if written.keys:
+            execute(
+                statements.rekey, (texts([key.run for key in written.keys]), texts([key.new for key in written.keys]))
+            )
+        if written.heads or written.runs or written.rows or written.signals:
+            sql, values = statements.together(written)
+            execute(sql, values)
+
+    def _apply(self, change: Change) -> Answer:
+        if type(change) is Advance:
+            return self._advance(change)
+        if type(change) is Create:
+            return self._create(change)
+        if type(change) is Rekey:
+            return self._rekey(change)
+        return self._send(change.signal)  # type: ignore[union-attr]
+
+    # -- the lease holder's changes ------------------------------------------------------------------------------------
+
+    def _advance(self, change: Advance) -> Answer:
+        head = self._heads.get(change.run)
+        refusal = fence(head, change)
+        if head is None or refusal is not None:
+            return refusal or Answer(Verdict.FENCED, about=change.run)
+        if not rules.extends(change.rows, change.after):
+            return Answer(Verdict.FENCED, about=change.run)
+        status = rules.next_status(head.status, change)
+        if not may_move(head.status, status) or (rules.releases(change, status) and status.active):
+            return Answer(Verdict.ILLEGAL)
+        refusal = self._refuse_outbox(change)
+        if refusal is not None:
+            return refusal
+        self._move(head, change, status)
+        for create in change.creates:
+            self._create(create)
+        for send in change.sends:
+            self._send(send.signal)
+        return Answer(Verdict.DONE, None, head.seq)
+
+    def _move(self, head: Head, change: Advance, status: Status) -> None:
+        at = change.at or self._now
+        head.status = status
+        head.updated_at = at
+        if change.rows:
+            self.written.rows += [(change.run, row) for row in change.rows]
+            head.seq, head.checksum = change.rows[-1].seq, change.checksum
+            head.recoveries = 0 if change.progress else head.recoveries
+        if rules.releases(change, status):
+            head.worker = None
+            head.due_at = rules.due_after(change, status, at)
+            head.wakes = () if status in rules.ENDED else change.wakes
+            _tell(self.written, status, head.due_at is not None and head.due_at <= self._now)
+        self._put(head)
+
+    def _put(self, head: Head) -> None:
+        if any(run.id == head.run for run in self.written.runs):  # born in this batch, and not yet written
+            self.written.runs = [head.of(run) if run.id == head.run else run for run in self.written.runs]
+        else:
+            self.written.heads[head.run] = head
+
+    def _refuse_outbox(self, change: Advance) -> Answer | None:
+        """Why the runs to create and the signals to send cannot be written, or None."""
+        created: dict[str, Run] = {}
+        for create in change.creates:
+            wanted = rules.check_create(create)
+            there = self._runs.get(wanted.id) or created.get(wanted.id)
+            if (there is None and wanted.id in self._runs) or (there and not rules.same_child(there, wanted)):
+                return Answer(Verdict.CONFLICT, about=wanted.id)
+            created.setdefault(wanted.id, wanted)
+        for send in change.sends:
+            target = self._heads.get(send.signal.run)
+            if target is None and send.signal.run in created:
+                if created[send.signal.run].status.finished:
+                    return Answer(Verdict.FINISHED, about=send.signal.run)
+                continue
+            refusal = self._refuse_send(send.signal, target)
+            if refusal is not None and refusal.verdict is not Verdict.EXISTS:
+                return refusal
+        return None
+
+    # -- anyone's changes ----------------------------------------------------------------------------------------------
+
+    def _create(self, create: Create) -> Answer:
+        run = rules.check_create(create)
+        head = self._heads.get(run.id)
+        if run.id in self._runs or head is not None:
+            there = self._runs.get(run.id)
+            shown = head.of(there) if head and there else there
+            if create.over is None:
+                return Answer(Verdict.EXISTS, run=shown)
+            if head is not None and (head.worker is not None or head.epoch != create.over):
+                return Answer(Verdict.FENCED, run=shown, about=run.id)
+            self._remove(run.id)
+        self._runs[run.id] = run
+        self._heads[run.id] = Head(
+            run.id,
+            run.status,
+            run.seq,
+            run.checksum,
+            run.epoch,
+            run.worker,
+            run.due_at,
+            run.wakes,
+            run.signals,
+            run.recoveries,
+            run.updated_at,
+        )
+        self.written.runs.append(run)
+        self.written.rows += [(run.id, row) for row in create.rows]
+        self.written.signals += create.signals
+        self._signal_ids |= {(run.id, plain(signal.id)): signal.seq for signal in create.signals if signal.id}
+        _tell(self.written, run.status, run.worker is None and run.due_at is not None and run.due_at <= self._now)
+        return Answer(Verdict.DONE, run, run.seq)
+
+    def _remove(self, run: str) -> None:
+        """Let nothing of a run stay, not even what this batch was to write of it."""
+        written = self.written
+        written.removed.append(run)
+        written.heads.pop(run, None)
+        written.runs = [one for one in written.runs if one.id != run]
+        written.rows = [one for one in written.rows if one[0] != run]
+        written.signals = [one for one in written.signals if one.run != run]
+        self._signal_ids = {key: seq for key, seq in self._signal_ids.items() if key[0] != run}
+
+    def _rekey(self, change: Rekey) -> Answer:
+        run = self._runs.get(change.run)
+        if run is None:
+            return Answer(Verdict.NOT_FOUND, about=change.run)
+        if run.data_key != change.old:
+            return Answer(Verdict.FENCED, about=change.run)
+        self._runs[change.run] = replace(run, data_key=change.new)
+        self.written.runs = [
+            replace(one, data_key=change.new) if one.id == run.id else one for one in self.written.runs
+        ]
+        self.written.keys.append(change)
+        return Answer(Verdict.DONE)
+
+    def _refuse_send(self, signal: Signal, target: Head | None) -> Answer | None:
+        if target is None:
+            return Answer(Verdict.NOT_FOUND, about=signal.run)
+        if signal.id and (signal.run, plain(signal.id)) in self._signal_ids:
+            return Answer(Verdict.EXISTS, None, self._signal_ids[signal.run, plain(signal.id)])
+        if target.status.finished:
+            return Answer(Verdict.FINISHED, about=signal.run)
+        return None
+
+    def _send(self, signal: Signal) -> Answer:
+        head = self._heads.get(signal.run)
+        refusal = self._refuse_send(signal, head)
+        if head is None or refusal is not None:
+            return refusal or Answer(Verdict.NOT_FOUND, about=signal.run)
+        head.signals += 1
+        self.written.signals.append(rules.seal_signal(signal, head.signals, self._now))
+        if signal.id:
+            self._signal_ids[signal.run, plain(signal.id)] = head.signals
+        if head.worker is not None:
+            self.written.tidings.add(f"@{head.worker}")
+        elif signal.name in head.wakes:
+            head.due_at = min(head.due_at or self._now, self._now)
+            self.written.tidings.add(DUE)
+        self._put(head)
+        return Answer(Verdict.DONE, None, head.signals)
+
+
+def fence(head: Head | None, change: Advance) -> Answer | None:
+    """Why a change may not extend this head, or None."""
+    if head is None or (head.worker, head.epoch, head.seq) != (change.worker, change.epoch, change.after):
+        return Answer(Verdict.FENCED, about=change.run)
+    if change.signals_seen is not None and head.signals > change.signals_seen:
+        return Answer(Verdict.MISSED)
+    return None
+
+
+def _concerned(change: Change, heads: set[str], runs: set[str], signals: set[tuple[str, str]]) -> None:
+    """Gather what must be read before a change can be decided."""
+    if type(change) is Advance:
+        heads.add(change.run)
+        parts: list[Create | Send] = [*change.creates, *change.sends]
+        for part in parts:
+            _concerned(part, heads, runs, signals)
+    elif type(change) is Create:
+        heads.add(change.run.id)
+        runs.add(change.run.id)
+    elif type(change) is Rekey:
+        heads.add(change.run)
+        runs.add(change.run)
+    else:
+        signal = change.signal  # type: ignore[union-attr]
+        heads.add(signal.run)
+        if signal.id:
+            signals.add((signal.run, signal.id))
+
+
+def head_from(row: Sequence[Any]) -> Head:
+    """The head in a row."""
+    run, status, seq, checksum, epoch, worker, due_at, wakes, signals, recoveries, updated_at = row
+    try:
+        due_at = None if due_at is None else due_at.astimezone(UTC)
+        at = updated_at.astimezone(UTC)
+        return Head(run, Status(status), seq, checksum, epoch, worker, due_at, names(wakes), signals, recoveries, at)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise CheckpointCorrupt(f"run {run!r}: its head cannot be read: {error}") from None
+
+
+def _run_or_none(row: Sequence[object]) -> Run | None:
+    try:
+        return run_from(row)
+    except CheckpointCorrupt:
+        return None

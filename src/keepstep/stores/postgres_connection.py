@@ -1,0 +1,345 @@
+"""How a PostgreSQL store is reached: its address, the connections that are kept, and what PostgreSQL's errors mean."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from hashlib import sha256
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+
+from ..errors import CheckpointCorrupt, DefinitionError, SchemaMismatch, StoreError, StoreFull, StoreUnavailable
+from .migrations import pending
+from .postgres_rows import register
+
+try:
+    import psycopg
+    from psycopg import conninfo, pq
+except ImportError as error:  # pragma: no cover - the extra is installed wherever the tests run
+    raise DefinitionError(
+        'the PostgreSQL store needs psycopg, which is not installed: pip install "keepstep[postgres]"'
+    ) from error
+
+T = TypeVar("T")
+Connection = psycopg.Connection[Any]
+
+#: The schema that the tables lie in when nobody names one.
+DEFAULT_SCHEMA = "keepstep"
+#: How often a transaction that PostgreSQL gave up (a deadlock, a conflict of two) is made again.
+TRIES = 5
+#: Longest identifier that PostgreSQL keeps whole.
+_LONGEST_NAME = 63
+
+#: A connection that does not answer is given up; an address in a URL may say otherwise.
+_PATIENCE = {
+    "connect_timeout": "5",
+    "keepalives_idle": "5",
+    "keepalives_interval": "2",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "15000",
+}
+#: Statements are planned once, to step through indexes: what a plan is good for does not change as tables grow, and
+#: rows are locked in the order in which they are asked for.
+_SETTINGS = {
+    "plan_cache_mode": "force_generic_plan",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "enable_seqscan": "off",
+    "jit": "off",
+    "timezone": "UTC",
+}
+
+#: What PostgreSQL says when it, or this session, cannot go on; or when it will not write just now.
+_UNAVAILABLE = re.compile(r"08...|53...|57...|58...|25006|40001|40P01|55P03|XX000")
+_CONFLICTS = ("40001", "40P01")
+_LACKING = ("42P01", "42703", "3F000")
+_DAMAGED = ("XX001", "XX002")
+
+
+class Address:
+    """Where a store lies: a server, a database, a schema. Its password is in no text that it gives."""
+
+    def __init__(self, url: str, *, schema: str | None = None, proxy: bool = False, idle_seconds: float = 15.0) -> None:
+        rest, asked = _take_ours(url)
+        try:
+            known = conninfo.conninfo_to_dict(rest)
+        except psycopg.Error:  # libpq repeats what it was given, and that may hold a password
+            raise DefinitionError(
+                "that is no PostgreSQL URL: write postgresql://user@host:5432/database, with special characters of "
+                "the password as %XX"
+            ) from None
+        self.schema = schema or asked.get("schema") or DEFAULT_SCHEMA
+        if len(self.schema.encode()) > _LONGEST_NAME or "\0" in self.schema:
+            raise DefinitionError(f"schema={self.schema[:80]!r} is refused: it is longer than {_LONGEST_NAME} bytes")
+        self.proxy = proxy or _is_true(asked.get("proxy", ""))
+        self._password = str(known.get("password") or "")
+        self._words: dict[str, Any] = {**_PATIENCE, "application_name": f"keepstep {os.getpid()}", **known}
+        if not self.proxy:
+            ours = {**_SETTINGS, "idle_in_transaction_session_timeout": f"{max(1, int(idle_seconds * 1000))}"}
+            flags = " ".join(f"-c {name}={value}" for name, value in ours.items())
+            self._words["options"] = f"{known.get('options') or ''} {flags}".strip()
+        self.text = _shown(known, self.schema)
+
+    def __repr__(self) -> str:
+        return f"Address({self.text!r})"
+
+    def connect(self) -> Connection:
+        """A new connection, each of whose statements is a transaction unless one is begun."""
+        try:
+            connection = psycopg.connect(**self._words, autocommit=True)
+        except psycopg.Error as error:
+            raise StoreUnavailable(f"{self.text} cannot be reached: {self._said(error)}") from None
+        connection.prepare_threshold = None if self.proxy else 0
+        register(connection)
+        return connection
+
+    def table(self, name: str) -> str:
+        """The full name of one of our tables, quoted."""
+        return f"{_quoted(self.schema)}.keepstep_{name}"
+
+    def key(self, *names: str) -> int:
+        """A number for an advisory lock: the same for the same names in the same schema, in every process."""
+        digest = sha256("\0".join(("keepstep", self.schema, *names)).encode()).digest()
+        return int.from_bytes(digest[:8], "big", signed=True)
+
+    def translated(self, error: Exception, *, unknown: bool = False) -> Exception:
+        """PostgreSQL's error as one of Keepstep's. `unknown` says that what failed was a write on a lost connection."""
+        code = getattr(error, "sqlstate", None) or ""
+        said = f"{self.text}: {self._said(error)}"
+        if code == "53100":
+            return StoreFull(said)
+        if code in _DAMAGED:
+            return CheckpointCorrupt(f"{said}; restore it, or copy out what can be read")
+        if code in _LACKING:
+            return SchemaMismatch(f"{said}: it is no whole Keepstep store; restore it from a copy")
+        if _UNAVAILABLE.fullmatch(code) or (not code and isinstance(error, psycopg.OperationalError)):
+            return StoreUnavailable(said, unknown=unknown)
+        if isinstance(error, psycopg.DataError | UnicodeEncodeError | OverflowError):
+            return DefinitionError(f"{self.text} cannot be asked for that: {self._said(error)}")
+        return StoreError(said)
+
+    def _said(self, error: Exception) -> str:
+        text = " ".join(str(error).split())
+        return text.replace(self._password, "***") if self._password else text
+
+
+def _take_ours(url: str) -> tuple[str, dict[str, str]]:
+    """The URL as PostgreSQL knows it, and the options in it that are ours."""
+    parts = urlsplit(url)
+    asked = parse_qsl(parts.query, keep_blank_values=True)
+    ours = {name: value for name, value in asked if name in ("schema", "proxy")}
+    rest = urlencode([pair for pair in asked if pair[0] not in ours], quote_via=quote)
+    return f"postgresql://{parts.netloc}{parts.path or '/'}?{rest}", ours
+
+
+def _is_true(text: str) -> bool:
+    return text.lower() in ("1", "true", "yes", "on")
+
+
+def _shown(known: dict[str, Any], schema: str) -> str:
+    user = f"{quote(str(known['user']))}@" if known.get("user") else ""
+    host = str(known.get("host") or known.get("hostaddr") or "")
+    port = f":{known['port']}" if known.get("port") else ""
+    place = f"{quote(host, safe=',:[]')}{port}" if not host.startswith("/") else ""
+    name = quote(str(known.get("dbname") or ""))
+    socket = f"&host={quote(host)}{port.replace(':', '&port=')}" if host.startswith("/") else ""
+    return f"postgresql://{user}{place}/{name}?schema={quote(schema)}{socket}"
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+# -- connections that are kept -----------------------------------------------------------------------------------------
+
+
+class Connections:
+    """A few connections to one server, opened when they are needed and kept. Any thread may ask.
+
+    A connection is made by whoever needs it, so that its failure is told to them at once, in the server's own words.
+    """
+
+    def __init__(self, address: Address, most: int, wait_seconds: float) -> None:
+        self._address = address
+        self._wait_seconds = wait_seconds
+        self._most = most
+        self._free = threading.Semaphore(most)
+        self._idle: deque[Connection] = deque()
+        self._all: set[Connection] = set()
+        self._mutex = threading.Lock()
+        self._gone = ""
+
+    def run(self, work: Callable[[Connection], T], *, again: bool = False) -> T:
+        """Do `work` with a connection; `again` says that it writes nothing, so that a lost connection is no harm."""
+        tries = 0
+        while True:
+            tries += 1
+            connection, used = self._take()
+            try:
+                return work(connection)
+            except (psycopg.Error, UnicodeEncodeError, OverflowError) as error:
+                lost = connection.closed
+                conflict = getattr(error, "sqlstate", None) in _CONFLICTS and not lost
+                if (conflict and tries < TRIES) or (lost and again and used):
+                    continue
+                raise self._address.translated(error, unknown=lost and not again) from error
+            finally:
+                self._give(connection)
+
+    def check_usable(self) -> None:
+        """Raise if the store is closed, or belongs to the process that forked this one."""
+        if self._gone:
+            raise StoreError(self._gone)
+
+    def _take(self) -> tuple[Connection, bool]:
+        self.check_usable()
+        if not self._free.acquire(timeout=self._wait_seconds):
+            raise StoreUnavailable(
+                f"{self._address.text}: all {self._most} connections of this process have been busy for "
+                f"{self._wait_seconds:g} s"
+            )
+        try:
+            while self._idle:
+                connection = self._idle.pop()
+                if not _has_ended(connection):
+                    return connection, True
+                self._drop(connection)
+            connection = self._address.connect()
+            with self._mutex:
+                self._all.add(connection)
+            return connection, False
+        except BaseException:
+            self._free.release()
+            raise
+
+    def _give(self, connection: Connection) -> None:
+        try:
+            if not connection.closed and connection.info.transaction_status != pq.TransactionStatus.IDLE:
+                _rolled_back(connection)
+            if connection.closed or self._gone:
+                self._drop(connection)
+            else:
+                self._idle.append(connection)
+        finally:
+            self._free.release()
+
+    def _drop(self, connection: Connection) -> None:
+        with self._mutex:
+            self._all.discard(connection)
+        connection.close()
+
+    def close(self, why: str) -> None:
+        """Close what is idle now, and what is in use as soon as it is given back."""
+        if not self._gone:
+            self._gone = why
+        while self._idle:
+            self._drop(self._idle.pop())
+
+    def abandon(self, why: str) -> None:
+        """Become unusable in a forked child: its copies of the sockets would keep the sessions of its parent alive."""
+        self._gone = why
+        for connection in self._all:
+            close_socket(connection)
+
+
+def close_socket(connection: Connection) -> None:
+    """Close the socket of a connection that belongs to another process, and say nothing to the server."""
+    try:
+        os.close(connection.fileno())
+    except (OSError, psycopg.Error):
+        return
+
+
+def _has_ended(connection: Connection) -> bool:
+    """Whether the server has something to say on an idle connection: as a rule, that it has ended the session."""
+    if connection.closed:
+        return True
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN | select.POLLHUP)
+    return bool(poll.poll(0))
+
+
+def _rolled_back(connection: Connection) -> None:
+    try:
+        connection.rollback()
+    except psycopg.Error:
+        connection.close()
+
+
+# -- the schema --------------------------------------------------------------------------------------------------------
+
+
+def migrate(connection: Connection, address: Address) -> None:
+    """Make the schema, or bring it up to date; one process at a time, and only if something is to be done."""
+    if not pending("postgres", _version(connection, address), address.text):
+        return
+    try:
+        with connection.transaction():
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", (address.key("migrate"),))
+            version = _version(connection, address)  # another process may have been first
+            if not version:
+                connection.execute(f"CREATE SCHEMA IF NOT EXISTS {_quoted(address.schema)}")
+            connection.execute(f"SET LOCAL search_path TO {_quoted(address.schema)}")
+            for script in pending("postgres", version, address.text):
+                connection.execute(script.sql.encode(), prepare=False)
+                connection.execute(
+                    "INSERT INTO keepstep_meta VALUES ('schema', %s)"
+                    " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+                    (str(script.number),),
+                )
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise StoreError(
+            f"{address.text}: this role may not make or change the tables ({' '.join(str(error).split())}); open the "
+            "store once as their owner"
+        ) from None
+
+
+def _version(connection: Connection, address: Address) -> int:
+    """The version of the schema that is there; 0 if there is none."""
+    found = connection.execute(
+        "SELECT to_regclass(%s) IS NOT NULL, to_regclass(%s) IS NOT NULL", (address.table("meta"), address.table("run"))
+    ).fetchone()
+    if found is None or not found[0]:
+        if found is not None and found[1]:
+            raise SchemaMismatch(f"{address.text} is no whole Keepstep store: keepstep_meta is gone")
+        return 0
+    rows = connection.execute(f"SELECT value FROM {address.table('meta')} WHERE name = 'schema'").fetchall()
+    version = str(rows[0][0]) if rows else "0"
+    if not version.isdecimal() or len(version) > 9:
+        raise SchemaMismatch(f"{address.text}: its schema is {version[:60]!r}, which no Keepstep wrote")
+    return int(version)
+
+
+# -- the server's time -------------------------------------------------------------------------------------------------
+
+_since_boot = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+class ServerClock:
+    """The server's clock, told from this machine by how far the two are apart: every worker has the same time.
+
+    The difference is measured when the store is opened and with every heartbeat, to half a round trip.
+    """
+
+    def __init__(self) -> None:
+        self._apart = time.time() - time.clock_gettime(_since_boot)
+
+    def now(self) -> float:
+        return time.clock_gettime(_since_boot) + self._apart
+
+    def boot(self) -> tuple[str, float]:
+        return "server", self.now()
+
+    def measure(self, connection: Connection) -> None:
+        """Ask the server for its time; a difference that the round trip explains is none."""
+        began = time.clock_gettime(_since_boot)
+        ((said,),) = connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchall()
+        ended = time.clock_gettime(_since_boot)
+        apart = said - (began + ended) / 2
+        if abs(apart - self._apart) > (ended - began) / 2:
+            self._apart = apart

@@ -1,0 +1,250 @@
+"""The session by which a PostgreSQL store shows that its workers live, hears what others wrote, and tells them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Iterable
+from hashlib import sha256
+from typing import Any
+
+import psycopg
+
+from ..errors import StoreError, StoreUnavailable
+from .postgres_connection import Address, Connection, close_socket
+
+log = logging.getLogger("keepstep")
+
+#: How long to wait for a session that is to be made, or for what is asked of it.
+PATIENCE_SECONDS = 10.0
+#: The first pause before a lost session is made again, and the longest; each is twice the one before.
+_PAUSE_SECONDS = 0.05
+_LONGEST_PAUSE_SECONDS = 1.0
+#: How often the session is tried when nothing happens.
+_IDLE_SECONDS = 5.0
+
+
+class Presence:
+    """One session, kept by a thread of its own and made again when it is lost.
+
+    PostgreSQL frees its advisory locks when it ends, however that comes: a worker whose lock nobody holds is dead.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self.channel = "keepstep_" + sha256(address.schema.encode()).hexdigest()[:24]
+        self._mutex = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._connection: Connection | None = None
+        self._read_end, self._write_end = os.pipe()
+        self._workers: set[str] = set()
+        self._held: set[str] = set()
+        self._tidings: set[str] = set()
+        self._tasks: list[tuple[Callable[[Connection], Any], _Reply]] = []
+        self._ended = False
+        self._since: float | None = None
+        #: How many tidings came, of those that are for anyone, and for each worker.
+        self.heard = 0
+        self.called: dict[str, int] = {}
+
+    # -- asked by any thread -------------------------------------------------------------------------------------------
+
+    def listen(self) -> None:
+        """See to it that the session is kept, from now on."""
+        with self._mutex:
+            if self._thread is None and not self._ended:
+                self._thread = threading.Thread(target=self._run, name="keepstep-session", daemon=True)
+                self._thread.start()
+
+    def hold(self, worker: str) -> None:
+        """Show that a worker lives: come back when its lock is held."""
+        if worker not in self._held:
+            self._workers.add(worker)
+            self.ask(self._take_locks)
+
+    def holds(self, worker: str) -> bool:
+        """Whether the worker's lock is held just now."""
+        return worker in self._held
+
+    def let_go(self, worker: str) -> None:
+        """The worker has left."""
+        self._workers.discard(worker)
+        if worker in self._held:
+            with contextlib.suppress(StoreError):
+                self.ask(lambda connection: self._free_lock(connection, worker))
+
+    def tell(self, tidings: Iterable[str]) -> None:
+        """Tell every other session, a moment later; what is lost on the way is found by asking."""
+        self._tidings.update(tidings)
+        self.listen()
+        self._wake()
+
+    def ask(self, task: Callable[[Connection], Any]) -> Any:
+        """Have something done in the session, and come back with its answer."""
+        reply = _Reply()
+        self._tasks.append((task, reply))
+        self.listen()
+        self._wake()
+        return reply.wait(self._address)
+
+    def lasts(self) -> float:
+        """For how many seconds the session has been there."""
+        since = self._since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def close(self) -> None:
+        """End the session when it has told what there was to tell; its locks are free then."""
+        with self._mutex:
+            self._ended = True
+            thread = self._thread
+        self._wake()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(PATIENCE_SECONDS)
+        if thread is None or not thread.is_alive():
+            self._close_pipe()
+
+    def abandon(self) -> None:
+        """Let go in a forked child, whose copy of the socket would keep the session of its parent alive."""
+        self._ended = True
+        if self._connection is not None:
+            close_socket(self._connection)
+        self._close_pipe()
+
+    def _close_pipe(self) -> None:
+        ends, self._read_end, self._write_end = (self._read_end, self._write_end), -1, -1
+        for end in ends:
+            if end >= 0:
+                os.close(end)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._write_end, b".")
+
+    # -- the thread ----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        pause = _PAUSE_SECONDS
+        while True:
+            try:
+                self._begin()
+                pause = _PAUSE_SECONDS
+                self._serve()
+                return
+            except (psycopg.Error, StoreError) as error:
+                if not self._ended and pause == _PAUSE_SECONDS:
+                    log.warning("the session of this store was lost, and is made again: %s", _brief(error))
+                self._refuse_tasks(error)
+            except Exception:
+                log.exception("the session of this store failed, and is made again")
+            finally:
+                self._forget()
+            if self._ended:
+                return
+            select.select([self._read_end], [], [], pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    def _begin(self) -> None:
+        self._connection = connection = self._address.connect()
+        connection.add_notify_handler(self._hear)
+        connection.execute(f"LISTEN {self.channel}")
+        connection.execute("SET lock_timeout = '10s'")
+        self._take_locks(connection)
+        self._since = time.monotonic()
+        self.heard += 1  # what was said while nobody listened must be asked for
+
+    def _serve(self) -> None:
+        connection = self._connection
+        if connection is None:
+            return
+        poll = select.poll()
+        poll.register(connection.fileno(), select.POLLIN)
+        poll.register(self._read_end, select.POLLIN)
+        while True:
+            self._send(connection)
+            self._do_tasks(connection)
+            if self._ended and not self._tidings:
+                return
+            ready = dict(poll.poll(_IDLE_SECONDS * 1000))
+            if self._read_end in ready:
+                os.read(self._read_end, 65_536)
+            if not ready:
+                connection.execute("SELECT 1")
+            elif connection.fileno() in ready:
+                connection.pgconn.consume_input()
+                while (notify := connection.pgconn.notifies()) is not None:
+                    self._heard(notify.extra.decode("utf-8", "replace"), notify.be_pid)
+
+    def _do_tasks(self, connection: Connection) -> None:
+        while self._tasks:
+            task, reply = self._tasks[0]
+            answer = task(connection)  # an error ends the session, and is told to whoever waits
+            self._tasks.pop(0)
+            reply.give(answer)
+
+    def _refuse_tasks(self, error: Exception) -> None:
+        while self._tasks:
+            self._tasks.pop(0)[1].fail(error)
+
+    def _send(self, connection: Connection) -> None:
+        tidings, self._tidings = self._tidings, set()
+        if tidings:
+            connection.execute("SELECT pg_notify(%s, what) FROM unnest(%s::text[]) what", (self.channel, list(tidings)))
+
+    def _take_locks(self, connection: Connection) -> None:
+        for worker in list(self._workers - self._held):
+            connection.execute("SELECT pg_advisory_lock(%s)", (self._address.key("worker", worker),))
+            self._held.add(worker)
+
+    def _free_lock(self, connection: Connection, worker: str) -> None:
+        connection.execute("SELECT pg_advisory_unlock(%s)", (self._address.key("worker", worker),))
+        self._held.discard(worker)
+
+    def _hear(self, notify: psycopg.Notify) -> None:
+        self._heard(notify.payload, notify.pid)
+
+    def _heard(self, what: str, pid: int) -> None:
+        if self._connection is not None and pid == self._connection.info.backend_pid:
+            return
+        if what.startswith("@"):
+            self.called[what[1:]] = self.called.get(what[1:], 0) + 1
+        else:
+            self.heard += 1
+
+    def _forget(self) -> None:
+        self._since = None
+        self._held.clear()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+class _Reply:
+    """Where an answer arrives."""
+
+    def __init__(self) -> None:
+        self._there = threading.Event()
+        self._answer: Any = None
+        self._error: Exception | None = None
+
+    def give(self, answer: Any) -> None:
+        self._answer = answer
+        self._there.set()
+
+    def fail(self, error: Exception) -> None:
+        self._error = error
+        self._there.set()
+
+    def wait(self, address: Address) -> Any:
+        if not self._there.wait(PATIENCE_SECONDS):
+            raise StoreUnavailable(f"{address.text} has not answered for {PATIENCE_SECONDS:g} s")
+        if self._error is not None:
+            raise address.translated(self._error) if not isinstance(self._error, StoreError) else self._error
+        return self._answer
+
+
+def _brief(error: Exception) -> str:
+    return " ".join(str(error).split())

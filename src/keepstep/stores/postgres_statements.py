@@ -1,0 +1,306 @@
+"""The statements by which a PostgreSQL store is written: each writes many rows, given as one array for each column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+import msgspec
+
+from ..model import Run, Signal, Status
+from ..ports import Advance, Rekey, Row
+from . import rules
+from .postgres_connection import Address
+from .postgres_rows import (
+    RUN_COLUMNS,
+    blobs,
+    flags,
+    names_text,
+    numbers,
+    plain,
+    plain_or_none,
+    tags_text,
+    texts,
+    times,
+)
+
+_HEAD_COLUMNS = "run, status, seq, checksum, epoch, worker, due_at, wakes, signals, recoveries, updated_at"
+
+
+@dataclass(slots=True)
+class Head:
+    """What changes about a run."""
+
+    run: str
+    status: Status
+    seq: int
+    checksum: str
+    epoch: int
+    worker: str | None
+    due_at: datetime | None
+    wakes: tuple[str, ...]
+    signals: int
+    recoveries: int
+    updated_at: datetime | None
+
+    def of(self, run: Run) -> Run:
+        """The run with this head."""
+        return replace(
+            run,
+            status=self.status,
+            seq=self.seq,
+            checksum=self.checksum,
+            epoch=self.epoch,
+            worker=self.worker,
+            due_at=self.due_at,
+            wakes=self.wakes,
+            signals=self.signals,
+            recoveries=self.recoveries,
+            updated_at=self.updated_at,
+        )
+
+
+@dataclass(slots=True)
+class Written:
+    """What a batch writes, gathered to be written together, and whom it concerns."""
+
+    heads: dict[str, Head] = field(default_factory=dict)
+    runs: list[Run] = field(default_factory=list)
+    rows: list[tuple[str, Row]] = field(default_factory=list)
+    signals: list[Signal] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    keys: list[Rekey] = field(default_factory=list)
+    #: Who should look: `@` and the worker whose run was signalled, or `DUE` and `ENDED` for anyone.
+    tidings: set[str] = field(default_factory=set)
+
+
+#: Tidings that are not for one worker alone.
+DUE, ENDED = "+", "-"
+
+
+class Move(msgspec.Struct, frozen=True, gc=False):
+    """A change that does more to its head than to extend it, and what it makes of a running run's."""
+
+    change: Advance
+    status: Status
+    freed: bool
+    at: datetime
+    due_at: datetime | None
+
+
+class Statements:
+    """The statements of one schema."""
+
+    def __init__(self, address: Address) -> None:
+        run, head, checkpoint, signal = map(address.table, ("run", "head", "checkpoint", "signal"))
+        self.address = address
+        self.lock = f"SELECT {_HEAD_COLUMNS} FROM {head} WHERE run = ANY(%s) ORDER BY run FOR UPDATE"
+        self.look = f"SELECT {_HEAD_COLUMNS} FROM {head} WHERE run = %s"
+        self.signal_ids = (
+            f"SELECT s.run, s.id, s.seq FROM unnest(%s, %s) i(run, id)"
+            f" JOIN {signal} s ON s.run = i.run AND s.id = i.id AND s.id <> ''"
+        )
+        self.runs = f"SELECT {RUN_COLUMNS} FROM {run} r LEFT JOIN {head} h ON h.run = r.id WHERE r.id = ANY(%s)"
+        self.remove = tuple(
+            f"DELETE FROM {table} WHERE {column} = ANY(%s)"
+            for table, column in ((head, "run"), (run, "id"), (checkpoint, "run"), (signal, "run"))
+        )
+        self.rekey = f"UPDATE {run} r SET data_key = i.new FROM unnest(%s, %s) i(run, new) WHERE r.id = i.run"
+        self.extend = (
+            f"UPDATE {head} h SET seq = i.seq, checksum = i.checksum, updated_at = i.at, recoveries = 0"
+            f" FROM unnest(%s, %s, %s, %s, %s, %s, %s) i(run, after, epoch, worker, seq, checksum, at)"
+            f" WHERE h.run = i.run AND h.seq = i.after AND h.epoch = i.epoch AND h.worker = i.worker"
+            f" AND h.status = 'running' RETURNING 1"
+        )
+        self.move = (
+            f"UPDATE {head} h SET seq = i.seq, checksum = coalesce(i.checksum, h.checksum), updated_at = i.at,"
+            f" status = i.status, worker = CASE WHEN i.freed THEN NULL ELSE h.worker END,"
+            f" due_at = CASE WHEN i.freed THEN i.due_at ELSE h.due_at END,"
+            f" wakes = CASE WHEN i.freed THEN i.wakes ELSE h.wakes END,"
+            f" recoveries = CASE WHEN i.fresh THEN 0 ELSE h.recoveries END"
+            f" FROM unnest(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
+            f" i(run, after, epoch, worker, seq, checksum, at, status, freed, due_at, wakes, fresh, seen)"
+            f" WHERE h.run = i.run AND h.seq = i.after AND h.epoch = i.epoch AND h.worker = i.worker"
+            f" AND h.status = 'running' AND (i.seen IS NULL OR h.signals <= i.seen) RETURNING 1"
+        )
+        self.put = (
+            f"UPDATE {head} h SET status = i.status, seq = i.seq, checksum = i.checksum, worker = i.worker,"
+            f" due_at = i.due_at, wakes = i.wakes, signals = i.signals, recoveries = i.recoveries, updated_at = i.at"
+            f" FROM unnest(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
+            f" i(run, status, seq, checksum, worker, due_at, wakes, signals, recoveries, at)"
+            f" WHERE h.run = i.run RETURNING 1"
+        )
+        self.born = (
+            f"SELECT nextval('{address.table('number')}') AS number, i.* FROM unnest({', '.join(['%s'] * 28)})"
+            f" i(id, workflow, version, fingerprint, queue, priority, input, seed, parent, parent_key, origin, key,"
+            f" tags, deadline_at, traceparent, created_at, created_by, data_key, status, seq, checksum, epoch, worker,"
+            f" due_at, wakes, signals, recoveries, updated_at)"
+        )
+        self.add_runs = (
+            f"INSERT INTO {run} (id, number, workflow, version, fingerprint, queue, priority, input, seed, parent,"
+            f" parent_key, origin, key, tags, deadline_at, traceparent, created_at, created_by, data_key)"
+            f" SELECT id, number, workflow, version, fingerprint, queue, priority, input, seed, parent, parent_key,"
+            f" origin, key, tags::text[], deadline_at, traceparent, created_at, created_by, data_key FROM born"
+        )
+        self.add_heads = (
+            f"INSERT INTO {head} (run, number, workflow, version, priority, status, seq, checksum, epoch, worker,"
+            f" due_at, wakes, signals, recoveries, updated_at) SELECT id, number, workflow, version, priority, status,"
+            f" seq, checksum, epoch, worker, due_at, wakes, signals, recoveries, updated_at FROM born"
+        )
+        self.add_rows = (
+            f"INSERT INTO {checkpoint} (run, seq, kind, record, body) SELECT * FROM unnest(%s, %s, %s, %s, %s)"
+        )
+        self.add_signals = (
+            f"INSERT INTO {signal} (run, seq, name, payload, id, sender, sent_at, checksum)"
+            f" SELECT * FROM unnest(%s, %s, %s, %s, %s, %s, %s, %s)"
+        )
+
+    def together(
+        self,
+        written: Written,
+        extends: Sequence[Advance] = (),
+        moves: Sequence[Move] = (),
+        now: datetime | None = None,
+    ) -> tuple[str, list[object]]:
+        """One statement that writes all of it, and fails if the head of one of the changes is not as it expects."""
+        parts: list[str] = []
+        values: list[object] = []
+        counted: list[str] = []
+
+        def add(name: str, sql: str, columns: Iterable[object] = ()) -> None:
+            parts.append(f"{name} AS ({sql})")
+            values.extend(columns)
+
+        if extends and now is not None:
+            add("extended", self.extend, _extension(extends, now))
+            counted.append("(SELECT count(*) FROM extended)")
+        if moves:
+            add("moved", self.move, _movement(moves))
+            counted.append("(SELECT count(*) FROM moved)")
+        if written.heads:
+            add("put", self.put, _heads(list(written.heads.values())))
+            counted.append("(SELECT count(*) FROM put)")
+        if written.runs:
+            add("born", self.born, _births(written.runs))
+            add("added_runs", self.add_runs)
+            add("added_heads", self.add_heads)
+        if written.rows:
+            add("added_rows", self.add_rows, _rows(written.rows))
+        if written.signals:
+            add("added_signals", self.add_signals, _signals(written.signals))
+        expected = len(extends) + len(moves) + len(written.heads)
+        if not counted:
+            return f"WITH {', '.join(parts)} SELECT 0", values
+        # The cast fails when the numbers differ, and with it everything; the server's log then shows this sentence.
+        check = (
+            f"SELECT CASE WHEN n = %s THEN 0 ELSE (n || ' heads were as Keepstep expected, so it will look')::int END"
+            f" FROM (SELECT {' + '.join(counted)} AS n) held"
+        )
+        return f"WITH {', '.join(parts)} {check}", [*values, expected]
+
+
+# -- columns ---------------------------------------------------------------------------------------------------------
+
+
+def _extension(changes: Sequence[Advance], now: datetime) -> tuple[object, ...]:
+    return (
+        texts([change.run for change in changes]),
+        numbers([change.after for change in changes]),
+        numbers([change.epoch for change in changes]),
+        texts([change.worker for change in changes]),
+        numbers([change.rows[-1].seq for change in changes]),
+        texts([change.checksum for change in changes]),
+        times([change.at or now for change in changes]),
+    )
+
+
+def _movement(moves: Sequence[Move]) -> tuple[object, ...]:
+    changes = [move.change for move in moves]
+    return (
+        texts([change.run for change in changes]),
+        numbers([change.after for change in changes]),
+        numbers([change.epoch for change in changes]),
+        texts([change.worker for change in changes]),
+        numbers([change.after + len(change.rows) for change in changes]),
+        texts([change.checksum if change.rows else None for change in changes]),
+        times([move.at for move in moves]),
+        texts([move.status for move in moves]),
+        flags([move.freed for move in moves]),
+        times([move.due_at for move in moves]),
+        texts(["" if move.status in rules.ENDED else names_text(move.change.wakes) for move in moves]),
+        flags([bool(change.rows) and change.progress for change in changes]),
+        numbers([change.signals_seen for change in changes]),
+    )
+
+
+def _heads(heads: list[Head]) -> tuple[object, ...]:
+    heads.sort(key=lambda head: head.run)
+    return (
+        texts([head.run for head in heads]),
+        texts([head.status for head in heads]),
+        numbers([head.seq for head in heads]),
+        texts([head.checksum for head in heads]),
+        texts([head.worker for head in heads]),
+        times([head.due_at for head in heads]),
+        texts([names_text(head.wakes) for head in heads]),
+        numbers([head.signals for head in heads]),
+        numbers([head.recoveries for head in heads]),
+        times([head.updated_at for head in heads]),
+    )
+
+
+def _births(runs: Sequence[Run]) -> tuple[object, ...]:
+    return (
+        texts([run.id for run in runs]),
+        texts([run.workflow for run in runs]),
+        texts([run.version for run in runs]),
+        texts([plain(run.fingerprint) for run in runs]),
+        texts([plain(run.queue) for run in runs]),
+        numbers([run.priority for run in runs]),
+        blobs([run.input for run in runs]),
+        texts([run.seed for run in runs]),
+        texts([plain_or_none(run.parent) for run in runs]),
+        texts([plain_or_none(run.parent_key) for run in runs]),
+        texts([plain_or_none(run.origin) for run in runs]),
+        texts([plain_or_none(run.key) for run in runs]),
+        texts([tags_text(run.tags) for run in runs]),
+        times([run.deadline_at for run in runs]),
+        texts([plain_or_none(run.traceparent) for run in runs]),
+        times([run.created_at for run in runs]),
+        texts([plain(run.created_by) for run in runs]),
+        texts([run.data_key for run in runs]),
+        texts([run.status for run in runs]),
+        numbers([run.seq for run in runs]),
+        texts([run.checksum for run in runs]),
+        numbers([run.epoch for run in runs]),
+        texts([run.worker for run in runs]),
+        times([run.due_at for run in runs]),
+        texts([names_text(run.wakes) for run in runs]),
+        numbers([run.signals for run in runs]),
+        numbers([run.recoveries for run in runs]),
+        times([run.updated_at for run in runs]),
+    )
+
+
+def _rows(rows: Sequence[tuple[str, Row]]) -> tuple[object, ...]:
+    return (
+        texts([run for run, _ in rows]),
+        numbers([row.seq for _, row in rows]),
+        texts([row.kind for _, row in rows]),
+        blobs([row.record for _, row in rows]),
+        blobs([row.body for _, row in rows]),
+    )
+
+
+def _signals(signals: Sequence[Signal]) -> tuple[object, ...]:
+    return (
+        texts([signal.run for signal in signals]),
+        numbers([signal.seq for signal in signals]),
+        texts([plain(signal.name) for signal in signals]),
+        blobs([signal.payload for signal in signals]),
+        texts([plain(signal.id) for signal in signals]),
+        texts([plain(signal.sender) for signal in signals]),
+        times([signal.sent_at for signal in signals]),
+        texts([signal.checksum for signal in signals]),
+    )

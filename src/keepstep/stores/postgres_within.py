@@ -1,0 +1,155 @@
+"""How a transactional step runs: the user's own statements and the checkpoint in one transaction of PostgreSQL."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from ..errors import DefinitionError, StoreError
+from ..model.ids import new_id
+from ..ports import Advance, Answer, Verdict
+from .postgres_commit import Batch, fence, head_from
+from .postgres_connection import Connection
+from .postgres_statements import Statements, Written
+
+_CONTROL = re.compile(
+    r"(?:\s|--[^\n]*\n|/\*.*?\*/)*(begin|start|commit|end|rollback|abort|savepoint|release|prepare\s+transaction|set)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+_OURS = re.compile(r"\bkeepstep_\w+", re.IGNORECASE)
+#: Where the transaction is marked, so that one that the step has ended in some other way is noticed.
+_MARK = "keepstep.transaction"
+
+
+def commit_within(
+    connection: Connection, statements: Statements, change: Advance, now: Callable[[], datetime], limit_seconds: float
+) -> tuple[Answer, Written | None]:
+    """Call the change's function in a transaction, and write the change as its last statements; or undo it all."""
+    if change.within is None:
+        raise ValueError(f"run {change.run!r}: there is nothing to call")
+    rows = connection.execute(statements.look, (change.run,), binary=True).fetchall()
+    refusal = fence(head_from(rows[0]) if rows else None, change)
+    if refusal is not None:
+        return refusal, None
+    mark = new_id("transaction")
+    _begin(connection, mark, limit_seconds)
+    error = _call(connection, change.within, mark, limit_seconds)
+    if error is not None:
+        connection.rollback()
+        return Answer(Verdict.FAILED, error=error), None
+    batch = Batch(connection, statements, [change], now())
+    (answer,) = batch.apply([change])
+    if answer.verdict is not Verdict.DONE:
+        connection.rollback()
+        return answer, None
+    with connection.pipeline():
+        batch.write()
+        connection.execute("COMMIT")
+    return answer, batch.written
+
+
+def _begin(connection: Connection, mark: str, limit_seconds: float) -> None:
+    milliseconds = str(max(1, int(limit_seconds * 1000)))
+    with connection.pipeline():
+        connection.execute("BEGIN")
+        connection.execute(
+            "SELECT set_config('statement_timeout', %s, true),"
+            " set_config('idle_in_transaction_session_timeout', %s, true), set_config(%s, %s, true)",
+            (milliseconds, milliseconds, _MARK, mark),
+        )
+
+
+def _call(connection: Connection, function: Callable[[Any], None], mark: str, limit_seconds: float) -> Exception | None:
+    """The error of the user's function, or None."""
+    transaction = Transaction(connection, limit_seconds)
+    try:
+        function(transaction)
+        transaction.check_time()
+        _check_mark(connection, mark)
+    except StoreError:  # the store's trouble, not the function's
+        raise
+    except Exception as error:  # any failure of a user's function refuses that change only
+        if connection.closed:
+            raise
+        return error
+    finally:
+        transaction.end()
+    return None
+
+
+def _check_mark(connection: Connection, mark: str) -> None:
+    status = connection.info.transaction_status
+    if status == TransactionStatus.INERROR:
+        raise DefinitionError(
+            "a statement of a transactional step failed, so that PostgreSQL takes no other in its transaction: let the "
+            "error leave the step"
+        )
+    found = connection.execute(
+        "SELECT current_setting(%s, true), set_config('statement_timeout', '0', true)", (_MARK,)
+    ).fetchone()
+    if status != TransactionStatus.INTRANS or found is None or found[0] != mark:
+        raise DefinitionError(_told_off("begin, commit or roll back: its transaction is the store's"))
+
+
+class Transaction:
+    """What a transactional step is given: its statements commit together with its checkpoint, or not at all."""
+
+    def __init__(self, connection: Connection, limit_seconds: float) -> None:
+        self._connection: Connection | None = connection
+        self._limit = limit_seconds
+        self._ends = time.monotonic() + limit_seconds
+
+    def execute(self, sql: str, params: Sequence[Any] | dict[str, Any] = ()) -> list[tuple[Any, ...]]:
+        """Run SQL with bound values, written %s or %(name)s; the rows it gives."""
+        return self._run(sql, lambda cursor: cursor.execute(sql.encode(), params or None))
+
+    def executemany(self, sql: str, params: Iterable[Sequence[Any] | dict[str, Any]]) -> list[tuple[Any, ...]]:
+        """Run SQL once for each set of bound values; the rows it gives."""
+        rows: list[tuple[Any, ...]] = []
+        for some in params:
+            rows += self.execute(sql, some)
+        return rows
+
+    def end(self) -> None:
+        """The step is over: whoever kept the transaction can do nothing with it."""
+        self._connection = None
+
+    def check_time(self) -> None:
+        if time.monotonic() > self._ends:
+            raise self._too_long()
+
+    def _run(self, sql: str, work: Callable[[psycopg.Cursor[Any]], Any]) -> list[tuple[Any, ...]]:
+        if self._connection is None:
+            raise DefinitionError("the transaction of a transactional step ends with the step")
+        self.check_time()
+        _check_statement(sql)
+        with self._connection.cursor() as cursor:
+            try:
+                work(cursor)
+            except psycopg.errors.QueryCanceled:
+                raise self._too_long() from None
+            return cursor.fetchall() if cursor.description else []
+
+    def _too_long(self) -> DefinitionError:
+        return DefinitionError(
+            f"a transactional step may take {self._limit:g} s at most (within_seconds), because the rows that it "
+            "changed are locked as long"
+        )
+
+
+def _check_statement(sql: str) -> None:
+    if control := _CONTROL.match(sql):
+        what = control[1].lower()
+        raise DefinitionError(_told_off(f"use {what.upper()}: its transaction is the store's"))
+    if ours := _OURS.search(sql):
+        raise DefinitionError(_told_off(f"touch {ours[0]}: tables that begin with keepstep_ belong to the store"))
+
+
+def _told_off(what: str) -> str:
+    return f"a transactional step may not {what}"
