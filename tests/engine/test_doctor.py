@@ -15,7 +15,7 @@ from keepstep.engine.doctor import Severity, examine
 from keepstep.model import Run, Status
 from keepstep.model.signal import CANCEL, CHILD, PAUSE, RESUME
 from keepstep.ports import Create, instant
-from keepstep.stores.sqlite_liveness import Turnstile
+from keepstep.stores.liveness import Turnstile
 from tests.engine.lives import set_aside
 from tests.engine.world import until, until_status
 

@@ -37,11 +37,11 @@ from keepstep.model.ids import check_id, check_name, child_id
 from keepstep.policies import Retry
 from keepstep.policies.retry_after import asked_wait
 from keepstep.ports import ClaimRequest, Create, Row, Send
+from keepstep.stores.liveness import network_file_system
 from keepstep.stores.memory import MemoryStore
 from keepstep.stores.open import open_store
 from keepstep.stores.records import Record, checkpoint, origin, seal, unseal
 from keepstep.stores.sqlite import SQLiteStore
-from keepstep.stores.sqlite_liveness import network_file_system
 
 from . import program
 from .guard import nothing_but_parsing

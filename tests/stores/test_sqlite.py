@@ -13,9 +13,9 @@ import pytest
 from keepstep.errors import DefinitionError, StoreError, StoreUnavailable
 from keepstep.model import Kind, RunQuery, Signal, Status, WorkerInfo
 from keepstep.ports import ClaimRequest, Create, Send, Verdict, WouldBlock
+from keepstep.stores.liveness import network_file_system
 from keepstep.stores.sqlite import SQLiteStore
 from keepstep.stores.sqlite_connection import refuse_old_sqlite
-from keepstep.stores.sqlite_liveness import network_file_system
 from keepstep.testing.store_contract import (
     SteppedClock,
     StoreContract,

@@ -1,4 +1,4 @@
-"""SQLite against the model: whatever is done to both, both answer and hold the same."""
+"""SQLite and files against the model: whatever is done to both, both answer and hold the same."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from keepstep.model import Kind, Run, RunQuery, Signal, Status, WorkerInfo
 from keepstep.ports import Advance, ClaimRequest, Create, Row, Send, Verdict
+from keepstep.stores.files import FilesStore
 from keepstep.stores.memory import MemoryStore
 from keepstep.stores.sqlite import SQLiteStore
 from keepstep.testing.store_contract import SteppedClock, at
@@ -268,12 +269,44 @@ class Stores(RuleBasedStateMachine):
             assert [signal.seq for signal in self.store.list_signals(run.id)] == list(range(1, run.signals + 1))
 
 
-def test_sqlite_does_what_the_model_does():
-    Stores.TestCase.settings = settings(
-        max_examples=EXAMPLES,
+class FilesStores(Stores):
+    def opened(self):
+        return FilesStore(self.folder / "runs", clock=self.clock, power_loss="may_lose_last")
+
+    @rule(worker=WORKERS, back=st.just(0))
+    def news(self, worker, back):
+        """Positions are the store's own; from the beginning both name the same runs."""
+        self.both(lambda store: store.news(self.worker(worker), back).runs)
+
+    @rule()
+    def lose_the_index(self):
+        self.store.close()
+        for worker in self.model.list_workers():
+            self.model.bury(worker.id)
+        shutil.rmtree(self.folder / "runs" / "index", ignore_errors=True)
+        self.store = self.opened()
+        self.generation += 1
+        self.enrol_all()
+
+    @invariant()
+    def has_no_flaw(self):
+        assert self.store.check() == []
+
+
+def run(machine, examples):
+    machine.TestCase.settings = settings(
+        max_examples=examples,
         stateful_step_count=30,
         deadline=None,
         phases=PHASES,
         suppress_health_check=list(HealthCheck),
     )
-    Stores.TestCase().runTest()
+    machine.TestCase().runTest()
+
+
+def test_sqlite_does_what_the_model_does():
+    run(Stores, EXAMPLES)
+
+
+def test_files_do_what_the_model_does():
+    run(FilesStores, EXAMPLES // 2)

@@ -16,6 +16,7 @@ GROUP = "keepstep.stores"
 
 #: Stores that ship with Keepstep. Each module is imported when its scheme is first used.
 BUILT_IN = {
+    "files": "keepstep.stores.files:open_url",
     "memory": "keepstep.stores.memory:open_url",
     "postgres": "keepstep.stores.postgres:open_url",
     "postgresql": "keepstep.stores.postgres:open_url",

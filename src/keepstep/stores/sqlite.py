@@ -19,11 +19,11 @@ from ..model.ids import check_id
 from ..ports import Advance, Answer, Change, ClaimRequest, Clock, Create, Row, SystemClock, instant
 from ..values.kinds import is_text
 from . import rules
+from .liveness import WorkerLocks, abandon_in_children, network_file_system
 from .sqlite_check import Finding, Mender, look_into, mend_all, mended
 from .sqlite_claims import Found, by_name, due_runs, later_times, orphans
 from .sqlite_commit import Batch, Undone, forget, names, names_text, read_run, run_from, run_name, run_rows, seconds
 from .sqlite_connection import Cursor, Reader, Writer, refuse_old_sqlite, translated
-from .sqlite_liveness import WorkerLocks, abandon_in_children, network_file_system
 
 #: What a commit survives, by name, and SQLite's word for it.
 POWER_LOSS = {"loses_nothing": "FULL", "may_lose_last": "NORMAL"}

@@ -15,8 +15,8 @@ import apsw
 
 from ..errors import CheckpointCorrupt, DefinitionError, SchemaMismatch, StoreError, StoreFull, StoreUnavailable
 from ..ports import WouldBlock
+from .liveness import Turnstile, lock_holder
 from .migrations import pending
-from .sqlite_liveness import Turnstile, lock_holder
 
 T = TypeVar("T")
 

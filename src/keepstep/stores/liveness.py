@@ -1,4 +1,4 @@
-"""What a SQLite store asks of the operating system: a fair turn to write, proof of life, and a local disk."""
+"""What a store on local files asks of the operating system: a fair turn to write, proof of life, and a local disk."""
 
 from __future__ import annotations
 

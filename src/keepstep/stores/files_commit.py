@@ -1,0 +1,438 @@
+"""How a batch of changes is applied to a files store: each run by itself, runs that have nothing in common at once."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ..errors import CheckpointCorrupt, DefinitionError, StoreError, StoreUnavailable
+from ..model import Kind, Run, Signal, Status, may_move
+from ..model.ids import draw
+from ..ports import Advance, Answer, Change, Create, Rekey, Send, Verdict
+from . import rules
+from .files_entry import Draft, Head, Outbox, Sending, facts_of, head_of, numbered, run_of
+from .files_log import Logs, State
+
+if TYPE_CHECKING:
+    from .files_index import Index
+
+_change = msgspec.structs.replace
+
+#: Threads whose syncs overlap. More do not help: the disk's journal takes those of eight at once.
+THREADS = 8
+
+_FINAL = frozenset({Kind.RUN_FINISHED.value, Kind.ERROR.value})
+
+
+class Commits:
+    """Applies changes to the logs, does what follows from them elsewhere, and tells the index."""
+
+    def __init__(self, logs: Logs, index: Index, now: Callable[[], datetime]) -> None:
+        self._logs = logs
+        self._index = index
+        self._now = now
+        self._pool: ThreadPoolExecutor | None = None
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)
+            self._pool = None
+
+    # -- batches -----------------------------------------------------------------------------------------------------
+
+    def apply(self, changes: Sequence[Change]) -> list[Answer]:
+        """One answer per change. Nothing is written if one of them is no change at all, or meets a damaged run."""
+        self._check(changes)
+        noted = {run for change in changes if not _is_plain(change) for run in _touched(change)}
+        self._index.will(noted)
+        answers: list[Answer | None] = [None] * len(changes)
+
+        def do(some: list[int]) -> None:
+            for i in some:
+                answers[i] = self._apply(changes[i])
+
+        failures = self.at_once(do, _apart(changes))
+        if failures:
+            raise _failure(failures, nothing_written=not any(a and a.verdict is Verdict.DONE for a in answers))
+        done = [answer for answer in answers if answer is not None]
+        self._index.written({_author(change) for change in changes})
+        return done
+
+    def at_once(self, do: Callable[[list[int]], None], groups: Sequence[list[int]]) -> list[Exception]:
+        """Do all groups, each in order, several at a time; what went wrong."""
+        failures: list[Exception] = []
+
+        def careful(some: Iterable[list[int]]) -> None:
+            for group in some:
+                try:
+                    do(group)
+                except Exception as error:  # noqa: BLE001 - told when all are done
+                    failures.append(error)
+
+        threads = min(THREADS, len(groups))
+        if threads <= 1:
+            careful(groups)
+            return failures
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="keepstep-files")
+        for done in [self._pool.submit(careful, groups[first::threads]) for first in range(threads)]:
+            done.result()
+        return failures
+
+    def _check(self, changes: Sequence[Change]) -> None:
+        """Raise, before anything is written, for what can never be written."""
+        for change in changes:
+            if isinstance(change, Create):
+                rules.check_create(change)
+            elif isinstance(change, Advance):
+                for create in change.creates:
+                    rules.check_create(create)
+        try:
+            for change in changes:
+                if not isinstance(change, Create):
+                    self._logs.state(change.signal.run if isinstance(change, Send) else change.run, trusting=True)
+                for run in _touched(change):
+                    run.encode()
+        except UnicodeEncodeError as error:
+            raise DefinitionError(f"{self._logs.root} cannot be asked for that: {error}") from None
+
+    def _apply(self, change: Change) -> Answer:
+        if isinstance(change, Advance):
+            return self._advance(change)
+        if isinstance(change, Create):
+            return self._create(change)
+        if isinstance(change, Rekey):
+            return self._rekey(change)
+        return self._send(change.signal)
+
+    # -- the lease holder's changes ------------------------------------------------------------------------------------
+
+    def _advance(self, change: Advance) -> Answer:
+        before: list[Head] = []
+
+        def decide(state: State | None) -> Draft | Answer:
+            before[:] = [state.head] if state else []
+            return self._advanced(change, state)
+
+        draft, state = self._logs.append(change.run, decide, trusting=True)
+        if isinstance(draft, Answer) or state is None:
+            return draft if isinstance(draft, Answer) else Answer(Verdict.FENCED, about=change.run)
+        if draft.signals:
+            known = self._logs.known_signals(change.run, state)
+            for signal in draft.signals:
+                self._logs.learn(known, signal, "")
+        self._do_elsewhere(state)
+        if _is_news(before[0], draft):
+            self.note(change.run, state, change.worker)
+        return Answer(Verdict.DONE, seq=draft.head.seq)
+
+    def _advanced(self, change: Advance, state: State | None) -> Draft | Answer:
+        if state is None:
+            return Answer(Verdict.FENCED, about=change.run)
+        head = state.head
+        fits = (head.worker, head.epoch, head.seq) == (change.worker, change.epoch, change.after)
+        if not fits or not rules.extends(change.rows, change.after):
+            return Answer(Verdict.FENCED, about=change.run)
+        if change.signals_seen is not None and head.signals > change.signals_seen:
+            return Answer(Verdict.MISSED)
+        status = rules.next_status(head.status, change)
+        if not may_move(head.status, status) or (rules.releases(change, status) and status.active):
+            return Answer(Verdict.ILLEGAL)
+        if change.within is not None:
+            return Answer(Verdict.FAILED, error=DefinitionError("a files store has no transactional steps"))
+        refusal = self._refuse_outbox(change)
+        if refusal is not None:
+            return refusal
+        return self._moved(change, state, status)
+
+    def _moved(self, change: Advance, state: State, status: Status) -> Draft:
+        head, rows = state.head, change.rows
+        now = self._now()
+        at = change.at or now
+        moves: dict[str, object] = {"status": status, "updated_at": at}
+        if rows:
+            moves |= {"seq": rows[-1].seq, "checksum": change.checksum}
+            if change.progress:
+                moves["recoveries"] = 0
+            if any(row.kind in _FINAL for row in rows):
+                moves["outcome"] = state.number + 1
+        if rules.releases(change, status):
+            wakes = () if status in rules.ENDED else tuple(change.wakes)
+            moves |= {"worker": None, "due_at": rules.due_after(change, status, at), "wakes": wakes}
+        head = _change(head, **moves)
+        signals: list[Signal] = []
+        for signal in self._own_signals(change, state):
+            head, sealed = _received(head, signal, now)
+            signals.append(sealed)
+        return Draft("advanced", head, rows, signals, outbox=self._outbox(change, state))
+
+    def _own_signals(self, change: Advance, state: State) -> list[Signal]:
+        """What a run sends to itself; it arrives with the change."""
+        mine = {send.signal.id or n: send.signal for n, send in enumerate(change.sends) if _to_self(change, send)}
+        if not mine:
+            return []
+        known = self._logs.known_signals(change.run, state).ids
+        return [signal for signal in mine.values() if not signal.id or signal.id not in known]
+
+    def _outbox(self, change: Advance, state: State) -> Outbox:
+        """What this entry has to do elsewhere, and what the one before may not have done yet."""
+        carried = self.undone(state.outbox)
+        if not (change.creates or change.sends):
+            return carried
+        name = f"{state.head.born}.{state.number + 1}"
+        sends = [send for send in change.sends if not _to_self(change, send)]
+        tokens = [Sending(send.signal, f"{name}.{place}") for place, send in enumerate(sends, 1)]
+        return Outbox((*carried.creates, *change.creates), (*carried.sends, *tokens))
+
+    def _refuse_outbox(self, change: Advance) -> Answer | None:
+        """Why the runs to create and the signals to send cannot be written, or None."""
+        created: dict[str, Run] = {}
+        for create in change.creates:
+            wanted = rules.check_create(create)
+            there = self.run(wanted.id) or created.get(wanted.id)
+            if there is not None and not rules.same_child(there, wanted):
+                return Answer(Verdict.CONFLICT, about=wanted.id)
+            created.setdefault(wanted.id, wanted)
+        for send in change.sends:
+            target = send.signal.run
+            if target in created and self._logs.state(target) is None:
+                if created[target].status.finished:
+                    return Answer(Verdict.FINISHED, about=target)
+                continue
+            refusal = self._refuse_send(send.signal, self._logs.state(target))
+            if refusal is not None and refusal.verdict is not Verdict.EXISTS:
+                return refusal
+        return None
+
+    # -- elsewhere -----------------------------------------------------------------------------------------------------
+
+    def _do_elsewhere(self, state: State) -> None:
+        """Do what an entry says is to be done in other runs; done twice it is done once."""
+        outbox = state.outbox
+        if not outbox:
+            return
+        try:
+            for create in outbox.creates:
+                answer = self._create(create)
+                if answer.verdict is Verdict.EXISTS and answer.run is None:
+                    raise CheckpointCorrupt(f"run {create.run.id!r} is there and cannot be read")
+            for sending in outbox.sends:
+                self._send(sending.signal, sending.token)
+        except StoreUnavailable as error:
+            raise StoreUnavailable(str(error), unknown=True) from error
+        state.outbox = Outbox()
+
+    def undone(self, outbox: Outbox) -> Outbox:
+        """What of an outbox may not have been done yet."""
+        if not outbox:
+            return outbox
+        return Outbox(
+            tuple(create for create in outbox.creates if self._logs.state(create.run.id) is None),
+            tuple(sending for sending in outbox.sends if not self._was_sent(sending)),
+        )
+
+    def _was_sent(self, sending: Sending) -> bool:
+        target = self._logs.state(sending.signal.run)
+        return target is not None and sending.token in self._logs.known_signals(sending.signal.run, target).tokens
+
+    def settle(self, run: str) -> None:
+        """Carry on what someone may have left undone: the newest entry's outbox, and the run's place in the index."""
+        state = self._logs.state(run)
+        if state is not None:
+            self._do_elsewhere(state)
+        self.note(run, state, None)
+
+    def note(self, run: str, state: State | None, author: str | None) -> None:
+        """Tell the index how a run stands."""
+        facts = None if state is None else self._logs.facts(run, state.head)
+        self._index.note(run, facts, state, author)
+
+    # -- anyone's changes ----------------------------------------------------------------------------------------------
+
+    def run(self, run_id: str) -> Run | None:
+        """A run as its log tells it, without its outcome."""
+        state = self._logs.state(run_id)
+        return None if state is None else run_of(run_id, self._logs.facts(run_id, state.head), state.head)
+
+    def _create(self, create: Create) -> Answer:
+        run = rules.check_create(create)
+        logs = self._logs
+        try:
+            while (there := logs.last_state(run.id, whole=True)) is not None and there.head.deleted:
+                logs.remove(run.id)
+        except CheckpointCorrupt:
+            return Answer(Verdict.EXISTS if create.over is None else Verdict.FENCED, about=run.id)
+
+        def decide(state: State | None) -> Draft | Answer:
+            if state is not None and create.over is None:
+                return Answer(Verdict.EXISTS)
+            if state is not None and (state.head.worker is not None or state.head.epoch != create.over):
+                return Answer(Verdict.FENCED, about=run.id)
+            if state is None:
+                logs.make_folder(run.id)
+            base = state.number + 1 if state else 1
+            head = head_of(run, draw(6).hex(), base)
+            if any(row.kind in _FINAL for row in create.rows):
+                head = _change(head, outcome=base)
+            facts = facts_of(run, self._index.next_number())
+            return Draft("created", head, create.rows, numbered(create.signals, run.id), facts=facts)
+
+        draft, state = logs.append(run.id, decide)
+        if isinstance(draft, Answer):
+            draft.run = self._existing(run.id)
+            return draft
+        logs.sync_folder_of(run.id)
+        self.note(run.id, state, run.worker)
+        return Answer(Verdict.DONE, run=run, seq=run.seq)
+
+    def _existing(self, run_id: str) -> Run | None:
+        """The run that is there already; None if it is damaged, which must not stop the rest of the batch."""
+        try:
+            return self.run(run_id)
+        except CheckpointCorrupt:
+            return None
+
+    def _rekey(self, change: Rekey) -> Answer:
+        def decide(state: State | None) -> Draft | Answer:
+            if state is None:
+                return Answer(Verdict.NOT_FOUND, about=change.run)
+            if state.head.data_key != change.old:
+                return Answer(Verdict.FENCED, about=change.run)
+            return Draft("rekeyed", _change(state.head, data_key=change.new), outbox=self.undone(state.outbox))
+
+        draft, _ = self._logs.append(change.run, decide)
+        return draft if isinstance(draft, Answer) else Answer(Verdict.DONE)
+
+    def _send(self, signal: Signal, token: str = "") -> Answer:
+        """Append a signal. One with a token was accepted before, so that even a finished run receives it."""
+
+        def decide(state: State | None) -> Draft | Answer:
+            refusal = self._refuse_send(signal, state, token)
+            if refusal is not None or state is None:
+                return refusal or Answer(Verdict.NOT_FOUND, about=signal.run)
+            head, sealed = _received(state.head, signal, self._now())
+            return Draft("signalled", head, signals=[sealed], tokens=[token], outbox=self.undone(state.outbox))
+
+        draft, state = self._logs.append(signal.run, decide)
+        if state is not None:
+            if isinstance(draft, Draft):
+                self._logs.learn(self._logs.known_signals(signal.run, state), draft.signals[0], token)
+                self._do_elsewhere(state)
+            # Also when it was there already: whoever sent it may have died before anyone was told.
+            self.note(signal.run, state, None)
+        return draft if isinstance(draft, Answer) else Answer(Verdict.DONE, seq=draft.head.signals)
+
+    def _refuse_send(self, signal: Signal, state: State | None, token: str = "") -> Answer | None:
+        if state is None:
+            return Answer(Verdict.NOT_FOUND, about=signal.run)
+        if signal.id or token:
+            known = self._logs.known_signals(signal.run, state)
+            seq = known.ids.get(signal.id) if signal.id else None
+            seq = known.tokens.get(token) if seq is None and token else seq
+            if seq is not None:
+                return Answer(Verdict.EXISTS, seq=seq)
+        if state.head.status.finished and not token:
+            return Answer(Verdict.FINISHED, about=signal.run)
+        return None
+
+    def delete(self, run_id: str) -> bool:
+        """Remove a run that nobody has leased."""
+
+        def decide(state: State | None) -> Draft | Answer:
+            if state is None or state.head.worker is not None:
+                return Answer(Verdict.FENCED)
+            return Draft("deleted", _change(state.head, deleted=True))
+
+        draft, state = self._logs.append(run_id, decide)
+        if isinstance(draft, Answer):
+            return False
+        self._logs.remove(run_id)
+        self._index.note(run_id, None, state, None)
+        return True
+
+
+# -- changes and heads -------------------------------------------------------------------------------------------------
+
+
+def _received(head: Head, signal: Signal, now: datetime) -> tuple[Head, Signal]:
+    """How a run stands with one more signal, and the signal as it is stored."""
+    sealed = rules.seal_signal(signal, head.signals + 1, now)
+    head = _change(head, signals=sealed.seq)
+    if head.worker is None and signal.name in head.wakes:
+        head = _change(head, due_at=min(head.due_at or now, now))
+    return head, sealed
+
+
+def _is_news(before: Head, draft: Draft) -> bool:
+    """Whether an entry changes what the index says of its run."""
+    head = draft.head
+    return bool(draft.signals) or (before.status, before.worker, before.due_at) != (
+        head.status,
+        head.worker,
+        head.due_at,
+    )
+
+
+def _is_plain(change: Change) -> bool:
+    """Whether a change can concern nothing but the log of its run: a running run's next rows."""
+    return (
+        isinstance(change, Advance)
+        and change.status is None
+        and not change.release
+        and not change.creates
+        and not change.sends
+    )
+
+
+def _to_self(change: Advance, send: Send) -> bool:
+    return send.signal.run == change.run
+
+
+def _touched(change: Change) -> set[str]:
+    """The runs that a change writes to."""
+    if isinstance(change, Create):
+        return {change.run.id}
+    if isinstance(change, Send):
+        return {change.signal.run}
+    if isinstance(change, Rekey):
+        return {change.run}
+    return {change.run, *(one.run.id for one in change.creates), *(one.signal.run for one in change.sends)}
+
+
+def _apart(changes: Sequence[Change]) -> list[list[int]]:
+    """The changes in groups that touch no run in common, each in its order."""
+    groups: dict[str, list[int]] = {}
+    for i, change in enumerate(changes):
+        touched = _touched(change)
+        met: dict[int, list[int]] = {id(groups[run]): groups[run] for run in touched if run in groups}
+        if len(met) == 1:
+            (whole,) = met.values()
+            whole.append(i)
+        else:
+            whole = sorted({i, *(n for group in met.values() for n in group)})
+            touched |= {run for run, group in groups.items() if id(group) in met}
+        groups |= dict.fromkeys(touched, whole)
+    return list({id(group): group for group in groups.values()}.values())
+
+
+def _author(change: Change) -> str | None:
+    """The worker that is known to have made a change, or None when anyone may have."""
+    if isinstance(change, Advance):
+        return change.worker
+    return change.run.worker if isinstance(change, Create) else None
+
+
+def _failure(failures: list[Exception], *, nothing_written: bool) -> Exception:
+    """What to raise when some of a batch went wrong: if some went right, nobody can tell which."""
+    first = next((error for error in failures if not isinstance(error, StoreError)), failures[0])
+    if nothing_written or not isinstance(first, StoreError):
+        return first
+    unavailable = StoreUnavailable(str(first), unknown=True)
+    with contextlib.suppress(AttributeError):
+        unavailable.__cause__ = first
+    return unavailable

@@ -1,0 +1,157 @@
+"""What a files store asks of the file system, one method per call, so that a test can put a faulty disk under it."""
+
+# ruff: noqa: PTH102, PTH104, PTH106, PTH108, PTH116, PTH208 - each method is one call of the system, by its own name
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ..errors import StoreError, StoreFull, StoreUnavailable
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+class Identity(NamedTuple):
+    """Which file it is: another one of the same name differs."""
+
+    inode: int
+    written_ns: int
+
+
+class Disk:
+    """The machine's own file system. Without `syncs` a power cut may lose what was written last."""
+
+    def __init__(self, *, syncs: bool = True) -> None:
+        self.syncs = syncs
+
+    def create(self, path: str, data: bytes) -> Identity:
+        """Write a new file, durably; it must not be there. What could not be written whole is removed."""
+        fd = self.open_new(path)
+        try:
+            try:
+                self.write(fd, data)
+                self.sync(fd)
+            finally:
+                found = os.fstat(fd)
+                self.close(fd)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self.unlink(path)
+            raise
+        return Identity(found.st_ino, found.st_mtime_ns)
+
+    def put(self, path: str, data: bytes, temporary: str) -> None:
+        """Have a file hold this, whole, in place of what it held; not durable, and never torn for a reader."""
+        fd = self.open_new(temporary)
+        try:
+            self.write(fd, data)
+        finally:
+            self.close(fd)
+        self.rename(temporary, path)
+
+    # -- single calls ------------------------------------------------------------------------------------------------
+
+    def open_new(self, path: str) -> int:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+    def open_log(self, path: str) -> int:
+        """A file of one's own to append to."""
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+
+    def write(self, fd: int, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+
+    def sync(self, fd: int) -> None:
+        if self.syncs:
+            os.fsync(fd)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def sync_folder(self, path: str) -> None:
+        """Make the names in a folder durable."""
+        if not self.syncs:
+            return
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self.sync(fd)
+        finally:
+            os.close(fd)
+
+    def link(self, old: str, new: str) -> None:
+        os.link(old, new)
+
+    def rename(self, old: str, new: str) -> None:
+        os.rename(old, new)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+    def make_folder(self, path: str) -> bool:
+        """Whether the folder had to be made."""
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            return False
+        return True
+
+    def remove_folder(self, path: str) -> None:
+        """Remove a folder with all that is in it; someone else may be doing the same."""
+        for name in self.names(path):
+            inner = f"{path}/{name}"
+            with contextlib.suppress(FileNotFoundError):
+                try:
+                    self.unlink(inner)
+                except (IsADirectoryError, PermissionError):
+                    self.remove_folder(inner)
+        with contextlib.suppress(FileNotFoundError):
+            os.rmdir(path)
+
+    # -- looking -----------------------------------------------------------------------------------------------------
+
+    def read(self, path: str) -> bytes:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            pieces = []
+            while piece := os.read(fd, 1 << 20):
+                pieces.append(piece)
+            return b"".join(pieces)
+        finally:
+            os.close(fd)
+
+    def identity(self, path: str) -> Identity | None:
+        """Which file has this name just now."""
+        try:
+            found = os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return Identity(found.st_ino, found.st_mtime_ns)
+
+    def names(self, path: str) -> list[str]:
+        """What a folder holds; nothing if it is not there."""
+        try:
+            return os.listdir(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+
+@contextlib.contextmanager
+def translating(path: str, *, unknown: bool = False) -> Iterator[None]:
+    """Tell the system's errors as Keepstep's; `unknown` says that the write may have happened."""
+    try:
+        yield
+    except OSError as error:
+        raise translated(error, path, unknown=unknown) from error
+
+
+def translated(error: OSError, path: str, *, unknown: bool = False) -> StoreError:
+    """The system's error as one of Keepstep's."""
+    if error.errno in _FULL and not unknown:
+        return StoreFull(f"{path}: no room left to write ({error.strerror})")
+    return StoreUnavailable(f"{path}: {error.strerror or error}", unknown=unknown)

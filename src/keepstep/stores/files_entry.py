@@ -1,0 +1,358 @@
+"""An entry: one file of a run's log, and what it says.
+
+Each entry holds the run's whole head, so that the newest one tells how the run stands; the checkpoint that was written
+with it, if there was one; and what follows from it for other runs.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Sequence
+from dataclasses import fields as fields_of
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from ..errors import CheckpointCorrupt, SchemaMismatch
+from ..model import Run, Signal, Status
+from ..ports import Create, Row
+from . import rules
+from .files_text import put, sealed, take, unsealed
+from .records import Count, Instant
+
+#: The layout of the folders and files that this version writes; a newer one is refused.
+LAYOUT = 1
+
+
+class Head(msgspec.Struct, omit_defaults=True, frozen=True):
+    """How a run stands after an entry.
+
+    `born` tells two runs apart that had the same id one after the other; `base` is the entry that created the run,
+    `outcome` the one that holds its newest final record.
+    """
+
+    born: str
+    status: Status
+    base: Count = 1
+    seq: Count = 0
+    checksum: str = ""
+    epoch: Count = 0
+    worker: str | None = None
+    due_at: Instant | None = None
+    wakes: tuple[str, ...] = ()
+    signals: Count = 0
+    recoveries: Count = 0
+    updated_at: Instant | None = None
+    outcome: Count = 0
+    data_key: str = ""
+    deleted: bool = False
+
+
+class Facts(msgspec.Struct, omit_defaults=True, frozen=True):
+    """What is fixed when a run is created; `number` is its place in the list of runs."""
+
+    workflow: str
+    created_at: Instant
+    number: Count
+    created_by: str = ""
+    version: str = "1"
+    fingerprint: str = ""
+    seed: str = ""
+    parent: str | None = None
+    parent_key: str | None = None
+    origin: str | None = None
+    queue: str = "default"
+    priority: int = 0
+    key: str | None = None
+    tags: dict[str, str] = {}
+    deadline_at: Instant | None = None
+    traceparent: str | None = None
+    input: bytes = b"null"
+
+
+class Sending(msgspec.Struct, frozen=True):
+    """A signal on its way to another run. Its token makes a second delivery of it known for one."""
+
+    signal: Signal
+    token: str
+
+
+class Outbox(msgspec.Struct, frozen=True):
+    """What an entry has still to do elsewhere: runs to create, then signals to send."""
+
+    creates: tuple[Create, ...] = ()
+    sends: tuple[Sending, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.creates or self.sends)
+
+
+class Attachment(msgspec.Struct, frozen=True):
+    """A file beside an entry: an earlier checkpoint of the same commit, or the packed value of one."""
+
+    name: str
+    data: bytes
+
+
+class Entry(msgspec.Struct):
+    """One entry as it was read."""
+
+    number: int
+    act: str
+    head: Head
+    fields: dict[str, Any]
+    outbox: Outbox
+    rows: int
+    signals: int
+
+
+_FACTS = tuple(name for name in Facts.__struct_fields__ if name not in ("number", "input"))
+_HEAD = tuple(name for name in Head.__struct_fields__ if name not in ("born", "base", "outcome", "deleted"))
+_SIGNAL = tuple(one.name for one in fields_of(Signal) if one.name not in ("payload", "run"))
+_SIGNAL_DEFAULTS = {one.name: one.default for one in fields_of(Signal)}
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+
+def facts_of(run: Run, number: int) -> Facts:
+    """What is fixed about a run."""
+    return Facts(number=number, input=run.input, **{name: getattr(run, name) for name in _FACTS})
+
+
+def head_of(run: Run, born: str, base: int) -> Head:
+    """How a run stands."""
+    return Head(born=born, base=base, **{name: getattr(run, name) for name in _HEAD})
+
+
+def run_of(run_id: str, facts: Facts, head: Head) -> Run:
+    """The run, of both."""
+    return Run(
+        id=run_id,
+        workflow=facts.workflow,
+        status=head.status,
+        created_at=facts.created_at,
+        created_by=facts.created_by,
+        version=facts.version,
+        fingerprint=facts.fingerprint,
+        input=facts.input,
+        seed=facts.seed,
+        parent=facts.parent,
+        parent_key=facts.parent_key,
+        origin=facts.origin,
+        queue=facts.queue,
+        priority=facts.priority,
+        key=facts.key,
+        tags=dict(facts.tags),
+        deadline_at=facts.deadline_at,
+        traceparent=facts.traceparent,
+        data_key=head.data_key,
+        seq=head.seq,
+        checksum=head.checksum,
+        epoch=head.epoch,
+        worker=head.worker,
+        due_at=head.due_at,
+        wakes=head.wakes,
+        signals=head.signals,
+        recoveries=head.recoveries,
+        updated_at=head.updated_at,
+    )
+
+
+def _facts_fields(facts: Facts) -> dict[str, Any]:
+    plain: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(facts, input=b"null"))
+    put(plain, "input", facts.input)
+    return plain
+
+
+def _facts_from(plain: dict[str, Any]) -> Facts:
+    rest = {name: value for name, value in plain.items() if not name.startswith("input")}
+    return msgspec.structs.replace(msgspec.convert(rest, Facts), input=take(plain, "input"))
+
+
+# -- rows, signals, and what goes to other runs ------------------------------------------------------------------------
+
+
+def _row_fields(row: Row) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    put(fields, "checkpoint", row.record, record=True)
+    known = fields.get("checkpoint")
+    if not isinstance(known, dict) or known.get("kind") != row.kind:
+        fields["kind"] = row.kind
+    return fields
+
+
+def _row_from(fields: dict[str, Any], seq: int, body: bytes | None) -> Row:
+    kind = fields["kind"] if "kind" in fields else fields["checkpoint"]["kind"]
+    return Row(seq, kind, take(fields, "checkpoint", record=True), body)
+
+
+def _signal_fields(signal: Signal, token: str = "") -> dict[str, Any]:
+    fields = {
+        name: msgspec.to_builtins(value)
+        for name in _SIGNAL
+        if (value := getattr(signal, name)) != _SIGNAL_DEFAULTS[name]
+    }
+    put(fields, "payload", signal.payload)
+    return {**fields, "token": token} if token else fields
+
+
+def _signal_from(run: str, fields: dict[str, Any]) -> Signal:
+    at = fields.get("sent_at")
+    return Signal(
+        run=run,
+        name=fields["name"],
+        payload=take(fields, "payload"),
+        id=fields.get("id", ""),
+        sender=fields.get("sender", ""),
+        sent_at=None if at is None else msgspec.convert(at, datetime),
+        seq=fields.get("seq", 0),
+        checksum=fields.get("checksum", ""),
+    )
+
+
+def _create_fields(create: Create) -> dict[str, Any]:
+    run = create.run
+    rows = []
+    for row in create.rows:
+        fields = _row_fields(row)
+        if row.body is not None:
+            fields["body_base64"] = b64encode(row.body).decode()
+        rows.append(fields)
+    return {
+        "run": run.id,
+        "created": _facts_fields(facts_of(run, 0)),
+        "head": msgspec.to_builtins(head_of(run, "", 1)),
+        "rows": rows,
+        "signals": [_signal_fields(signal) for signal in create.signals],
+    }
+
+
+def _create_from(fields: dict[str, Any]) -> Create:
+    run = run_of(fields["run"], _facts_from(fields["created"]), msgspec.convert(fields["head"], Head))
+    rows = [
+        _row_from(row, seq, b64decode(row["body_base64"]) if "body_base64" in row else None)
+        for seq, row in enumerate(fields["rows"], 1)
+    ]
+    return Create(run, rows, [_signal_from(run.id, signal) for signal in fields["signals"]])
+
+
+def _outbox_fields(outbox: Outbox) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if outbox.creates:
+        fields["creates"] = [_create_fields(create) for create in outbox.creates]
+    if outbox.sends:
+        fields["sends"] = [{"run": one.signal.run, **_signal_fields(one.signal, one.token)} for one in outbox.sends]
+    return fields
+
+
+def _outbox_from(fields: dict[str, Any]) -> Outbox:
+    creates = tuple(_create_from(create) for create in fields.get("creates", ()))
+    sends = tuple(Sending(_signal_from(send["run"], send), send["token"]) for send in fields.get("sends", ()))
+    return Outbox(creates, sends)
+
+
+# -- entries -----------------------------------------------------------------------------------------------------------
+
+
+class Draft(msgspec.Struct):
+    """An entry that is to be written: what it does, how the run stands after it, and what it brings."""
+
+    act: str
+    head: Head
+    rows: Sequence[Row] = ()
+    signals: Sequence[Signal] = ()
+    tokens: Sequence[str] = ()
+    facts: Facts | None = None
+    outbox: Outbox = Outbox()
+
+
+def entry_text(run: str, number: int, draft: Draft, attach: Any) -> tuple[bytes, list[Attachment]]:
+    """The text of an entry, and the files that must lie beside it first; `attach(place, kind)` names them."""
+    attachments: list[Attachment] = []
+    fields: dict[str, Any] = {"act": draft.act, "entry": number, "head": draft.head, "layout": LAYOUT, "run": run}
+    if draft.facts is not None:
+        fields["created"] = _facts_fields(draft.facts)
+    if draft.rows:
+        parts = []
+        for place, row in enumerate(draft.rows[:-1], 1):
+            part = {"layout": LAYOUT, "part": place, "run": run, **_attached(row, place, attach, attachments)}
+            attachments.append(Attachment(attach(place, "json"), sealed(part)))
+            parts.append(attachments[-1].name)
+        if parts:
+            fields["parts"] = parts
+        fields |= _attached(draft.rows[-1], len(draft.rows), attach, attachments)
+    if draft.signals:
+        tokens = draft.tokens or ("",) * len(draft.signals)
+        fields["received"] = [_signal_fields(one, token) for one, token in zip(draft.signals, tokens, strict=True)]
+    if draft.outbox:
+        fields["outbox"] = _outbox_fields(draft.outbox)
+    return sealed(fields), attachments
+
+
+def _attached(row: Row, place: int, attach: Any, attachments: list[Attachment]) -> dict[str, Any]:
+    fields = _row_fields(row)
+    if row.body is not None:
+        attachments.append(Attachment(attach(place, "packed"), row.body))
+        fields["body"] = attachments[-1].name
+    return fields
+
+
+def read_entry(data: bytes, run: str, number: int, where: str) -> Entry:
+    """The entry in a file; `CheckpointCorrupt` if it is not the one that was written there."""
+    fields = unsealed(data, f"run {run!r}: {where}")
+    try:
+        if fields["layout"] > LAYOUT:
+            raise SchemaMismatch(f"run {run!r}: {where} has layout {fields['layout']}, newer than {LAYOUT}; upgrade")
+        if fields["run"] != run or fields["entry"] != number:
+            raise CheckpointCorrupt(f"run {run!r}: {where} is entry {fields['entry']} of run {fields['run']!r}")
+        return Entry(
+            number=number,
+            act=fields["act"],
+            head=msgspec.convert(fields["head"], Head),
+            fields=fields,
+            outbox=_outbox_from(fields["outbox"]) if "outbox" in fields else Outbox(),
+            rows=len(fields.get("parts", ())) + ("checkpoint" in fields or any(map(fields.__contains__, _AS_BYTES))),
+            signals=len(fields.get("received", ())),
+        )
+    except (msgspec.MsgspecError, ValueError, TypeError, KeyError) as error:
+        raise CheckpointCorrupt(f"run {run!r}: {where} is not one of ours: {error!r}") from None
+
+
+_AS_BYTES = ("checkpoint_text", "checkpoint_base64")
+
+
+def entry_facts(entry: Entry) -> Facts:
+    """What is fixed about the run that an entry created."""
+    return _facts_from(entry.fields["created"])
+
+
+def entry_signals(entry: Entry, run: str) -> list[tuple[Signal, str]]:
+    """The signals that an entry brought, each with its token."""
+    received = entry.fields.get("received", ())
+    return [(rules.check_signal(_signal_from(run, fields)), fields.get("token", "")) for fields in received]
+
+
+def entry_rows(entry: Entry, run: str, read: Any) -> list[Row]:
+    """The checkpoints that an entry brought, in order; `read(name)` gives what lies beside it."""
+    first = entry.head.seq - entry.rows + 1
+    rows = []
+    try:
+        for place, name in enumerate(entry.fields.get("parts", ()), 1):
+            part = unsealed(read(name), f"run {run!r}: {name}")
+            if part["run"] != run or part["part"] != place:
+                raise CheckpointCorrupt(f"run {run!r}: {name} is part {part['part']} of run {part['run']!r}")
+            rows.append(_row_from(part, first + place - 1, read(part["body"]) if "body" in part else None))
+        if entry.rows:
+            body = entry.fields.get("body")
+            rows.append(_row_from(entry.fields, entry.head.seq, None if body is None else read(body)))
+    except (ValueError, TypeError, KeyError) as error:
+        raise CheckpointCorrupt(f"run {run!r}: entry {entry.number} is not one of ours: {error!r}") from None
+    return rows
+
+
+def numbered(signals: Sequence[Signal], run: str) -> list[Signal]:
+    """Signals as a run from elsewhere brings them, under its id."""
+    return [replace(signal, run=run) for signal in signals]

@@ -1,0 +1,432 @@
+"""The logs of a files store: one folder per run, one file per entry, and the next file is the commit and the fence.
+
+An entry is written under a name of its own, synced, and then linked to the next number. The link fails if that number
+is taken, so of two writers one commits and the other looks again at how the run stands now.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from ..errors import CheckpointCorrupt
+from ..model import Signal
+from ..ports import Answer, Row
+from . import rules
+from .files_disk import Disk, Identity, translated, translating
+from .files_entry import (
+    Draft,
+    Entry,
+    Facts,
+    Head,
+    Outbox,
+    entry_facts,
+    entry_rows,
+    entry_signals,
+    entry_text,
+    read_entry,
+)
+from .files_names import attachment_name, entry_name, entry_number, run_folder
+
+#: After so many entries the number of the newest is noted: finding it takes a few looks, however many there are.
+HINT_EVERY = 16
+#: The file in which it is noted.
+HINT = "latest"
+#: Runs whose newest entry is remembered.
+_REMEMBERED = 20_000
+
+
+class State(msgspec.Struct):
+    """How a run stood when its newest entry was seen; the outbox is what may still have to be done elsewhere."""
+
+    number: int
+    head: Head
+    identity: Identity
+    outbox: Outbox
+
+
+class Known(msgspec.Struct):
+    """The ids and tokens of the first so many signals of a run, each with the signal's number."""
+
+    born: str
+    upto: int = 0
+    ids: dict[str, int] = msgspec.field(default_factory=dict)
+    tokens: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+class _Named(msgspec.Struct):
+    """As much of an entry as tells whose it is."""
+
+    run: str
+
+
+_run_in = msgspec.json.Decoder(_Named).decode
+
+
+class Logs:
+    """The runs under one root. Any thread may ask; nothing here is locked but a few dictionaries."""
+
+    def __init__(self, root: str, disk: Disk, tag: str) -> None:
+        self.root = root
+        self.disk = disk
+        self.tag = tag
+        self._serial = itertools.count(1)
+        self._states: dict[str, State] = {}
+        self._facts: dict[str, tuple[str, Facts]] = {}
+        self._known: dict[str, Known] = {}
+        self._places: dict[str, tuple[str, int, int]] = {}
+        self._unsynced: set[str] = set()
+        self._shards: set[str] = set()
+        self._lock = threading.Lock()
+
+    def folder(self, run: str) -> str:
+        return f"{self.root}/{run_folder(run)}"
+
+    def unique(self) -> str:
+        """A word that no other writer of this store uses, now or ever."""
+        return f"{self.tag}{next(self._serial):x}"
+
+    # -- how a run stands --------------------------------------------------------------------------------------------
+
+    def state(self, run: str, *, trusting: bool = False, whole: bool = False) -> State | None:
+        """How a run stands, or None. `trusting` takes the word of memory, `whole` finds missing entries."""
+        state = self.last_state(run, trusting=trusting, whole=whole)
+        return None if state is None or state.head.deleted else state
+
+    def last_state(self, run: str, *, trusting: bool = False, whole: bool = False) -> State | None:
+        """The same, also of a run that is being removed."""
+        cached = self._states.get(run)
+        if trusting and cached is not None:
+            return cached
+        folder = self.folder(run)
+        with translating(folder):
+            if run in self._unsynced:  # what is seen is told to others, so it must be durable
+                self.disk.sync_folder(folder)
+                self._unsynced.discard(run)
+            start = 0
+            if cached is not None and self.disk.identity(f"{folder}/{entry_name(cached.number)}") == cached.identity:
+                if self.disk.identity(f"{folder}/{entry_name(cached.number + 1)}") is None:
+                    return cached
+                start = cached.number
+            number = self._newest_listed(run, folder) if whole and not start else self._newest(run, folder, start)
+            if not number:
+                self.forget(run)
+                return None
+            path = f"{folder}/{entry_name(number)}"
+            identity = self.disk.identity(path)
+        if identity is None:  # removed under our eyes
+            return self.last_state(run)
+        entry = self.entry(run, number)
+        state = State(number, entry.head, identity, entry.outbox)
+        self._remember(run, state)
+        return state
+
+    def _newest(self, run: str, folder: str, start: int) -> int:
+        """The number of the newest entry, 0 if there is none: from one that is known, by doubling steps."""
+        there = self.disk.identity
+        low = start or self._hinted(run, folder)
+        if not low:
+            if there(f"{folder}/{entry_name(1)}") is None:
+                return self._newest_listed(run, folder)
+            low = 1
+        step = 1
+        while there(f"{folder}/{entry_name(low + step)}") is not None:
+            low += step
+            step *= 2
+        high = low + step
+        while high - low > 1:
+            middle = (low + high) // 2
+            if there(f"{folder}/{entry_name(middle)}") is None:
+                high = middle
+            else:
+                low = middle
+        return low
+
+    def _hinted(self, run: str, folder: str) -> int:
+        try:
+            text = self.disk.read(f"{folder}/{HINT}")
+        except FileNotFoundError:
+            return 0
+        number = int(text) if text.strip().isdigit() and len(text) < 20 else 0
+        if number and self.disk.identity(f"{folder}/{entry_name(number)}") is None:
+            return self._newest_listed(run, folder, at_least=number if self.disk.syncs else 0)
+        return number
+
+    def _newest_listed(self, run: str, folder: str, at_least: int = 0) -> int:
+        """The same by looking at every name: a hole in the numbers is damage."""
+        numbers = sorted(number for name in self.disk.names(folder) if (number := entry_number(name)) is not None)
+        newest = numbers[-1] if numbers else 0
+        if not newest or (len(numbers) == newest and newest >= at_least):
+            return newest
+        missing = next((n for n, number in enumerate(numbers, 1) if n != number), newest + 1)
+        if self.disk.identity(f"{folder}/{entry_name(missing)}") is not None:  # written while we looked
+            return self._newest_listed(run, folder, at_least)
+        raise CheckpointCorrupt(f"run {run!r}: its log is broken: {entry_name(missing)} is missing")
+
+    def entry(self, run: str, number: int) -> Entry:
+        """One entry, which must be there."""
+        name = entry_name(number)
+        folder = self.folder(run)
+        with translating(folder):
+            try:
+                data = self.disk.read(f"{folder}/{name}")
+            except FileNotFoundError:
+                raise CheckpointCorrupt(f"run {run!r}: its log is broken: {name} is missing") from None
+        return read_entry(data, run, number, name)
+
+    def facts(self, run: str, head: Head) -> Facts:
+        """What is fixed about a run."""
+        known = self._facts.get(run)
+        if known is not None and known[0] == head.born:
+            return known[1]
+        entry = self.entry(run, head.base)
+        try:
+            facts = entry_facts(entry)
+        except (msgspec.MsgspecError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointCorrupt(f"run {run!r}: {entry_name(head.base)} does not create it: {error!r}") from None
+        self._limit(self._facts)
+        self._facts[run] = head.born, facts
+        return facts
+
+    def forget(self, run: str) -> None:
+        """Look at the disk when this run is next asked for."""
+        for memory in (self._states, self._facts, self._known, self._places):
+            memory.pop(run, None)
+
+    def _remember(self, run: str, state: State) -> None:
+        self._limit(self._states)
+        self._states[run] = state
+
+    def _limit(self, memory: dict[str, Any]) -> None:
+        if len(memory) >= _REMEMBERED:
+            with self._lock:
+                for run in list(itertools.islice(memory, _REMEMBERED // 2)):
+                    memory.pop(run, None)
+
+    # -- appending ---------------------------------------------------------------------------------------------------
+
+    def append(
+        self, run: str, decide: Callable[[State | None], Draft | Answer], *, trusting: bool = False
+    ) -> tuple[Draft | Answer, State | None]:
+        """Write the entry that `decide` makes of how the run stands, as often as it takes; or its refusal.
+
+        `trusting` begins with how the run stood when it was last seen: if that is old, the link fails.
+        """
+        while True:
+            state = self.state(run, trusting=trusting, whole=True)
+            draft = decide(state)
+            if isinstance(draft, Draft):
+                new = self._link(run, state, draft)
+                if new is not None:
+                    return draft, new
+            elif not trusting:
+                return draft, state
+            trusting = False
+
+    def _link(self, run: str, state: State | None, draft: Draft) -> State | None:
+        """Commit an entry after the one that was seen; None if that is not the newest any more."""
+        folder = self.folder(run)
+        number = (state.number if state else 0) + 1
+        word = self.unique()
+        text, attachments = entry_text(
+            run, number, draft, lambda place, kind: attachment_name(number, place, word, kind)
+        )
+        temporary = f"{folder}/.{entry_name(number)}-{word}.tmp"
+        written: list[str] = []
+        linked = False
+        try:
+            for attachment in attachments:
+                self.disk.create(f"{folder}/{attachment.name}", attachment.data)
+                written.append(f"{folder}/{attachment.name}")
+            identity = self.disk.create(temporary, text)
+            seen = state is None or self.disk.identity(f"{folder}/{entry_name(state.number)}") == state.identity
+            if seen:
+                self.disk.link(temporary, f"{folder}/{entry_name(number)}")
+                linked = True
+        except (FileExistsError, FileNotFoundError):  # taken, or the run is gone
+            pass
+        except OSError as error:
+            raise translated(error, folder) from error
+        finally:
+            for path in (temporary,) if linked else (temporary, *written):
+                with contextlib.suppress(OSError):
+                    self.disk.unlink(path)
+        if not linked:
+            self.forget(run)
+            return None
+        new = State(number, draft.head, identity, draft.outbox)
+        self._unsynced.add(run)
+        self._remember(run, new)
+        with translating(folder, unknown=True):
+            self.disk.sync_folder(folder)
+        self._unsynced.discard(run)
+        if number % HINT_EVERY == 0:
+            with contextlib.suppress(OSError):  # it only saves time
+                self.disk.put(f"{folder}/{HINT}", b"%d\n" % number, f"{folder}/.{HINT}-{word}.tmp")
+        return new
+
+    # -- folders -----------------------------------------------------------------------------------------------------
+
+    def make_folder(self, run: str) -> None:
+        """The folder of a run that is about to be created."""
+        folder = self.folder(run)
+        shard = folder.rpartition("/")[0]
+        with translating(folder):
+            if shard not in self._shards:
+                self.disk.make_folder(shard)
+                self.disk.sync_folder(f"{self.root}/runs")
+                self._shards.add(shard)
+            try:
+                self.disk.make_folder(folder)
+            except FileNotFoundError:  # someone removed the shard
+                self._shards.discard(shard)
+                self.disk.make_folder(shard)
+                self.disk.make_folder(folder)
+
+    def sync_folder_of(self, run: str) -> None:
+        """Make the folder's own name durable, too."""
+        shard = self.folder(run).rpartition("/")[0]
+        with translating(shard, unknown=True):
+            self.disk.sync_folder(shard)
+
+    def remove(self, run: str) -> None:
+        """Take the folder of a deleted run away, then what is in it."""
+        folder = self.folder(run)
+        trash = f"{self.root}/trash/{self.unique()}"
+        self.forget(run)
+        with translating(folder, unknown=True):
+            try:
+                self.disk.rename(folder, trash)
+            except FileNotFoundError:
+                return
+            self.disk.sync_folder(folder.rpartition("/")[0])
+            self.disk.remove_folder(trash)
+
+    def sweep(self, run: str) -> list[str]:
+        """Remove what dead writers left half written in a run's folder; who of them lives yet writes it again."""
+        folder = self.folder(run)
+        swept = []
+        for name in self.disk.names(folder):
+            if name.startswith(".") and name.endswith(".tmp") and self.tag not in name:
+                with contextlib.suppress(OSError):
+                    self.disk.unlink(f"{folder}/{name}")
+                    swept.append(name)
+        return swept
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def rows(self, run: str, after: int, limit: int, kinds: Iterable[str]) -> list[Row]:
+        """Checkpoints in order, those after `after`; at most `limit`, and about 4 MB."""
+        state = self.state(run)
+        if state is None or limit <= 0 or after >= state.head.seq:
+            return []
+        after, wanted = max(after, 0), frozenset(kinds)
+        folder = self.folder(run)
+        page: list[Row] = []
+        size, seq = 0, None
+        for number in range(self._first(run, state, after), state.number + 1):
+            entry = self.entry(run, number)
+            for row in entry_rows(entry, run, lambda name: self._beside(run, folder, name)):
+                if seq is not None and row.seq != seq + 1:
+                    raise CheckpointCorrupt(f"run {run!r}: chain broken at seq {seq + 1}: found seq {row.seq}")
+                seq = row.seq
+                if row.seq > after and (not wanted or row.kind in wanted):
+                    if len(page) >= limit or size >= rules.PAGE_BYTES:
+                        return page
+                    page.append(row)
+                    size += len(row.record) + len(row.body or b"")
+            self._places[run] = (state.head.born, entry.head.seq, number)
+            if len(page) >= limit or size >= rules.PAGE_BYTES:
+                return page
+        return page
+
+    def rows_of(self, run: str, number: int) -> list[Row]:
+        """The checkpoints that one entry brought."""
+        folder = self.folder(run)
+        return entry_rows(self.entry(run, number), run, lambda name: self._beside(run, folder, name))
+
+    def run_in(self, folder: str) -> str | None:
+        """The id of the run whose log lies in a folder, as its newest readable entry tells it."""
+        for name in sorted(self.disk.names(f"{self.root}/{folder}")):
+            if entry_number(name) is not None:
+                with contextlib.suppress(OSError, msgspec.MsgspecError, ValueError):
+                    run = _run_in(self.disk.read(f"{self.root}/{folder}/{name}")).run
+                    if run_folder(run) == folder:
+                        return run
+        return None
+
+    def _beside(self, run: str, folder: str, name: str) -> bytes:
+        if not isinstance(name, str) or "/" in name or name.startswith("."):
+            raise CheckpointCorrupt(f"run {run!r}: an entry names {name!r} as a file beside it")
+        try:
+            with translating(folder):
+                try:
+                    return self.disk.read(f"{folder}/{name}")
+                except FileNotFoundError:
+                    raise CheckpointCorrupt(f"run {run!r}: its log is broken: {name} is missing") from None
+        except ValueError as error:
+            raise CheckpointCorrupt(f"run {run!r}: an entry names {name!r}: {error}") from None
+
+    def _first(self, run: str, state: State, after: int) -> int:
+        """The entry that holds the checkpoint after this one."""
+        if after <= 0:
+            return state.head.base
+        born, seq, number = self._places.get(run, ("", 0, 0))
+        if born == state.head.born and seq == after and number < state.number:
+            return number + 1
+        return self._find(run, state.head.base, state.number, lambda head: head.seq > after)
+
+    def _find(self, run: str, low: int, high: int, holds: Callable[[Head], bool]) -> int:
+        """The first of these entries for which it holds; it holds for the last."""
+        while low < high:
+            middle = (low + high) // 2
+            if holds(self.entry(run, middle).head):
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def signals(self, run: str, state: State, after: int = 0) -> Iterator[tuple[Signal, str]]:
+        """Signals in order, those after `after`, each with its token."""
+        seen, number = max(after, 0), state.head.base
+        while seen < state.head.signals:
+            entry = self.entry(run, number)
+            if entry.head.signals <= seen:
+                have = seen
+                number = self._find(run, number + 1, state.number, lambda head: head.signals > have)  # noqa: B023
+                entry = self.entry(run, number)
+            for signal, token in entry_signals(entry, run):
+                if signal.seq > seen:
+                    if signal.seq != seen + 1:
+                        raise CheckpointCorrupt(f"run {run!r}: its signal {seen + 1} is missing")
+                    seen = signal.seq
+                    yield signal, token
+            if entry.head.signals > seen:
+                raise CheckpointCorrupt(f"run {run!r}: its signal {seen + 1} is missing")
+            number += 1
+
+    def known_signals(self, run: str, state: State) -> Known:
+        """The ids and tokens of every signal that a run has received."""
+        known = self._known.get(run)
+        if known is None or known.born != state.head.born or known.upto > state.head.signals:
+            known = Known(state.head.born)
+            self._limit(self._known)
+            self._known[run] = known
+        if known.upto < state.head.signals:
+            for signal, token in self.signals(run, state, known.upto):
+                self.learn(known, signal, token)
+        return known
+
+    @staticmethod
+    def learn(known: Known, signal: Signal, token: str) -> None:
+        """One more signal is there."""
+        if signal.id:
+            known.ids.setdefault(signal.id, signal.seq)
+        if token:
+            known.tokens.setdefault(token, signal.seq)
+        known.upto = max(known.upto, signal.seq)
