@@ -173,7 +173,7 @@ def test_any_line_that_is_changed_is_named(archive):
         if number == len(lines) - 1 or b'"end"' in lines[number]:  # white space in lines that seal others
             imported(store, data)
         else:
-            with pytest.raises(CheckpointCorrupt, match="runs.jsonl, line "):
+            with pytest.raises(CheckpointCorrupt, match=r"runs\.jsonl, line "):
                 imported(store, data)
         assert verify(store).sound
 

@@ -21,6 +21,7 @@ from ..model import LEASE_SECONDS, Claims, Flaw, Kind, News, Run, RunPage, RunQu
 from ..model.ids import check_id
 from ..ports import Advance, Answer, Change, ClaimRequest, Clock, Create, Row, Verdict, instant
 from . import rules
+from .liveness import abandon_in_children
 from .postgres_claims import Claimer
 from .postgres_commit import Batch, in_one_go
 from .postgres_connection import TRIES, Address, Connection, Connections, ServerClock, migrate
@@ -39,7 +40,6 @@ from .postgres_rows import (
 )
 from .postgres_statements import Statements, Written
 from .postgres_within import commit_within
-from .sqlite_liveness import abandon_in_children
 
 log = logging.getLogger("keepstep")
 
