@@ -224,6 +224,18 @@ def test_an_effect_that_is_called_harmless_is_left_alone():
     assert crashtest(flawed.appends, ignore=["log.txt"]).ok
 
 
+def test_an_effect_that_is_to_be_ignored_and_never_happens_is_told():
+    [(finding, _)] = crashtest(flawed.double_charge, ignore=["charge", "chrage"]).findings
+    assert (finding.severity, finding.code) == ("warning", "ignored-nothing")
+    assert "'chrage'" in finding.message
+
+
+def test_what_may_not_be_stored_is_refused_before_anything_is_run():
+    secret = "AKIA" + "ABCDEFGHIJKLMNOP"
+    with pytest.raises(ks.NotSerializable, match="argument 1 looks like a secret"):
+        crashtest(flawed.double_charge, secret)
+
+
 def test_outside_a_crash_test_an_effect_is_nothing():
     assert effect("charge", 1, key="k") is None
 

@@ -70,7 +70,7 @@ class LazyGroup(click.Group):
     params=common_options(),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Start with `keepstep demo`. Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 no such run, 4 cancelled, "
-    "5 set aside, 6 store, 7 conflict, 8 timed out, 130 interrupted.",
+    "5 set aside, 6 store, 7 conflict, 8 timed out, 70 a defect of Keepstep, 130 interrupted.",
 )
 @click.version_option(__version__, "-V", "--version", prog_name="keepstep", message="%(prog)s %(version)s")
 def group() -> None:

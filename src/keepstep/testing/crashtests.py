@@ -7,6 +7,7 @@ import functools
 import inspect
 import os
 import random
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from ..engine.engine import Engine
 from ..errors import DefinitionError
 from ..model.ids import check_name
 from ..model.signal import RESERVED
@@ -97,7 +99,7 @@ def crashtest(
     if DEFAULTS["html"]:
         folder = Path(DEFAULTS["html"])
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{report.workflow}.html").write_text(as_html(report), encoding="utf-8", errors="replace")
+        (folder / f"{_page_name(report)}.html").write_text(as_html(report), encoding="utf-8", errors="replace")
     return report
 
 
@@ -140,6 +142,12 @@ def sample(moments: Sequence[Moment], at_most: int, seed: int) -> list[Moment]:
     draw = random.Random(seed)  # noqa: S311 - which moments are tried is no secret
     edges = [len(moments) * place // at_most for place in range(at_most + 1)]
     return [moments[draw.randrange(low, high)] for low, high in pairwise(edges)]
+
+
+def _page_name(report: Report) -> str:
+    """What the page of a report is called: after its test, so that two tests of one workflow give two pages."""
+    test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
+    return re.sub(r"[^\w.-]+", "-", test or report.workflow)[-200:].strip("-")
 
 
 def _undisturbed(plan: Plan, setting: Setting) -> tuple[Plan, Trial, Trial]:
@@ -190,12 +198,13 @@ def _plan(workflow: Any, args: tuple[Any, ...], kwargs: dict[str, Any], answers:
     if not isinstance(workflow, Workflow):
         raise DefinitionError(f"{workflow!r} is not a workflow; decorate it with @ks.workflow")
     workflow.check_arguments(args, kwargs)
-    workflow.values.encode([[*args], kwargs], f"workflow {workflow.name!r}: input")
+    engine = Engine("memory:", worker=False)  # never opened: it only says what may be stored
+    engine.input_of(workflow, args, kwargs)
     pairs = answers.items() if isinstance(answers, Mapping) else answers
     sent = [(_checked_name(name), one) for name, one in pairs]
     signals = tuple((name, one.payload, True) if isinstance(one, Ask) else (name, one, False) for name, one in sent)
     for name, payload, _ in signals:
-        VALUES.encode(payload, f"signal {name!r}")
+        engine.check_value(VALUES.encode(payload, f"signal {name!r}"), name, "signal")
     return Plan(workflow, args, kwargs, signals, each_life)
 
 

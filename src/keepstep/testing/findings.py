@@ -151,7 +151,9 @@ class Judge:
         if not self.stable:
             yield self._unstable()
         for name in dict.fromkeys(end.unsent):
-            yield Finding(WARNING, "unsent", f"signal {name} was not sent: nothing has waited for it")
+            told = f"signal {name} was not sent: nothing has waited for it"
+            yield Finding(WARNING, "unsent", told, "leave it out, or look whether its name is spelt as in ks.wait_for")
+        yield from self._useless()
         for deed in self.deeds:
             if not deed.step:
                 severity = ERROR if deed.twice or deed.kind in ("request", "connection") else WARNING
@@ -162,6 +164,14 @@ class Judge:
                     "it happens again on every recovery: move it into a step",
                     line=deed.line,
                 )
+
+    def _useless(self) -> Iterator[Finding]:
+        """What was to be ignored, but does not happen."""
+        done = [deed.text for trial in (self.first, self.second) for deed in deeds(trial.record)]
+        for pattern in self.ignore:
+            if not any(fnmatch(text, f"*{pattern}*") for text in (*done, *self._all_files)):
+                told = f"nothing that it does is called {pattern!r}, which was to be ignored"
+                yield Finding(WARNING, "ignored-nothing", told, "the effects are named in the table of its steps")
 
     def _unstable(self) -> Finding:
         first, second = _outcome(self.first.end), _outcome(self.second.end)
@@ -244,7 +254,11 @@ class Judge:
             if steps:
                 told = f"{when}step {short(steps[0])} awaits something that never comes"
                 return Finding(ERROR, "stuck", told, "give it a timeout", name_of(steps[0]))
-            return Finding(ERROR, "stuck", f"{when}nothing can move the run any more, and it has not ended")
+            told = f"{when}nothing can move the run any more, and it has not ended"
+            advice = (
+                "it awaits something that only its own process knew of (a future, a queue, a thread): let a step do"
+            )
+            return Finding(ERROR, "stuck", told, f"{advice} the waiting, or use ks.wait_for")
         if end.status == "hangs":
             where = _hanging_at(trial.printed)
             return Finding(
@@ -257,7 +271,8 @@ class Judge:
             )
         told = end.error or "its process ended without a word"
         kind = f"{end.error_type}: " if end.error_type else ""
-        return Finding(ERROR, end.status, f"{when}{kind}{told}", line=_last_line(end.traceback))
+        advice = "" if end.error_type else "the code ends its own process (os._exit, a signal, too little memory)"
+        return Finding(ERROR, end.status, f"{when}{kind}{told}", advice, line=_last_line(end.traceback))
 
     def _set_aside(self, end: End) -> Finding:
         if end.error_type != "ReplayMismatch":

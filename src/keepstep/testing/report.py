@@ -84,7 +84,7 @@ class Report:
         """The report as text, without colours."""
         yield self.verdict
         for finding, count in self.findings:
-            seen = f" [{count} crash{'es' if count != 1 else ''}]" if count else ""
+            seen = f" ({count} crash{'es' if count != 1 else ''})" if count else ""
             yield ""
             yield f"{finding.severity}: {finding.message}{seen}"
             if finding.line:
