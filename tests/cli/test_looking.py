@@ -487,3 +487,16 @@ def test_values_of_types_that_only_the_users_file_knows_are_shown_plainly(keepst
     shown = keepstep("show", "p", "--json").json
     assert (shown["result"], shown["published"]) == ({"x": 2}, {"where": {"x": 1}})
     assert '{"x": 1}' in keepstep("show", "p").out
+
+
+@pytest.mark.usefixtures("three")
+def test_show_tells_what_was_asked_of_a_run_and_is_not_done_yet(keepstep):
+    keepstep("pause", "new-1")
+    assert "to pause, by " in keepstep("show", "new-1").out
+    keepstep("resume", "new-1")
+    assert "not done yet" not in keepstep("show", "new-1").out
+    keepstep("cancel", "new-1")
+    shown = keepstep("show", "new-1").out
+    assert "to cancel, by " in shown
+    assert "not done yet" in shown
+    assert keepstep("show", "new-1", "--json").json["asked"]["for"] == "cancel"

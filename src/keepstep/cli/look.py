@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ..engine.audit import AuditEntry
     from ..engine.engine import Engine
-    from ..model import Checkpoint, Run
+    from ..model import Checkpoint, Run, Signal
 
 STATUSES = ("queued", "running", "waiting", "paused", "recovering", "completed", "failed", "cancelled", "set aside")
 
@@ -121,7 +121,7 @@ def show(settings: Settings, *, run_id: str, traceback: bool) -> None:
     """Show one run: where it stands, its input and its result."""
     from . import words
 
-    async def look(engine: Engine) -> tuple[Run, dict[str, Any], str, AuditEntry | None]:
+    async def look(engine: Engine) -> tuple[Run, dict[str, Any], str, AuditEntry | None, Signal | None]:
         handle = await find(engine, run_id)
         run = await handle.run()
         workers = {worker.id: worker for worker in await engine.call(engine.store.list_workers)}
@@ -130,13 +130,34 @@ def show(settings: Settings, *, run_id: str, traceback: bool) -> None:
         if owner is not None:
             name = words.worker_name(owner) + ("" if owner.alive else ", which is dead")
         published = {key: words.plain(value) for key, value in (await handle.published_raw()).items()}
-        return run, published, name, await _cancel(engine, run)
+        return run, published, name, await _cancel(engine, run), await _asked(engine, run)
 
-    run, published, worker, cancel = settings.talk(look)
+    run, published, worker, cancel, asked = settings.talk(look)
     value = words.run_as_json(run, whole=True) | {"published": published}
     if cancel is not None:
         value["cancelled"] = {"by": cancel.actor, "reason": cancel.reason, "at": words.iso(cancel.at)}
-    settings.answer(value, lambda: _shown(run, published, worker, cancel, traceback=traceback))
+    if asked is not None:
+        value["asked"] = {"for": _WISHES[asked.name], "by": asked.sender, "at": words.iso(asked.sent_at)}
+    settings.answer(value, lambda: _shown(run, published, worker, cancel, asked, traceback=traceback))
+
+
+async def _asked(engine: Engine, run: Run) -> Signal | None:
+    """What a person has asked of a run that has not come to it yet: to be cancelled, or to pause."""
+    from ..model import Status
+    from ..model.signal import CANCEL, PAUSE, RESUME
+
+    if run.status.finished:
+        return None
+    last: Signal | None = None
+    after = 0
+    while page := await engine.call(engine.store.list_signals, run.id, after):
+        after = page[-1].seq
+        for signal in page:
+            if signal.name == CANCEL:
+                return signal
+            if signal.name in (PAUSE, RESUME):
+                last = signal
+    return last if last is not None and last.name == PAUSE and run.status is not Status.PAUSED else None
 
 
 async def _cancel(engine: Engine, run: Run) -> AuditEntry | None:
@@ -150,7 +171,15 @@ async def _cancel(engine: Engine, run: Run) -> AuditEntry | None:
     return ends[-1] if ends else None
 
 
-def _shown(run: Run, published: dict[str, Any], worker: str, cancel: AuditEntry | None, *, traceback: bool) -> str:
+def _shown(
+    run: Run,
+    published: dict[str, Any],
+    worker: str,
+    cancel: AuditEntry | None,
+    asked: Signal | None,
+    *,
+    traceback: bool,
+) -> str:
     from ..model import FINISHED
     from . import words
 
@@ -166,6 +195,7 @@ def _shown(run: Run, published: dict[str, Any], worker: str, cancel: AuditEntry 
         ("workflow", f"{words.one_line(run.workflow)} (version {words.one_line(run.version)})"),
         ("status", words.coloured(run.status) + (f" after {took}" if ended else "")),
         ("cancelled", words.one_line(_who_cancelled(cancel)) if cancel is not None else ""),
+        ("asked", words.one_line(_who_asked(asked)) if asked is not None else ""),
         ("waits for", words.one_line(words.waits_for(run))),
         ("created", f"{words.local(run.created_at)} ({words.ago(run.created_at)})"),
         ("updated", f"{words.local(run.updated_at)} ({words.ago(run.updated_at)})"),
@@ -185,6 +215,16 @@ def _shown(run: Run, published: dict[str, Any], worker: str, cancel: AuditEntry 
     ]
     hints = _hints(run)
     return words.facts(pairs) + ("\n\n" + "\n".join(hints) if hints else "")
+
+
+#: What may have been asked of a run that goes on, in words.
+_WISHES = {"ks:cancel": "cancel", "ks:pause": "pause"}
+
+
+def _who_asked(signal: Signal) -> str:
+    from . import words
+
+    return f"to {_WISHES[signal.name]}, by {signal.sender or 'someone'} ({words.ago(signal.sent_at)}); not done yet"
 
 
 def _who_cancelled(cancel: AuditEntry) -> str:
