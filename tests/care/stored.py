@@ -74,7 +74,7 @@ def driven(store, act, **options):
     """Do something with an engine that drives runs of a store, and give what it gives."""
 
     async def main():
-        async with ks.Engine(store, workflows=WORKFLOWS, linger_seconds=0.02, **options) as engine:
+        async with ks.Engine(store, workflows=WORKFLOWS, **{"linger_seconds": 0.02, **options}) as engine:
             async with asyncio.timeout(20):
                 return await act(engine)
 

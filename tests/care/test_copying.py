@@ -89,7 +89,7 @@ def test_what_is_driven_is_left(store, target):
         await engine.start("care patient", 10, run_id="driven")
         return copied(store, target, "driven", unfinished=True)
 
-    done = driven(store, while_driven)
+    done = driven(store, while_driven, linger_seconds=60)
     assert "it is driven by" in done.left["driven"]
     assert target.get_run("driven") is None
 

@@ -123,8 +123,8 @@ def test_whatever_is_not_as_it_was_written_is_found(store, what):
 def test_the_good_beginning_of_a_broken_chain_is_known(store):
     tampered(store, "done", rows=edited(2, b'"value":3', b'"value":4'))
     check = check_named(store, "done")
-    assert check.sound == 3  # that the third was edited is known by what the fourth names
-    assert (check.records.total, check.records.valid, check.records.invalid) == (5, 3, 2)
+    assert check.sound == 2  # the third was edited, or what the fourth names: neither is certain
+    assert (check.records.total, check.records.valid, check.records.invalid) == (5, 2, 3)
 
 
 def test_a_run_that_is_not_there_is_an_error(store):

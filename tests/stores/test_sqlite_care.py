@@ -353,3 +353,16 @@ def test_a_copy_of_an_older_schema_says_what_to_do(path, elsewhere, tmp_path, mo
     shutil.copy(path, elsewhere)
     [said] = by_nobody(elsewhere, tmp_path)
     assert "older Keepstep" in said
+
+
+def test_what_only_the_store_can_read_of_a_run_is_given_as_it_is(sound, path):
+    damage(
+        path,
+        "UPDATE keepstep_signal SET payload = CAST(x'ff00' AS TEXT) WHERE run = 'waits' AND seq = 1",
+        "UPDATE keepstep_head SET status = 7 WHERE run = 'waits'",
+    )
+    found = sound.raw_rows("waits")
+    assert [one["table"] for one in found] == ["keepstep_run", "keepstep_head", *["keepstep_signal"] * 2]
+    assert found[1]["status"] == "7"
+    assert found[1]["seq"] == {"integer": "3"}
+    assert found[2]["payload"] == {"text": "/wA="}

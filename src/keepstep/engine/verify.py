@@ -52,7 +52,8 @@ class Count:
 class RunCheck:
     """What one run's records and signals are worth: `problems` is empty if everything is as it was written.
 
-    The first `sound` records are as they were written, and `checksum` is that of the last of them.
+    The first `sound` records are certainly as they were written, and `checksum` is that of the last of them. Of two
+    neighbours that contradict each other, neither is certain.
     """
 
     id: str
@@ -191,6 +192,7 @@ class _Chain:
         self.newest: tuple[str, str] = ("", "")
         self.epoch = 0
         self.heard = 0
+        self.before = ""  # the checksum of the record before the newest sound one
 
     def read(self) -> None:
         run, check = self.run, self.check
@@ -216,7 +218,10 @@ class _Chain:
             record, checksum = next(unseal([row], self.run.id, check.sound, check.checksum))
         except _BROKEN as error:
             self._break(str(error))
+            if check.sound and _is_readable(row, self.run.id, check.sound):
+                self._drop_newest()  # it is whole, and names another than the one before it
             return
+        self.before = check.checksum
         check.sound, check.checksum = record.seq, checksum
         check.records.valid += 1
         check.records.legacy += record.format < FORMAT
@@ -231,6 +236,12 @@ class _Chain:
             self.epoch = max(self.epoch, record.claimed.epoch)
         if record.data:
             self.heard = max(self.heard, record.data.get("signal", 0))
+
+    def _drop_newest(self) -> None:
+        check = self.check
+        check.sound, check.checksum = check.sound - 1, self.before
+        check.records.valid -= 1
+        check.records.invalid += 1
 
     def _break(self, said: str) -> None:
         self.broken = True
@@ -248,6 +259,8 @@ class _Chain:
             return
         if self.at_head != run.checksum:
             say(f"run {run.id!r}: the record at seq {run.seq} is not the one that its head names")
+            if self.last == run.seq and run.seq:
+                self._drop_newest()
         if self.last > run.seq and not self._has_moved_on():
             say(f"run {run.id!r}: its records end at {self.last}, beyond seq {run.seq}, which its head names")
         if self.epoch > run.epoch:
@@ -274,6 +287,15 @@ class _Chain:
         if ended is not run.status and (ended is not None or run.status in FINISHED):
             told = "says that it has not ended" if ended is None else f"says that it is {ended.value}"
             say(f"run {run.id!r}: it is {run.status.value}, but its newest record {told}")
+
+
+def _is_readable(row: Row, run_id: str, after: int) -> bool:
+    """Whether a row is a whole record of its place, whichever one it names before it."""
+    try:
+        next(unseal([row], run_id, after))
+    except _BROKEN:
+        return False
+    return True
 
 
 def rows_of(store: Store, run_id: str, broken: Callable[[str], None] = lambda _: None) -> Iterator[Row]:

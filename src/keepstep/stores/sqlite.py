@@ -20,7 +20,7 @@ from ..ports import Advance, Answer, Change, ClaimRequest, Clock, Create, Row, S
 from ..values.kinds import is_text
 from . import rules
 from .liveness import WorkerLocks, abandon_in_children, network_file_system
-from .sqlite_check import Finding, Mender, look_into, mend_all, mended
+from .sqlite_check import Finding, Mender, look_into, mend_all, mended, raw_rows
 from .sqlite_claims import Found, by_name, due_runs, later_times, orphans
 from .sqlite_commit import Batch, Undone, forget, names, names_text, read_run, run_from, run_name, run_rows, seconds
 from .sqlite_connection import Cursor, Reader, Writer, refuse_old_sqlite, translated
@@ -468,6 +468,10 @@ class SQLiteStore:
         if mend:
             return mend_all(self._path, self._busy_seconds, self.list_runs, self._mend)
         return [one.flaw for one in look_into(self._path, self._busy_seconds)]
+
+    def raw_rows(self, run_id: str) -> list[dict[str, Any]]:
+        """What there is of a run beside its checkpoints, readable or not: for a repair to keep."""
+        return self._reader.read(lambda cursor: raw_rows(cursor, run_id))
 
     def _mend(self, found: list[Finding]) -> list[Flaw]:
         def mend() -> list[Flaw]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from base64 import b64encode
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from hashlib import sha256
@@ -165,6 +166,29 @@ def _integrity(cursor: Cursor) -> Iterable[Finding]:
             yield Finding(Flaw("index", about, f"an index does not fit its table: {text}"), _reindexed)
         else:
             yield Finding(Flaw("integrity", about, f"the file is damaged: {text}"))
+
+
+def raw_rows(cursor: Cursor, run: str) -> list[dict[str, Any]]:
+    """Everything that there is of a run beside its checkpoints, whatever it is: to be kept before it is given up."""
+    found: list[dict[str, Any]] = []
+    for table, column in (("keepstep_run", "id"), ("keepstep_head", "run"), ("keepstep_signal", "run")):
+        names = [name for (name,) in cursor.execute("SELECT name FROM pragma_table_info(?)", (table,)).fetchall()]
+        both = ", ".join(f"typeof({name}), CAST({name} AS BLOB)" for name in names)
+        for row in cursor.execute(f"SELECT {both} FROM {table} WHERE {column} = ?", (run,)).fetchall():
+            values = {name: _shown(*row[2 * n : 2 * n + 2]) for n, name in enumerate(names)}
+            found.append({"table": table, **values})
+    return found
+
+
+def _shown(kind: str, value: bytes | None) -> Any:
+    """A value of any type, as text if it is text, else with its type."""
+    if value is None:
+        return None
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return {kind: b64encode(value).decode()}
+    return text if kind == "text" else {kind: text}
 
 
 # -- mending -----------------------------------------------------------------------------------------------------------
