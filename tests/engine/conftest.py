@@ -1,7 +1,8 @@
 """A world for engine tests: a store that outlives its engines, engines that crash, and a record of what really ran.
 
-Every test that asks for `world` runs on each store, and in two modes: `live`, and `replay`, where the engine forgets a
-run after every new outcome and goes on from its history. What passes live and fails in replay is a bug in replay.
+Every test that asks for `world` runs in memory and on SQLite, some on PostgreSQL too, and in two modes: `live`, and
+`replay`, where the engine forgets a run after every new outcome and goes on from its history. What passes live and
+fails in replay is a bug in replay.
 """
 
 from __future__ import annotations
@@ -9,13 +10,17 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import os
 from collections import Counter
 
 import pytest
 
 from keepstep.workflows.definition import KNOWN
 from tests.engine.world import World
+from tests.postgres import empty_store
 
+#: Set it to run every test that asks for `world` on PostgreSQL too, in both modes: that takes minutes.
+EVERYWHERE = bool(os.environ.get("KEEPSTEP_EVERYWHERE"))
 #: A test that takes longer has lost a wake-up: nothing here waits for anything but events.
 PATIENCE_SECONDS = 20.0
 
@@ -23,6 +28,8 @@ PATIENCE_SECONDS = 20.0
 def pytest_configure(config):
     config.addinivalue_line("markers", "live_only: says nothing under replay, because it looks at memory itself")
     config.addinivalue_line("markers", "one_store: the store makes no difference, so memory will do")
+    config.addinivalue_line("markers", "on_postgres: runs on PostgreSQL too, live")
+    config.addinivalue_line("markers", "quick_store: counts on a store that is opened, read and written at once")
 
 
 def pytest_generate_tests(metafunc):
@@ -30,6 +37,9 @@ def pytest_generate_tests(metafunc):
         stores = ["memory"] if metafunc.definition.get_closest_marker("one_store") else ["memory", "sqlite"]
         modes = ["live"] if metafunc.definition.get_closest_marker("live_only") else ["live", "replay"]
         cases = [(store, mode) for store in stores for mode in modes]
+        marked = metafunc.definition.get_closest_marker
+        if len(stores) > 1 and (EVERYWHERE or marked("on_postgres")) and not marked("quick_store"):
+            cases += [("postgres", mode) for mode in modes if mode == "live" or EVERYWHERE]
         metafunc.parametrize("world", cases, ids=["-".join(case) for case in cases], indirect=True)
 
 
@@ -75,7 +85,11 @@ def effects():
 @pytest.fixture
 def world(request, tmp_path):
     kind, mode = request.param
-    return World(kind, mode, tmp_path / "runs.db")
+    if kind != "postgres":
+        yield World(kind, mode, tmp_path / "runs.db")
+        return
+    with empty_store() as url:
+        yield World(kind, mode, url)
 
 
 @pytest.fixture

@@ -8,6 +8,8 @@ import keepstep as ks
 from keepstep.engine.attempt import idempotency_key
 from tests.engine.world import steps_of, until, until_at_last_wait, until_recorded, until_status
 
+pytestmark = pytest.mark.on_postgres
+
 
 @ks.workflow
 async def double(number):

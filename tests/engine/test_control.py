@@ -7,6 +7,8 @@ import pytest
 import keepstep as ks
 from tests.engine.world import steps_of, told, until, until_at_last_wait, until_status
 
+pytestmark = pytest.mark.on_postgres
+
 
 class Broken:
     """A program whose middle step fails until it is mended."""

@@ -15,6 +15,8 @@ from keepstep.ports import CURRENT, Send
 from keepstep.values import VALUES
 from tests.engine.world import replay_from_every_prefix, told, until, until_at_last_wait, until_recorded, until_status
 
+pytestmark = pytest.mark.on_postgres
+
 
 @ks.workflow
 async def listening(name, count, **options):
@@ -102,6 +104,7 @@ async def test_a_wait_that_timed_out_ends_differently_after_a_crash(world, effec
         assert await run.result(5) == ["no signal 'word' came within 0.01 s", "none", "too late"]
 
 
+@pytest.mark.quick_store
 async def test_a_timeout_starts_over_after_a_crash(world):
     @ks.workflow
     async def impatient():
@@ -120,6 +123,7 @@ async def test_a_timeout_starts_over_after_a_crash(world):
     await engine.close()
 
 
+@pytest.mark.quick_store
 async def test_a_sleep_starts_over_after_a_crash(world):
     @ks.workflow
     async def sleeping():
@@ -376,6 +380,7 @@ async def test_a_parked_listener_is_not_woken_by_another_process(world):
 
 
 @pytest.mark.parametrize("kind", ["sleep", "wait_for", "timeout"])
+@pytest.mark.quick_store
 async def test_other_outcomes_push_a_waiting_clock_back_on_every_replay(world, kind):
     """The clock of a wait counts from when the code asked, whatever a sibling does meanwhile."""
 

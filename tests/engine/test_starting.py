@@ -7,6 +7,8 @@ import pytest
 import keepstep as ks
 from tests.engine.world import until, until_status
 
+pytestmark = pytest.mark.on_postgres
+
 
 @ks.step
 async def double(number):

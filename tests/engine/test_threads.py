@@ -136,6 +136,7 @@ async def test_cancelling_a_def_workflow_leaves_its_thread_blocked(world, effect
     assert effects == ["cleanup", "cleanup"]
 
 
+@pytest.mark.quick_store
 async def test_cancelling_a_def_workflow_that_computes_is_lost(world, effects):
     computing, cancelled = threading.Event(), threading.Event()
 

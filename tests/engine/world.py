@@ -13,14 +13,15 @@ from keepstep.engine.tasks import uninstall
 from keepstep.model import Status
 from keepstep.ports import Create, Send, instant
 from keepstep.stores.memory import MemoryStore
+from keepstep.stores.open import open_store
 from keepstep.stores.records import unseal
-from keepstep.stores.sqlite import SQLiteStore
 
 
 class World:
     """One store and the engines that come and go on it."""
 
     def __init__(self, kind, mode, path):
+        """`path` is the file of SQLite, or the URL of a store in PostgreSQL."""
         self.kind, self.mode, self.path = kind, mode, path
         self.replaying = mode == "replay"
         self._memory = MemoryStore()
@@ -28,7 +29,9 @@ class World:
 
     @property
     def url(self):
-        return self._memory if self.kind == "memory" else f"sqlite:///{self.path}"
+        if self.kind == "memory":
+            return self._memory
+        return self.path if self.kind == "postgres" else f"sqlite:///{self.path}"
 
     @asynccontextmanager
     async def engine(self, **options):
@@ -88,7 +91,7 @@ class World:
 
     def store(self):
         """The store itself, to look into; close it if it is not memory."""
-        return self._memory if self.kind == "memory" else SQLiteStore(self.path)
+        return open_store(self.url)
 
 
 # -- looking at a run --------------------------------------------------------------------------------------------------

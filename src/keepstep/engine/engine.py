@@ -29,7 +29,7 @@ from ..errors import (
     StoreError,
 )
 from ..executors.thread import ThreadExecutor
-from ..model import Claim, Event, Kind, Lease, Run, RunPage, RunQuery, Status
+from ..model import Claim, Event, Kind, Lease, News, Run, RunPage, RunQuery, Status
 from ..model.ids import check_id, new_id, new_seed
 from ..observers import resolve
 from ..observers.log import RedactedLog
@@ -537,16 +537,28 @@ class Engine:
     def _poll_as_reader(self, cursor: int) -> None:
         if self.closed:
             return
+        if not self.store.quick:
+            self.background(self._poll_slowly(cursor))
+            return
         try:
-            if self.store.quick:
-                news = self.store.news("", cursor)
-                cursor = news.cursor
-                if news.changed:
-                    self.pulse()
-            else:
-                self.pulse()
+            cursor = self._noticed(self.store.news("", cursor))
         except StoreError as error:
             log.warning("the store cannot be polled: %s", error)
+        self._poll_again(cursor)
+
+    async def _poll_slowly(self, cursor: int) -> None:
+        try:
+            cursor = self._noticed(await self.call(self.store.news, "", cursor))
+        except StoreError as error:
+            log.warning("the store cannot be polled: %s", error)
+        self._poll_again(cursor)
+
+    def _noticed(self, news: News) -> int:
+        if news.changed:
+            self.pulse()
+        return news.cursor
+
+    def _poll_again(self, cursor: int) -> None:
         self.loop.call_later(self._pace.pause(), self._poll_as_reader, cursor, context=self.context)
 
     # -- telling ------------------------------------------------------------------------------------------------------

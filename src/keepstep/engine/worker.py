@@ -66,6 +66,7 @@ class Worker:
         self._stopping = False
         self._pace = Pace(engine.clock, POLL_SECONDS)
         self._poll_timer: asyncio.TimerHandle | None = None
+        self._polling = False
         self._beat = threading.Event()
         self._ended = threading.Event()
         self._on_loop = getattr(engine.clock, "on_loop", False)  # a clock that stands still unless the loop moves
@@ -202,7 +203,9 @@ class Worker:
         until = None if self._next_due is None else self._next_due - self.engine.clock.now()
         self._poll_again(self._pace.pause(until))
         if not self.engine.store.quick:
-            self.engine.background(self._poll_slowly())
+            if not self._polling:  # a store that does not answer is not asked again meanwhile
+                self._polling = True
+                self.engine.background(self._poll_slowly())
             return
         try:
             news = self.engine.store.news(self.id, self._cursor)
@@ -227,6 +230,8 @@ class Worker:
             self._heard(await self.engine.call(self.engine.store.news, self.id, self._cursor))
         except StoreError as error:
             log.warning("the store cannot be polled: %s", error)
+        finally:
+            self._polling = False
 
     def _heard(self, news: Any) -> None:
         self._cursor = news.cursor

@@ -16,12 +16,15 @@ import msgspec
 import psycopg
 
 from ..errors import CheckpointCorrupt
-from ..model import Run, Signal, Status, may_move
+from ..model import Kind, Run, Signal, Status, may_move
 from ..ports import Advance, Answer, Change, Create, Rekey, Send, Verdict
 from . import rules
-from .postgres_connection import Connection
+from .postgres_connection import Connection, execute_arrays
 from .postgres_rows import names, plain, run_from, texts
-from .postgres_statements import DUE, ENDED, Head, Move, Statements, Written
+from .postgres_statements import DUE, LOOK, Head, Move, Statements, Written
+
+#: Records that someone in another process may be waiting for.
+_SHOWN = frozenset({Kind.REPLY.value, Kind.PUBLISHED.value, Kind.EMITTED.value})
 
 # -- the common batch --------------------------------------------------------------------------------------------------
 
@@ -55,7 +58,7 @@ def in_one_go(
                     return None
                 moves.append(move)
                 _tell(written, move.status, None if move.due_at is None else move.due_at <= now)
-            written.rows += [(change.run, row) for row in change.rows]
+            _add_rows(written, change)
         elif type(change) is Create and change.over is None and not change.signals:
             run = rules.check_create(change)
             runs.add(run.id)
@@ -70,7 +73,7 @@ def in_one_go(
     moves.sort(key=lambda move: move.change.run)
     sql, values = statements.together(written, extends, moves, now)
     try:
-        connection.execute(sql, values)
+        execute_arrays(connection, sql, values, prepare=not statements.address.proxy)
     except (psycopg.errors.UniqueViolation, psycopg.errors.InvalidTextRepresentation):
         return None
     return written
@@ -80,15 +83,22 @@ def _move_of(change: Advance, now: datetime) -> Move | None:
     """What the change makes of a running run, or None if it may not."""
     status = rules.next_status(Status.RUNNING, change)
     freed = rules.releases(change, status)
-    if not may_move(Status.RUNNING, status) or (freed and status.active):
+    if not may_move(Status.RUNNING, status) or (freed and status.active) or (change.signals_seen or 0) < 0:
         return None
     at = change.at or now
     return Move(change, status, freed, at, rules.due_after(change, status, at) if freed else None)
 
 
+def _add_rows(written: Written, change: Advance) -> None:
+    for row in change.rows:
+        written.rows.append((change.run, row))
+        if row.kind in _SHOWN:
+            written.tidings.add(LOOK)
+
+
 def _tell(written: Written, status: Status, due: bool | None) -> None:
     if status in rules.ENDED or status is Status.PAUSED:
-        written.tidings.add(ENDED)
+        written.tidings.add(LOOK)
     if due:
         written.tidings.add(DUE)
 
@@ -186,7 +196,7 @@ class Batch:
         head.status = status
         head.updated_at = at
         if change.rows:
-            self.written.rows += [(change.run, row) for row in change.rows]
+            _add_rows(self.written, change)
             head.seq, head.checksum = change.rows[-1].seq, change.checksum
             head.recoveries = 0 if change.progress else head.recoveries
         if rules.releases(change, status):

@@ -31,40 +31,34 @@ _pack_length = struct.Struct(">i").pack
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 
-class _Array(bytes):
+class Array(bytes):
     """An array as PostgreSQL takes it."""
 
-    element = 0
+    oid = 0
 
 
-class Texts(_Array):
+class Texts(Array):
     """An array of text."""
 
-    element = 25
+    oid = 1009
 
 
-class Blobs(_Array):
+class Blobs(Array):
     """An array of bytea."""
 
-    element = 17
+    oid = 1001
 
 
-class Numbers(_Array):
+class Numbers(Array):
     """An array of bigint."""
 
-    element = 20
+    oid = 1016
 
 
-class Times(_Array):
+class Times(Array):
     """An array of timestamptz."""
 
-    element = 1184
-
-
-class Flags(_Array):
-    """An array of boolean."""
-
-    element = 16
+    oid = 1185
 
 
 class _ArrayDumper(Dumper):
@@ -74,8 +68,9 @@ class _ArrayDumper(Dumper):
         return obj
 
 
-_OIDS: dict[type[_Array], int] = {Texts: 1009, Blobs: 1001, Numbers: 1016, Times: 1185, Flags: 1000}
-_DUMPERS = {kind: type(f"{kind.__name__}Dumper", (_ArrayDumper,), {"oid": oid}) for kind, oid in _OIDS.items()}
+_DUMPERS = {
+    kind: type(f"{kind.__name__}Dumper", (_ArrayDumper,), {"oid": kind.oid}) for kind in (Texts, Blobs, Numbers, Times)
+}
 
 
 def register(connection: psycopg.Connection[Any]) -> None:
@@ -133,12 +128,6 @@ def _wide(element: int, values: list[int | None]) -> bytes:
 def _microseconds(at: datetime) -> int:
     passed = at - _EPOCH
     return (passed.days * 86_400 + passed.seconds) * 1_000_000 + passed.microseconds
-
-
-def flags(values: Iterable[bool]) -> Flags:
-    """Yes or no."""
-    items = [b"\x00\x00\x00\x01\x01" if value else b"\x00\x00\x00\x01\x00" for value in values]
-    return Flags(_packed(16, items, len(items)))
 
 
 # -- text --------------------------------------------------------------------------------------------------------------

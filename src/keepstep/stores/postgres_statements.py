@@ -14,8 +14,8 @@ from . import rules
 from .postgres_connection import Address
 from .postgres_rows import (
     RUN_COLUMNS,
+    Array,
     blobs,
-    flags,
     names_text,
     numbers,
     plain,
@@ -71,12 +71,12 @@ class Written:
     signals: list[Signal] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     keys: list[Rekey] = field(default_factory=list)
-    #: Who should look: `@` and the worker whose run was signalled, or `DUE` and `ENDED` for anyone.
+    #: Who should look: `@` and the worker whose run was signalled, or `DUE` and `LOOK` for anyone.
     tidings: set[str] = field(default_factory=set)
 
 
 #: Tidings that are not for one worker alone.
-DUE, ENDED = "+", "-"
+DUE, LOOK = "+", "-"
 
 
 class Move(msgspec.Struct, frozen=True, gc=False):
@@ -107,29 +107,46 @@ class Statements:
             for table, column in ((head, "run"), (run, "id"), (checkpoint, "run"), (signal, "run"))
         )
         self.rekey = f"UPDATE {run} r SET data_key = i.new FROM unnest(%s, %s) i(run, new) WHERE r.id = i.run"
+        # A head is found by its key and by nothing else, one after the other in the order given, whatever a planner
+        # makes of tables that were empty when it planned: ON CONFLICT does that, and a join does not. What a change
+        # expects travels in columns that it does not set: the seq in `number`, the count of signals in `signals`. A
+        # head that is not there would be inserted, without a workflow; it is not counted, and so all is undone.
+        columns = (
+            "run, number, workflow, version, priority, status, seq, checksum, epoch, worker, due_at, wakes, signals,"
+            " recoveries, updated_at"
+        )
+        as_expected = (
+            "h.seq = excluded.number AND h.epoch = excluded.epoch AND h.worker = excluded.worker"
+            " AND h.status = 'running'"
+        )
         self.extend = (
-            f"UPDATE {head} h SET seq = i.seq, checksum = i.checksum, updated_at = i.at, recoveries = 0"
-            f" FROM unnest(%s, %s, %s, %s, %s, %s, %s) i(run, after, epoch, worker, seq, checksum, at)"
-            f" WHERE h.run = i.run AND h.seq = i.after AND h.epoch = i.epoch AND h.worker = i.worker"
-            f" AND h.status = 'running' RETURNING 1"
+            f"INSERT INTO {head} AS h ({columns}) SELECT run, after, '', '', 0, '', seq, checksum, epoch, worker,"
+            f" NULL, '', 0, 0, at FROM unnest(%s, %s, %s, %s, %s, %s, %s)"
+            f" i(run, after, epoch, worker, seq, checksum, at) ON CONFLICT (run) DO UPDATE SET seq = excluded.seq,"
+            f" checksum = excluded.checksum, updated_at = excluded.updated_at, recoveries = 0"
+            f" WHERE {as_expected} RETURNING h.workflow"
         )
         self.move = (
-            f"UPDATE {head} h SET seq = i.seq, checksum = coalesce(i.checksum, h.checksum), updated_at = i.at,"
-            f" status = i.status, worker = CASE WHEN i.freed THEN NULL ELSE h.worker END,"
-            f" due_at = CASE WHEN i.freed THEN i.due_at ELSE h.due_at END,"
-            f" wakes = CASE WHEN i.freed THEN i.wakes ELSE h.wakes END,"
-            f" recoveries = CASE WHEN i.fresh THEN 0 ELSE h.recoveries END"
-            f" FROM unnest(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
+            f"INSERT INTO {head} AS h ({columns}) SELECT run, after, '', '', freed, status, seq, checksum, epoch,"
+            f" worker, due_at, wakes, seen, fresh, at FROM unnest(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
             f" i(run, after, epoch, worker, seq, checksum, at, status, freed, due_at, wakes, fresh, seen)"
-            f" WHERE h.run = i.run AND h.seq = i.after AND h.epoch = i.epoch AND h.worker = i.worker"
-            f" AND h.status = 'running' AND (i.seen IS NULL OR h.signals <= i.seen) RETURNING 1"
+            f" ON CONFLICT (run) DO UPDATE SET seq = excluded.seq, updated_at = excluded.updated_at,"
+            f" checksum = CASE excluded.checksum WHEN '' THEN h.checksum ELSE excluded.checksum END,"
+            f" status = excluded.status,"
+            f" worker = CASE excluded.priority WHEN 1 THEN NULL ELSE h.worker END,"
+            f" due_at = CASE excluded.priority WHEN 1 THEN excluded.due_at ELSE h.due_at END,"
+            f" wakes = CASE excluded.priority WHEN 1 THEN excluded.wakes ELSE h.wakes END,"
+            f" recoveries = CASE excluded.recoveries WHEN 1 THEN 0 ELSE h.recoveries END"
+            f" WHERE {as_expected} AND (excluded.signals < 0 OR h.signals <= excluded.signals) RETURNING h.workflow"
         )
         self.put = (
-            f"UPDATE {head} h SET status = i.status, seq = i.seq, checksum = i.checksum, worker = i.worker,"
-            f" due_at = i.due_at, wakes = i.wakes, signals = i.signals, recoveries = i.recoveries, updated_at = i.at"
-            f" FROM unnest(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
+            f"INSERT INTO {head} AS h ({columns}) SELECT run, 0, '', '', 0, status, seq, checksum, 0, worker, due_at,"
+            f" wakes, signals, recoveries, at FROM unnest(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
             f" i(run, status, seq, checksum, worker, due_at, wakes, signals, recoveries, at)"
-            f" WHERE h.run = i.run RETURNING 1"
+            f" ON CONFLICT (run) DO UPDATE SET status = excluded.status, seq = excluded.seq,"
+            f" checksum = excluded.checksum, worker = excluded.worker, due_at = excluded.due_at,"
+            f" wakes = excluded.wakes, signals = excluded.signals, recoveries = excluded.recoveries,"
+            f" updated_at = excluded.updated_at RETURNING h.workflow"
         )
         self.born = (
             f"SELECT nextval('{address.table('number')}') AS number, i.* FROM unnest({', '.join(['%s'] * 28)})"
@@ -162,25 +179,25 @@ class Statements:
         extends: Sequence[Advance] = (),
         moves: Sequence[Move] = (),
         now: datetime | None = None,
-    ) -> tuple[str, list[object]]:
+    ) -> tuple[str, list[Array]]:
         """One statement that writes all of it, and fails if the head of one of the changes is not as it expects."""
         parts: list[str] = []
-        values: list[object] = []
+        values: list[Array] = []
         counted: list[str] = []
 
-        def add(name: str, sql: str, columns: Iterable[object] = ()) -> None:
+        def add(name: str, sql: str, columns: Iterable[Array] = ()) -> None:
             parts.append(f"{name} AS ({sql})")
             values.extend(columns)
 
         if extends and now is not None:
             add("extended", self.extend, _extension(extends, now))
-            counted.append("(SELECT count(*) FROM extended)")
+            counted.append("(SELECT count(*) FROM extended WHERE workflow <> '')")
         if moves:
             add("moved", self.move, _movement(moves))
-            counted.append("(SELECT count(*) FROM moved)")
+            counted.append("(SELECT count(*) FROM moved WHERE workflow <> '')")
         if written.heads:
             add("put", self.put, _heads(list(written.heads.values())))
-            counted.append("(SELECT count(*) FROM put)")
+            counted.append("(SELECT count(*) FROM put WHERE workflow <> '')")
         if written.runs:
             add("born", self.born, _births(written.runs))
             add("added_runs", self.add_runs)
@@ -194,16 +211,17 @@ class Statements:
             return f"WITH {', '.join(parts)} SELECT 0", values
         # The cast fails when the numbers differ, and with it everything; the server's log then shows this sentence.
         check = (
-            f"SELECT CASE WHEN n = %s THEN 0 ELSE (n || ' heads were as Keepstep expected, so it will look')::int END"
+            f"SELECT CASE WHEN n = (%s::bigint[])[1] THEN 0"
+            f" ELSE (n || ' heads were as Keepstep expected, so it will look')::int END"
             f" FROM (SELECT {' + '.join(counted)} AS n) held"
         )
-        return f"WITH {', '.join(parts)} {check}", [*values, expected]
+        return f"WITH {', '.join(parts)} {check}", [*values, numbers([expected])]
 
 
 # -- columns ---------------------------------------------------------------------------------------------------------
 
 
-def _extension(changes: Sequence[Advance], now: datetime) -> tuple[object, ...]:
+def _extension(changes: Sequence[Advance], now: datetime) -> tuple[Array, ...]:
     return (
         texts([change.run for change in changes]),
         numbers([change.after for change in changes]),
@@ -215,7 +233,7 @@ def _extension(changes: Sequence[Advance], now: datetime) -> tuple[object, ...]:
     )
 
 
-def _movement(moves: Sequence[Move]) -> tuple[object, ...]:
+def _movement(moves: Sequence[Move]) -> tuple[Array, ...]:
     changes = [move.change for move in moves]
     return (
         texts([change.run for change in changes]),
@@ -223,18 +241,18 @@ def _movement(moves: Sequence[Move]) -> tuple[object, ...]:
         numbers([change.epoch for change in changes]),
         texts([change.worker for change in changes]),
         numbers([change.after + len(change.rows) for change in changes]),
-        texts([change.checksum if change.rows else None for change in changes]),
+        texts([change.checksum if change.rows else "" for change in changes]),
         times([move.at for move in moves]),
         texts([move.status for move in moves]),
-        flags([move.freed for move in moves]),
+        numbers([int(move.freed) for move in moves]),
         times([move.due_at for move in moves]),
         texts(["" if move.status in rules.ENDED else names_text(move.change.wakes) for move in moves]),
-        flags([bool(change.rows) and change.progress for change in changes]),
-        numbers([change.signals_seen for change in changes]),
+        numbers([int(bool(change.rows) and change.progress) for change in changes]),
+        numbers([-1 if change.signals_seen is None else change.signals_seen for change in changes]),
     )
 
 
-def _heads(heads: list[Head]) -> tuple[object, ...]:
+def _heads(heads: list[Head]) -> tuple[Array, ...]:
     heads.sort(key=lambda head: head.run)
     return (
         texts([head.run for head in heads]),
@@ -250,7 +268,7 @@ def _heads(heads: list[Head]) -> tuple[object, ...]:
     )
 
 
-def _births(runs: Sequence[Run]) -> tuple[object, ...]:
+def _births(runs: Sequence[Run]) -> tuple[Array, ...]:
     return (
         texts([run.id for run in runs]),
         texts([run.workflow for run in runs]),
@@ -283,7 +301,7 @@ def _births(runs: Sequence[Run]) -> tuple[object, ...]:
     )
 
 
-def _rows(rows: Sequence[tuple[str, Row]]) -> tuple[object, ...]:
+def _rows(rows: Sequence[tuple[str, Row]]) -> tuple[Array, ...]:
     return (
         texts([run for run, _ in rows]),
         numbers([row.seq for _, row in rows]),
@@ -293,7 +311,7 @@ def _rows(rows: Sequence[tuple[str, Row]]) -> tuple[object, ...]:
     )
 
 
-def _signals(signals: Sequence[Signal]) -> tuple[object, ...]:
+def _signals(signals: Sequence[Signal]) -> tuple[Array, ...]:
     return (
         texts([signal.run for signal in signals]),
         numbers([signal.seq for signal in signals]),
