@@ -40,6 +40,7 @@ if _TYPE_CHECKING:
     )
     from .model import Checkpoint, Event, Run, RunQuery, Status
     from .policies import All, Any, Durability, Quorum, Retry, Timeout
+    from .stores.keys import Keys
     from .values import Redactor, Secret, register
     from .workflows.definition import Call, step, workflow
 
@@ -64,6 +65,7 @@ _HOMES = {
     ),
     "model": "Checkpoint Event Run RunQuery Status",
     "policies": "All Any Durability Quorum Retry Timeout",
+    "stores.keys": "Keys",
     "values": "Redactor Secret register",
     "workflows.definition": "Call step workflow",
 }
@@ -96,6 +98,7 @@ __all__ = [
     "Engine",
     "Event",
     "KeepstepError",
+    "Keys",
     "NotDone",
     "NotSerializable",
     "Permanent",

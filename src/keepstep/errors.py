@@ -8,7 +8,7 @@ KeepstepError
 ├─ ReplayMismatch         version the workflow
 ├─ RecoveryError          read its list
 ├─ StoreError             look at storage         LeaseLost · StoreUnavailable · CheckpointCorrupt · SchemaMismatch
-│                                                 StoreFull
+│                                                 StoreFull · EncryptionError
 └─ AgentError             look at the agent       AgentUnavailable · AgentRefused
 
 raise to steer a retry:   Permanent(...) · RetryAfter(seconds)
@@ -173,6 +173,14 @@ class StoreFull(StoreUnavailable):
 
 class CheckpointCorrupt(StoreError):
     """A stored record is not the one that was written; the message says where the chain breaks."""
+
+
+class EncryptionError(StoreError):
+    """A run is encrypted with a key that is not at hand, or is not encrypted where it must be; `key_id` is wanted."""
+
+    def __init__(self, message: str, key_id: str = "") -> None:
+        super().__init__(message)
+        self.key_id = key_id
 
 
 class SchemaMismatch(StoreError):

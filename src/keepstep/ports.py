@@ -24,13 +24,15 @@ from .model import Claims, Event, Flaw, News, Run, RunPage, RunQuery, Signal, St
 class Row(msgspec.Struct, frozen=True, gc=False):
     """A sealed checkpoint as a store keeps it: the record's text, and a compressed value beside it if there is one.
 
-    The checksum is SHA-256 over `record` followed by `body`.
+    The checksum is SHA-256 over `record` followed by `body`. `opened` is what a body that is encrypted says, for those
+    who have the key; no store keeps it.
     """
 
     seq: int
     kind: str
     record: bytes
     body: bytes | None = None
+    opened: bytes | None = None
 
 
 class Create(msgspec.Struct):
@@ -102,7 +104,7 @@ class Verdict(StrEnum):
     FINISHED = "finished"  # Send: the run has ended
     CONFLICT = "conflict"  # Advance: a run to create is there with another workflow, input or parent
     ILLEGAL = "illegal move"  # Advance: the status may not change so
-    FAILED = "failed"  # Advance: `within` raised `error`
+    FAILED = "failed"  # Advance: `within` raised `error`; Send: it cannot be encrypted for that run
 
 
 class Answer(msgspec.Struct):

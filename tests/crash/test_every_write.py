@@ -12,6 +12,7 @@ import pytest
 from keepstep.engine.engine import Engine
 from keepstep.errors import RunCancelled
 from keepstep.model import Kind, RunQuery, Status
+from keepstep.stores.keys import Keys
 from keepstep.testing.crash import CrashPoint, MemoryDisk, SQLiteDisk, crash_at, crash_everywhere, life, live
 from keepstep.testing.recorder import repeated
 
@@ -94,6 +95,23 @@ def test_a_crash_at_any_write_changes_nothing(example, store, tmp_path):
         return await crash_everywhere(bench.disk, example.play, bench.judge, recorder=bench.recorder, clock=bench.clock)
 
     assert asyncio.run(main()) >= 8
+
+
+#: Between them they write everything that is encrypted: children, messages, a transaction, a successor.
+SEALED = ("parent", "conversation", "booking", "continuing")
+
+
+@pytest.mark.parametrize("example", [pytest.param(one, id=one.name) for one in programs.EXAMPLES if one.name in SEALED])
+def test_a_crash_at_any_write_changes_nothing_when_runs_are_encrypted(example, tmp_path):
+    bench = Bench(example, example.stores[0], tmp_path)
+    keys = Keys("one", {"one": b"k" * 32})
+
+    async def main():
+        await crash_everywhere(
+            bench.disk, example.play, bench.judge, recorder=bench.recorder, clock=bench.clock, keys=keys
+        )
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("fault", ["failed", "lost"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -12,9 +13,14 @@ from keepstep.engine.quiet import only_waits
 from keepstep.engine.tasks import uninstall
 from keepstep.model import Status
 from keepstep.ports import Create, Send, instant
+from keepstep.stores.keys import Keys
 from keepstep.stores.memory import MemoryStore
 from keepstep.stores.open import open_store
 from keepstep.stores.records import unseal
+
+KEYS = Keys("first", {"first": b"k" * 32})
+#: Set to see that encryption changes nothing else: every test of the engine then runs with it.
+ALL_ENCRYPTED = bool(os.environ.get("KEEPSTEP_TEST_ENCRYPTED"))
 
 
 class World:
@@ -24,6 +30,7 @@ class World:
         """`path` is the file of SQLite, or the URL of a store in PostgreSQL."""
         self.kind, self.mode, self.path = kind, mode, path
         self.replaying = mode == "replay"
+        self.encrypted = mode == "encrypted" or ALL_ENCRYPTED
         self._memory = MemoryStore()
         self._open = []
 
@@ -46,6 +53,8 @@ class World:
         options.setdefault("replay_always", self.replaying)
         options.setdefault("linger_seconds", 0.05)
         options.setdefault("stop_seconds", 1.0)
+        if self.encrypted:
+            options.setdefault("keys", KEYS)
         if self.kind == "sqlite":
             options.setdefault("power_loss", "may_lose_last")
         engine = ks.Engine(self.url, **options)
@@ -162,9 +171,11 @@ async def replay_from_every_prefix(handle, check, *, engine_options=None):
     A crash may fall after any record; whatever was recorded by then must be taken up without a mismatch.
     """
     engine = handle._engine
-    run = await handle.run()
-    rows = await engine.read(engine.store.list_checkpoints, run.id)
-    signals = await engine.read(engine.store.list_signals, run.id)
+    below = engine.store if engine.encryption.store is None else engine.encryption.store.inner
+    run = await engine.read(below.get_run, handle.id)
+    rows = await engine.read(below.list_checkpoints, run.id)
+    signals = await engine.read(below.list_signals, run.id)
+    engine_options = {"linger_seconds": 0.05, "keys": engine.encryption._keys, **(engine_options or {})}
     sums = [checksum for _, checksum in unseal(rows, run.id, 0, "")]
     for length in range(1, len(rows)):
         store = MemoryStore()
@@ -184,5 +195,5 @@ async def replay_from_every_prefix(handle, check, *, engine_options=None):
         )
         store.commit([Create(born, rows[:length])])
         store.commit([Send(replace(signal, seq=0)) for signal in signals])
-        async with ks.Engine(store, linger_seconds=0.05, **(engine_options or {})) as fresh:
+        async with ks.Engine(store, **engine_options) as fresh:
             await check(await fresh.get(run.id), length)

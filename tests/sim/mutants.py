@@ -419,8 +419,11 @@ MUTANTS = [
         ),
         (
             "engine.children:StartCall.begin_live",
-            'run.append_special(record, {"creates": [born(created)]}, made, self._refused, self)',
-            "run.engine.background(run.engine.journal.write(born(created)))\n    run.append(record, self)",
+            'run.append_special(record, {"creates": [run.engine.encryption.born(created)]}, made, self._refused, self)',
+            (
+                "create = run.engine.encryption.born(created)\n"
+                "    run.engine.background(run.engine.journal.write(create))\n    run.append(record, self)"
+            ),
         ),
     ),
     mutant(
@@ -441,7 +444,7 @@ MUTANTS = [
     mutant(
         "successor lost",
         "a continued run ends without its successor",
-        (f"{RUNNER}._succeed", "    creates.append(born(successor))\n", ""),
+        (f"{RUNNER}._succeed", "    creates.append(context.engine.encryption.born(successor))\n", ""),
     ),
 ]
 

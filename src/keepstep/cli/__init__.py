@@ -35,6 +35,7 @@ COMMANDS = {
     "resolve": ("steer:resolve", "Settle an at-most-once step that is in doubt."),
     "audit": ("audit:audit", "Show who did what to a run, and why."),
     "crashtest": ("crashtest:crashtest", "Kill a workflow at every checkpoint, and report."),
+    "rekey": ("rekey:rekey", "Encrypt the data keys of all runs with the current key."),
     "doctor": ("doctor:doctor", "Examine the store, its workers and its runs."),
     "version": ("version:version", "Print the version."),
 }

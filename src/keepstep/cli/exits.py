@@ -16,6 +16,7 @@ import click
 from ..errors import (
     AlreadyFinished,
     DefinitionError,
+    EncryptionError,
     KeepstepError,
     RunCancelled,
     RunConflict,
@@ -136,6 +137,8 @@ def _words(error: BaseException, code: int) -> tuple[str, str]:
     hint = ""
     if isinstance(error, (RunFailed, RunSetAside)):
         hint = f"{line('history', error.run_id)} shows what happened\n{line('retry', error.run_id)} lets it go on"
+    if isinstance(error, EncryptionError) and error.key_id:
+        hint = f"set KEEPSTEP_KEYS to {error.key_id}=BASE64, the key itself, or to @FILE"
     if isinstance(error, RunConflict) and error.existing is not None:
         again = line("run", "WORKFLOW", "--id", error.run_id)
         hint = f"{line('show', error.run_id)} shows it\n{again} goes on with it"

@@ -37,9 +37,10 @@ class Settings:
     def engine(self, *, create: bool = False, worker: bool = False, **options: Any) -> Engine:
         """An engine on the chosen store. One that only looks or steers never makes a store that is not there."""
         from ..engine.engine import Engine
+        from ..stores.keys import Keys
 
         self._check(create=create)
-        return Engine(self.store, worker=worker, **options)
+        return Engine(self.store, worker=worker, keys=Keys.from_env(), **options)
 
     @contextmanager
     def reading(self) -> Iterator[Store]:

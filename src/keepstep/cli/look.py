@@ -123,17 +123,19 @@ def show(settings: Settings, *, run_id: str, traceback: bool) -> None:
 
     async def look(engine: Engine) -> tuple[Run, dict[str, Any], str, AuditEntry | None, Signal | None]:
         handle = await find(engine, run_id)
-        run = await handle.run()
+        run = readable(engine, await handle.run())
         workers = {worker.id: worker for worker in await engine.call(engine.store.list_workers)}
         owner = workers.get(run.worker or "")
         name = run.worker or ""
         if owner is not None:
             name = words.worker_name(owner) + ("" if owner.alive else ", which is dead")
-        published = {key: words.plain(value) for key, value in (await handle.published_raw()).items()}
+        published = {}
+        if not is_hidden(run):
+            published = {key: words.plain(value) for key, value in (await handle.published_raw()).items()}
         return run, published, name, await _cancel(engine, run), await _asked(engine, run)
 
     run, published, worker, cancel, asked = settings.talk(look)
-    value = words.run_as_json(run, whole=True) | {"published": published}
+    value = words.run_as_json(run, whole=True) | {"published": published, "hidden": is_hidden(run)}
     if cancel is not None:
         value["cancelled"] = {"by": cancel.actor, "reason": cancel.reason, "at": words.iso(cancel.at)}
     if asked is not None:
@@ -158,6 +160,27 @@ async def _asked(engine: Engine, run: Run) -> Signal | None:
             if signal.name in (PAUSE, RESUME):
                 last = signal
     return last if last is not None and last.name == PAUSE and run.status is not Status.PAUSED else None
+
+
+#: Stands for the input of a run whose key is not here.
+NOTHING = b"null"
+
+
+def readable(engine: Engine, run: Run) -> Run:
+    """The run with its input in plain text; without its key, with nothing where its values were."""
+    from dataclasses import replace
+
+    from ..errors import EncryptionError
+
+    try:
+        return replace(run, input=engine.encryption.input(run)) if run.data_key else run
+    except EncryptionError:
+        return replace(run, input=NOTHING, progress=None)
+
+
+def is_hidden(run: Run) -> bool:
+    """Whether `readable` could not read it."""
+    return bool(run.data_key) and run.input == NOTHING
 
 
 async def _cancel(engine: Engine, run: Run) -> AuditEntry | None:
@@ -206,6 +229,7 @@ def _shown(
         ("parent", words.one_line(run.parent or "")),
         ("continued as", words.one_line(run.continued_as or "")),
         ("tags", words.one_line(", ".join(f"{name}={value}" for name, value in run.tags.items()))),
+        ("encrypted", _key_of(run)),
         ("input", ", ".join(arguments)),
         ("progress", words.brief(words.plain(run.progress)) if run.progress is not None else ""),
         *((f"shows {name}", words.brief(shown)) for name, shown in published.items()),
@@ -225,6 +249,15 @@ def _who_asked(signal: Signal) -> str:
     from . import words
 
     return f"to {_WISHES[signal.name]}, by {signal.sender or 'someone'} ({words.ago(signal.sent_at)}); not done yet"
+
+
+def _key_of(run: Run) -> str:
+    from . import words
+
+    if not run.data_key:
+        return ""
+    hidden = ", which is not here: its values are not shown" if is_hidden(run) else ""
+    return f"with the key {words.encrypted_with(run)!r}{hidden}"
 
 
 def _who_cancelled(cancel: AuditEntry) -> str:
@@ -266,7 +299,7 @@ def history(settings: Settings, *, run_id: str, failed: bool, full: bool, limit:
 
     async def look(engine: Engine) -> tuple[Run, list[Checkpoint]]:
         handle = await find(engine, run_id)
-        return await handle.run(), await handle.checkpoints(failed=True if failed else None)
+        return readable(engine, await handle.run()), await handle.checkpoints(failed=True if failed else None)
 
     run, found = settings.talk(look)
     shown = found[-limit:] if limit else found
@@ -308,7 +341,8 @@ def _summary(run: Run, found: list[Checkpoint], *, failed: bool) -> str:
     if failures:
         parts.append(f"{words.count(failures, 'attempt')} failed")
     waits = words.waits_for(run)
-    return f"{words.one_line(run.id)}: {', '.join(parts)}" + (f"; waits for {waits}" if waits else "")
+    hidden = f"; encrypted {_key_of(run)}" if is_hidden(run) else ""
+    return f"{words.one_line(run.id)}: {', '.join(parts)}" + (f"; waits for {waits}" if waits else "") + hidden
 
 
 def _offset(start: datetime, at: datetime) -> str:

@@ -220,6 +220,7 @@ def run_as_json(run: Run, *, whole: bool = False) -> dict[str, Any]:
         "queue": run.queue,
         "priority": run.priority,
         "tags": dict(run.tags),
+        "encrypted_with": encrypted_with(run),
     }
     if whole:
         value |= {
@@ -230,6 +231,17 @@ def run_as_json(run: Run, *, whole: bool = False) -> dict[str, Any]:
             "progress": plain(run.progress),
         }
     return value
+
+
+def encrypted_with(run: Run) -> str | None:
+    """The id of the key that a run is encrypted with, if it is."""
+    from ..errors import EncryptionError
+    from ..stores.keys import key_id
+
+    try:
+        return key_id(run.data_key) if run.data_key else None
+    except EncryptionError:
+        return "?"
 
 
 def error_line(error: ErrorInfo) -> str:

@@ -12,7 +12,7 @@ from ..model import Kind, Outcome, Run, Signal, Status
 from ..model.ids import check_id, check_name, child_id, new_id
 from ..model.signal import CANCEL, CHILD
 from ..ports import Answer, Send, Verdict, instant
-from ..stores.records import Record, StoredError, born
+from ..stores.records import Record, StoredError
 from ..values import VALUES
 from ..workflows.definition import Bound, Call, Workflow
 from ..workflows.options import check_options, checked_tags
@@ -47,17 +47,21 @@ class SendCall(DurableCall[None]):
         self.run.engine.signalled(self.target)
 
     def _refused(self, answer: Answer) -> None:
-        missing = answer.verdict is Verdict.NOT_FOUND
-        text = f"no run {self.target!r} is here" if missing else f"run {self.target!r} has already finished"
-        error = StoredError(
-            "keepstep.RunNotFound" if missing else "keepstep.AlreadyFinished", text, "permanent", id=new_id("error")
-        )
+        if answer.verdict is Verdict.NOT_FOUND:
+            kind, text = "RunNotFound", f"no run {self.target!r} is here"
+        elif answer.error is not None:
+            kind, text = type(answer.error).__name__, str(answer.error)
+        else:
+            kind, text = "AlreadyFinished", f"run {self.target!r} has already finished"
+        error = StoredError(f"keepstep.{kind}", text, "permanent", id=new_id("error"))
         self.run.append(self.record(Kind.STEP_FAILED, outcome=Outcome.FAILURE.value, attempt=1, error=error), self)
 
     def failure(self, record: Record) -> BaseException:
         error = record.error
         if error is not None and error.type == "keepstep.RunNotFound":
             return RunNotFound(error.message, self.target)
+        if error is not None and error.type != "keepstep.AlreadyFinished":
+            return StepFailed(error.message, self.key, error.info(), record.seq)
         return AlreadyFinished(error.message if error is not None else "", self.target)
 
 
@@ -133,7 +137,7 @@ class StartCall(DurableCall[ChildRun]):
         record = self.record(Kind.CHILD, attempt=1, data={"child": child})
         self.begun = "" if given else child
         made = partial(self._made, child)
-        run.append_special(record, {"creates": [born(created)]}, made, self._refused, self)
+        run.append_special(record, {"creates": [run.engine.encryption.born(created)]}, made, self._refused, self)
 
     def _made(self, child: str, _: Answer) -> None:
         self.run.children[self.key] = child  # whether or not the code still waits to be told

@@ -60,6 +60,7 @@ class RunContext:
         self.seq = run.seq
         self.checksum = run.checksum
         self.claimed = claimed(claim)
+        self.cipher = engine.encryption.cipher(run)
         self.loop = engine.loop
         self.thread_id = engine.thread_id
         # the journal's side

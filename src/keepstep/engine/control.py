@@ -39,6 +39,7 @@ async def retry(engine: Engine, run_id: str, reason: str, actor: str) -> None:
         raise AlreadyFinished(
             f"run {run_id!r} is {run.status.value}; only a failed or set-aside run can be retried", run_id
         )
+    engine.encryption.cipher(run)  # without its key nothing can be written
     seqs = await _failures(engine, run)  # before the claim: a history that cannot be read leaves the run as it is
     claim = await _claim(engine, run, _RETRIABLE)
     if claim.run.seq != run.seq:
@@ -56,6 +57,7 @@ async def cancel_now(engine: Engine, run_id: str, reason: str, actor: str) -> No
         raise RunNotFound(f"no run {run_id!r} in {engine.store.url}", run_id)
     if run.status in FINISHED:
         raise AlreadyFinished(f"run {run_id!r} is already {run.status.value}", run_id)
+    engine.encryption.cipher(run)  # without its key nothing can be written
     claim = await _claim(engine, run, frozenset(Status) - FINISHED)
     data = {"actor": actor, "reason": engine.redact(reason), "before": run.status.value, "act": "cancel"}
     record = Record(run_id, Kind.RUN_FINISHED.value, outcome=Outcome.CANCELLED.value, trigger="manual", data=data)
@@ -183,7 +185,7 @@ async def _append_and_release(engine: Engine, claim: Claim, record: Record, stat
     now = instant(engine.clock.now())
     record.finished_at = now
     record.claimed = claimed(claim)
-    row, checksum = seal(record, run.seq + 1, run.checksum)
+    row, checksum = seal(record, run.seq + 1, run.checksum, engine.encryption.cipher(run))
     change = Advance(
         run.id,
         claim.lease.worker,

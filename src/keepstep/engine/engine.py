@@ -21,6 +21,7 @@ from ..errors import (
     CheckpointCorrupt,
     DefinitionError,
     DuplicateName,
+    EncryptionError,
     KeepstepError,
     NotSerializable,
     RunConflict,
@@ -35,8 +36,10 @@ from ..observers import resolve
 from ..observers.log import RedactedLog
 from ..policies import RecoveryLimit
 from ..ports import Clock, Create, Store, SystemClock, Verdict, instant
+from ..stores.keys import Keys
 from ..stores.open import is_store, open_store
-from ..stores.records import MAX_VALUE, Record, born
+from ..stores.records import MAX_VALUE, Record
+from ..stores.sealed import Rekeyed
 from ..values import Redactor
 from ..workflows import definition
 from ..workflows.definition import KNOWN, Bound, Workflow
@@ -44,6 +47,7 @@ from ..workflows.options import LONGEST_SECONDS, check_options, checked_tags
 from . import control
 from .attempt import perform
 from .context import RunContext
+from .encryption import Encryption
 from .handle import RunHandle, event_name, this_process
 from .journal import Journal
 from .pace import Pace
@@ -100,6 +104,7 @@ class Engine:
         replay_always: bool = False,
         redact: Redactor | None = None,
         actor: str | None = None,
+        keys: Keys | None = None,
         **store_options: Any,
     ) -> None:
         self._url = url
@@ -119,6 +124,7 @@ class Engine:
         self.replay_always = replay_always
         self._redactor = redact or Redactor()
         self._filter = RedactedLog(self.redact)
+        self.encryption = Encryption(keys)
         self._actor = actor
         self.actor = actor or ""
         self.perform = perform
@@ -180,7 +186,13 @@ class Engine:
     def _open_store(self) -> Store:
         if self._url == DEFAULT_URL:  # our own choice, so the folder is ours to make
             Path(DEFAULT_URL).parent.mkdir(exist_ok=True)
-        return open_store(self._url, clock=self._clock, **self._store_options)
+        store = open_store(self._url, clock=self._clock, **self._store_options)
+        try:
+            return self.encryption.open(store, look=self._owns_store, worker=self._with_worker)
+        except BaseException:
+            if self._owns_store:
+                store.close()
+            raise
 
     async def close(self, stop_seconds: float | None = None) -> None:
         """Take no more work, let steps that are under way finish for a while, hand the rest back."""
@@ -277,6 +289,7 @@ class Engine:
         workflow = self._definition(workflow)
         workflow.check_arguments(args, kwargs)
         check_options(queue, priority, delay, key)
+        self.encryption.check_writing()
         now = self.clock.now()
         at = instant(now)
         name = new_id() if run_id is None else check_id(run_id)
@@ -307,7 +320,7 @@ class Engine:
         first = None
         if leased and worker is not None:  # leased at birth: the run is this worker's, and has its first record
             first = Runner.started(name, workflow, worker.id, at)
-        return await self._create(workflow, born(run, first), [[*args], kwargs])
+        return await self._create(workflow, self.encryption.born(run, first), [[*args], kwargs])
 
     async def _create(self, workflow: Workflow[..., Any], create: Create, arguments: list[Any]) -> RunHandle[Any]:
         run = create.run
@@ -340,9 +353,9 @@ class Engine:
             )
         if existing.input == run.input:
             return
-        values = workflow.values
+        values, stored = workflow.values, self.encryption.input(existing)
         try:
-            same = values.digest(values.decode(existing.input)) == values.digest(arguments)
+            same = values.digest(values.decode(stored)) == values.digest(arguments)
         except KeepstepError:
             same = False
         if not same:
@@ -400,6 +413,11 @@ class Engine:
     async def cancel_now(self, run_id: str, reason: str = "", actor: str = "") -> None:
         """End a run that nobody drives, without its code."""
         await control.cancel_now(self, run_id, reason, actor or self.actor)
+
+    async def rekey(self) -> Rekeyed:
+        """Wrap the data keys of all runs with the current key, so that older keys can be dropped."""
+        self._must_be_open()
+        return await self.encryption.rekey(self)
 
     async def signal(self, run_id: str, name: str, payload: Any = True, *, id: str = "") -> None:  # noqa: A002
         """Send a run a durable message."""
@@ -464,6 +482,10 @@ class Engine:
     def give_back_later(self, context: RunContext) -> None:
         if self.worker is not None:
             self.worker.give_back_later(context)
+
+    async def put_back(self, claim: Claim, error: EncryptionError) -> None:
+        if self.worker is not None:
+            await self.worker.put_back(claim, error)
 
     def poke(self) -> None:
         """Something may be due."""
@@ -577,6 +599,8 @@ class Engine:
                 f"{what} {name!r}: its value takes {len(data):,} bytes, over the limit of {self.max_value_bytes:,}; "
                 "store the data elsewhere and return a reference, or raise max_value_bytes"
             )
+        if self.encryption.of_everything and what != "tag":
+            return  # it is stored encrypted; tags are not
         try:
             path = self._redactor.hit(data)
         except Exception as error:

@@ -26,6 +26,7 @@ from ..model import FINISHED, Checkpoint, ErrorInfo, Event, Kind, Run, Signal, S
 from ..model.ids import check_name, check_text, new_id
 from ..model.signal import CANCEL, PAUSE, RESERVED, RESOLVE, RESUME
 from ..ports import Send, Verdict, instant
+from ..stores.keys import is_encrypted
 from ..stores.records import checkpoint, origin, unseal
 from ..values import VALUES
 
@@ -92,7 +93,7 @@ class RunHandle(Generic[R]):
     async def input(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments that the run was started with."""
         run = await self.run()
-        return self._values(run.workflow).decode(run.input, "input")  # type: ignore[no-any-return]
+        return self._values(run.workflow).decode(self._engine.encryption.input(run), "input")  # type: ignore[no-any-return]
 
     async def checkpoints(self, *, failed: bool | None = None) -> list[Checkpoint]:
         """The run's history, verified; with `failed` only its failures, or only its successes."""
@@ -138,7 +139,7 @@ class RunHandle(Generic[R]):
     async def progress(self) -> Any:
         """What the running step last reported with `ks.progress`, or None."""
         run = await (await self.latest()).run()
-        return None if run.progress is None else _shown(run.progress)
+        return None if run.progress is None or is_encrypted(run.progress) else _shown(run.progress)
 
     # -- waiting ------------------------------------------------------------------------------------------------------
 
@@ -177,6 +178,8 @@ class RunHandle(Generic[R]):
     async def _stored_end(self) -> tuple[Status, bytes, ErrorInfo | None, str | None, str] | None:
         run = await self.run()
         if run.status in FINISHED or run.status is Status.SET_ASIDE:
+            if run.data_key and run.status is Status.COMPLETED:
+                self._engine.encryption.cipher(run)  # without its key there is no saying what the result is
             if run.status in FINISHED and run.output is None and run.error is None:
                 await self._check_end(run)
             return run.status, run.output or b"null", run.error, run.continued_as, run.workflow
@@ -257,7 +260,10 @@ class RunHandle(Generic[R]):
     async def _send(self, name: str, payload: bytes, id: str = "") -> None:  # noqa: A002
         check_text(id, "signal id")  # here, because a commit that cannot be made would take its neighbours along
         signal = Signal(self.id, name, payload, id, self._actor, instant(self._engine.clock.now()))
+        await self._engine.encryption.check_sending(self._engine, self.id)
         answer = await self._engine.journal.write(Send(signal))
+        if answer.error is not None:
+            raise answer.error
         if answer.verdict is Verdict.NOT_FOUND:
             raise RunNotFound(f"no run {self.id!r} in {self._engine.store.url}", self.id)
         if answer.verdict is Verdict.FINISHED:

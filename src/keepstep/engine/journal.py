@@ -183,7 +183,7 @@ class Journal:
         drafts, run.pending = pending, []
         first = drafts[0]
         if len(drafts) == 1 and first.change is None and first.record is not None and run.claimed is None:  # as a rule
-            row, checksum = seal(first.record, run.seq + 1, run.checksum)
+            row, checksum = seal(first.record, run.seq + 1, run.checksum, run.cipher)
             batch.changes.append(
                 Advance(
                     run.id, self.worker, run.epoch, run.seq, (row,), checksum, progress=row.kind not in _NO_PROGRESS
@@ -357,7 +357,7 @@ def _sealed(run: RunContext, drafts: list[Draft]) -> tuple[list[Row], str]:
             if claimed is not None:
                 record.claimed, claimed = claimed, None
             seq += 1
-            row, checksum = seal(record, seq, checksum)
+            row, checksum = seal(record, seq, checksum, run.cipher)
             rows.append(row)
     return rows, checksum
 
@@ -383,7 +383,7 @@ def _sealed_within(
     def within(tx: Any) -> None:
         draft.record = body(tx)
         draft.record.claimed = run.claimed
-        row, checksum = seal(draft.record, run.seq + 1, run.checksum)
+        row, checksum = seal(draft.record, run.seq + 1, run.checksum, run.cipher)
         change.rows, change.checksum = [row], checksum
 
     return within

@@ -16,13 +16,21 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..errors import CheckpointCorrupt, KeepstepError, NotSerializable, RunTimedOut, SchemaMismatch, StoreError
+from ..errors import (
+    CheckpointCorrupt,
+    EncryptionError,
+    KeepstepError,
+    NotSerializable,
+    RunTimedOut,
+    SchemaMismatch,
+    StoreError,
+)
 from ..model import Kind, Outcome, Signal, Status
 from ..model.ids import MAX_ID, new_id
 from ..model.signal import CHILD, RESERVED
 from ..policies import SetAside, classify
 from ..ports import CURRENT, Advance, Answer, Create, Send, Verdict, instant
-from ..stores.records import Record, StoredError, born, check_origin, seal
+from ..stores.records import Record, StoredError, check_origin, seal
 from ..workflows.definition import Call
 from .attempt import clean, idempotency_key, in_thread, stored_error
 from .branch import CANCELLED, Branch, DurableCall
@@ -65,7 +73,12 @@ class Runner:
     async def drive(self, claim: Claim) -> None:
         """Take up a claimed run: load what it recorded, then call its code."""
         engine, run = self.engine, claim.run
-        context = RunContext(engine, engine.known(run.workflow), claim)
+        try:
+            context = RunContext(engine, engine.known(run.workflow), claim)
+        except EncryptionError as error:
+            engine.encryption.cannot_read(error)
+            await engine.put_back(claim, error)
+            return
         engine.entered(context)
         try:
             problem = self._objection(context)
@@ -159,7 +172,8 @@ class Runner:
         if context.deadline_at is not None and not passed:
             self._arm_deadline(context)
         try:
-            args, kwargs = _arguments(context.workflow.values.decode(run.input, f"workflow {run.workflow!r}: input"))
+            stored = engine.encryption.input(run)
+            args, kwargs = _arguments(context.workflow.values.decode(stored, f"workflow {run.workflow!r}: input"))
         except KeepstepError as error:
             self.set_aside(context, type(error).__name__, f"the run's input cannot be restored: {error}")
             return
@@ -377,7 +391,7 @@ class Runner:
             recoveries=0,
             updated_at=None,
         )
-        creates.append(born(successor))
+        creates.append(context.engine.encryption.born(successor))
         record.data = {"continued_as": successor.id}
         record.value = msgspec.Raw(b"null")
         unread = [signal for signal in context.inbox if not signal.name.startswith(RESERVED)]  # not a child's last word
@@ -456,7 +470,7 @@ class Runner:
             )
             record.finished_at = instant(self.engine.clock.now())
             record.claimed = context.claimed
-            row, checksum = seal(record, context.seq + 1, context.checksum)
+            row, checksum = seal(record, context.seq + 1, context.checksum, context.cipher)
             return Advance(
                 context.id,
                 context.worker,

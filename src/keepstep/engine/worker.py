@@ -11,7 +11,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..errors import StoreError
+from ..errors import EncryptionError, StoreError
 from ..model import HEARTBEAT_SECONDS, LEASE_SECONDS, Run, RunQuery, Status, WorkerInfo
 from ..model.ids import new_id
 from ..policies import RecoverAlone
@@ -40,6 +40,8 @@ CLAIM_LIMIT = 100
 #: A run that must be driven alone is looked at again after this, and from so long on the worker makes room for it.
 PUT_BACK_SECONDS = 0.5
 MAKE_ROOM_SECONDS = 30.0
+#: A run whose key this worker lacks is looked at again after this.
+KEY_SECONDS = 60.0
 #: How long a worker looks, with each heartbeat, for leases that it does not know of, after an answer was lost.
 DOUBT_SECONDS = 60.0
 #: Progress reaches the store with the heartbeat, which comes early for it, but not more often than this.
@@ -75,6 +77,7 @@ class Worker:
         self._doubt_until = 0.0
         self._lost: dict[str, int] = {}
         self._suspects_since: float | None = None
+        self._wanted_keys: set[str] = set()
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -339,6 +342,16 @@ class Worker:
         """The run is no longer driven here, but the store could not be told; tell it when it listens again."""
         self._to_give_back[context.id] = context.epoch
         self._beat.set()
+
+    async def put_back(self, claim: Claim, error: EncryptionError) -> None:
+        """A run that cannot be read here may be read by another worker: it is left to that one, and tried again."""
+        if error.key_id not in self._wanted_keys:
+            self._wanted_keys.add(error.key_id)
+            log.error("%s; it is left to other workers, and looked at again every %d s", error, KEY_SECONDS)
+        try:
+            await self._release(claim.run, claim.lease.epoch, instant(self.engine.clock.now() + KEY_SECONDS))
+        except StoreError:
+            self._to_give_back[claim.run.id] = claim.lease.epoch
 
     def doubt(self) -> None:
         """The answer to a claim or a start was lost: something may be leased to this worker without its knowing."""

@@ -11,9 +11,10 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ..errors import CheckpointCorrupt, SchemaMismatch
+from ..errors import CheckpointCorrupt, EncryptionError, SchemaMismatch
 from ..model import Checkpoint, Claim, ErrorInfo, Kind, Outcome, Run, Status, Trigger
 from ..ports import Create, Row
+from .keys import Cipher
 
 #: The format that this version writes. Older ones are migrated on read, newer ones refused.
 FORMAT = 2
@@ -89,7 +90,11 @@ class Record(msgspec.Struct, omit_defaults=True):
 
     def raw(self) -> bytes:
         """The value's JSON text; `null` if there is none."""
-        return b"null" if isinstance(self.value, msgspec.UnsetType) else bytes(self.value)
+        if isinstance(self.value, msgspec.UnsetType):
+            if self.packed == ENCRYPTED:
+                raise EncryptionError(f"run {self.run!r}: the value at seq {self.seq} is encrypted; its key is needed")
+            return b"null"
+        return bytes(self.value)
 
 
 #: Stands in for a time that a damaged record lacks.
@@ -119,12 +124,12 @@ def origin(run: Run) -> str:
     return sha256(run.input).hexdigest()[:32] + sha256(_encode(facts)).hexdigest()[:32]
 
 
-def born(run: Run, first: Record | None = None) -> Create:
+def born(run: Run, first: Record | None = None, cipher: Cipher | None = None) -> Create:
     """The creation of a run that nobody else has seen yet, with the beginning of its chain and its first record."""
     checksum = origin(run)
     rows = []
     if first is not None:
-        row, checksum = seal(first, 1, checksum)
+        row, checksum = seal(first, 1, checksum, cipher)
         rows.append(row)
     object.__setattr__(run, "seq", len(rows))  # a copy of it would cost three times as much as all this
     object.__setattr__(run, "checksum", checksum)
@@ -150,11 +155,16 @@ def claimed(claim: Claim) -> Claimed | None:
     return Claimed(claim.lease.epoch, claim.run.updated_at or EPOCH, claim.before.value, claim.since)
 
 
-def seal(record: Record, seq: int, previous: str) -> tuple[Row, str]:
-    """Give a record its place in the chain: its row, and the checksum that the next one will hold."""
+def seal(record: Record, seq: int, previous: str, cipher: Cipher | None = None) -> tuple[Row, str]:
+    """Give a record its place in the chain: its row, and the checksum that the next one will hold.
+
+    With the cipher of its run, what the user's code said is encrypted, bound to all that stays readable.
+    """
     record.seq = seq
     record.previous = previous
     record.format = FORMAT
+    if cipher is not None:
+        return _sealed_and_hidden(record, cipher)
     body = None
     value = record.value
     if value is not msgspec.UNSET and len(value) > COMPRESS_OVER:
@@ -163,6 +173,75 @@ def seal(record: Record, seq: int, previous: str) -> tuple[Row, str]:
     if body is None:
         return Row(seq, record.kind, text, None), sha256(text).hexdigest()
     return Row(seq, record.kind, text, body), sha256(text + body).hexdigest()
+
+
+class _Hidden(msgspec.Struct, omit_defaults=True):
+    """What is encrypted of a record."""
+
+    value: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    digest: str = ""
+    message: str = ""
+    traceback: str = ""
+    data: dict[str, Any] | None = None
+
+
+#: How a body is packed that holds the encrypted part of its record.
+ENCRYPTED = "aes-256-gcm"
+#: Stands in for the message of an error that is encrypted.
+HIDDEN = "(encrypted)"
+#: What stays readable of `data`: the structure that repairs, audits and the doctor go by. Anything else is hidden.
+_OPEN_DATA = frozenset(
+    (
+        *("signal", "signal_name", "sender", "to", "child", "continued_as", "choice", "key", "ask", "seqs"),
+        *("act", "actor", "before", "workflow", "version", "from", "epoch", "recoveries"),
+    )
+)
+_PLAIN, _DEFLATED = b"j", b"z"
+_decode_hidden = msgspec.json.Decoder(_Hidden).decode
+
+
+def _sealed_and_hidden(record: Record, cipher: Cipher) -> tuple[Row, str]:
+    hidden = _Hidden(record.value, record.digest)
+    error, data = record.error, record.data
+    if error is not None:
+        hidden.message, hidden.traceback = error.message, error.traceback
+        error = msgspec.structs.replace(error, message="", traceback="")
+    if data is not None and not _OPEN_DATA.issuperset(data):
+        hidden.data = {name: item for name, item in data.items() if name not in _OPEN_DATA}
+        data = {name: item for name, item in data.items() if name in _OPEN_DATA}
+    shown = msgspec.structs.replace(record, value=msgspec.UNSET, digest="", error=error, data=data, packed=ENCRYPTED)
+    text, plain = _encode(shown), _encode(hidden)
+    plain = _DEFLATED + zlib.compress(plain, 1) if len(plain) > COMPRESS_OVER else _PLAIN + plain
+    body = cipher.hide(plain, "record", text)
+    return Row(record.seq, record.kind, text, body), sha256(text + body).hexdigest()
+
+
+def opened(row: Row, cipher: Cipher) -> Row:
+    """The row with its encrypted part in plain text beside it; one that is not encrypted is refused."""
+    if row.body is None:
+        raise CheckpointCorrupt(f"run {cipher.run!r}: the record at seq {row.seq} is not encrypted, and must be")
+    plain = cipher.reveal(bytes(row.body), "record", bytes(row.record))
+    return Row(row.seq, row.kind, row.record, row.body, plain)
+
+
+def _reveal(run: str, record: Record, plain: bytes | None) -> None:
+    """Give a record back what was hidden of it; without the key, what stands for it."""
+    if plain is None:
+        if record.error is not None:
+            record.error.message = HIDDEN
+        return
+    text = plain[1:]
+    if plain[:1] == _DEFLATED:
+        text = _inflate(run, record, text)
+    try:
+        hidden = _decode_hidden(text)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise CheckpointCorrupt(f"run {run!r}: the record at seq {record.seq} is not readable: {error}") from None
+    record.value, record.digest, record.packed = hidden.value, hidden.digest, ""
+    if record.error is not None:
+        record.error.message, record.error.traceback = hidden.message, hidden.traceback
+    if hidden.data is not None:
+        record.data = {**(record.data or {}), **hidden.data}
 
 
 def _pack(record: Record, value: bytes) -> tuple[bytes, Record]:
@@ -205,7 +284,10 @@ def unseal(rows: Iterable[Row], run: str, after: int = 0, previous: str = "") ->
             raise CheckpointCorrupt(f"run {run!r}: the {record.kind!r} at seq {after} is kept as a {row.kind[:60]!r}")
         if body is not None:
             previous = sha256(text + bytes(body)).hexdigest()
-            record.value = msgspec.Raw(_unpack(run, record, bytes(body)))
+            if record.packed == ENCRYPTED:
+                _reveal(run, record, row.opened)
+            else:
+                record.value = msgspec.Raw(_unpack(run, record, bytes(body)))
         else:
             previous = sha256(text).hexdigest()
         yield record, previous
@@ -256,6 +338,15 @@ _DATA: dict[str, type] = {
 def _unpack(run: str, record: Record, body: bytes) -> bytes:
     if record.packed != "zlib":
         raise CheckpointCorrupt(f"run {run!r}: the value at seq {record.seq} is packed as {record.packed!r}")
+    value = _inflate(run, record, body)
+    try:
+        _check_json(value)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise CheckpointCorrupt(f"run {run!r}: the value at seq {record.seq} is not JSON: {error}") from None
+    return value
+
+
+def _inflate(run: str, record: Record, body: bytes) -> bytes:
     inflate = zlib.decompressobj()
     try:
         value = inflate.decompress(body, LARGEST_UNPACKED)
@@ -263,10 +354,6 @@ def _unpack(run: str, record: Record, body: bytes) -> bytes:
         raise CheckpointCorrupt(f"run {run!r}: the value at seq {record.seq} cannot be unpacked: {error}") from None
     if inflate.unconsumed_tail or not inflate.eof:
         raise CheckpointCorrupt(f"run {run!r}: the value at seq {record.seq} is cut short or too large")
-    try:
-        _check_json(value)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise CheckpointCorrupt(f"run {run!r}: the value at seq {record.seq} is not JSON: {error}") from None
     return value
 
 
