@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from dataclasses import replace
 
@@ -10,11 +11,14 @@ import pytest
 import keepstep as ks
 from keepstep.engine import worker as worker_module
 from keepstep.engine.audit import audit
+from keepstep.engine.copying import copy_runs
 from keepstep.engine.doctor import examine
+from keepstep.engine.transfer import export_runs, import_runs
 from keepstep.errors import EncryptionError
 from keepstep.model import Signal
 from keepstep.ports import Create, Rekey, Send
 from keepstep.stores.keys import Keys, key_id
+from keepstep.stores.memory import MemoryStore
 from keepstep.stores.records import origin
 from keepstep.stores.sealed import SealedStore
 from tests.engine.world import until, until_status
@@ -410,3 +414,37 @@ async def test_the_input_of_another_run_is_refused(world):
         run = await engine.get("a")
         await until_status(run, "set aside")
         assert "its input cannot be decrypted" in (await run.run()).error.message
+
+
+# -- moved and mended by those who have no key -------------------------------------------------------------------------
+
+
+async def test_an_archive_holds_ciphertext_and_goes_on_elsewhere_with_the_key(world):
+    async with world.engine(keys=keys(), worker=False) as engine:
+        await engine.start(waiter, MARK, run_id="r")
+        await engine.signal("r", "go", MARK)
+        archive = io.BytesIO()
+        assert export_runs(engine.store, archive).written == 1
+    assert MARK.encode() not in archive.getvalue()
+    archive.seek(0)
+    elsewhere = MemoryStore()
+    assert import_runs(elsewhere, archive, "archive", actor="ann").written == 1
+    async with ks.Engine(elsewhere, keys=keys(), linger_seconds=0.05) as engine:
+        run = await engine.get("r")
+        assert await run.status() == "set aside"
+        await run.retry()
+        assert await run.result(5) == [MARK, MARK]
+
+
+async def test_a_run_that_was_handed_over_goes_on_with_its_key(world):
+    target = MemoryStore()
+    async with world.engine(keys=keys(), worker=False) as engine:
+        await engine.start(waiter, MARK, run_id="r")
+        await engine.signal("r", "go", MARK)
+        done = copy_runs(engine.store, target, actor="ann", unfinished=True)
+        assert done.written == 1
+        told = await (await engine.get("r")).run()
+        assert told.status == "set aside"
+        assert "goes on in" in told.error.message
+    async with ks.Engine(target, keys=keys(), linger_seconds=0.05) as engine:
+        assert await (await engine.get("r")).result(5) == [MARK, MARK]

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import keepstep as ks
 from keepstep.errors import CheckpointCorrupt, StoreError
+from keepstep.model import Status
 from keepstep.ports import Row
 from keepstep.stores import rules
 from keepstep.stores.keys import Keys
@@ -221,8 +222,50 @@ def test_what_stays_readable_cannot_be_changed_either(field, value):
         record[field] = value
         entry.rows[place] = msgspec.structs.replace(entry.rows[place], record=msgspec.json.encode(record))
         relinked(store)
-        with pytest.raises(CheckpointCorrupt, match="cannot be decrypted"):
+        with pytest.raises(CheckpointCorrupt, match=r"cannot be decrypted|last record does not say so"):
             read(store)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"kind": "superseded", "data": {"seqs": [2]}},
+        {"kind": "error", "error": {"type": "E", "message": "m", "caused_by": [2]}},
+        {"kind": "error", "error": {"type": "E", "message": "m"}, "data": {"signal": 1}},
+        {"kind": "error", "error": {"type": "E", "message": "m"}, "value": 1},
+        {"kind": "error"},
+        {"kind": "step completed", "step": "work#9", "value": 1},
+    ],
+)
+def test_a_record_that_would_steer_the_run_is_not_taken_in_plain_text(record):
+    store = copied()
+    entry = store._runs["a"]
+    text = {"run": "a", "seq": 9, "format": 2, "previous": "", "finished_at": "2026-01-01T00:00:00Z", **record}
+    entry.rows.append(Row(len(entry.rows) + 1, record["kind"], msgspec.json.encode(text)))
+    relinked(store)
+    with pytest.raises(CheckpointCorrupt):
+        read(store)
+
+
+def test_a_record_that_sets_the_run_aside_is_taken():
+    store = copied()
+    entry = store._runs["a"]
+    error = {"type": "Repaired", "message": "see to it"}
+    text = {
+        "run": "a",
+        "kind": "error",
+        "seq": 9,
+        "format": 2,
+        "previous": "",
+        "error": error,
+        "data": {"act": "repair"},
+    }
+    entry.rows.append(Row(len(entry.rows) + 1, "error", msgspec.json.encode(text)))
+    entry.status = Status.SET_ASIDE
+    relinked(store)
+    told = read(store)
+    assert told[2].message == "see to it"
+    assert told[3][:-1] == TRUTH[3]
 
 
 def test_swapped_messages():

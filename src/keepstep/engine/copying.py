@@ -16,6 +16,7 @@ from ..model import FINISHED, Claim, Kind, Run, RunQuery, Signal, Status, Worker
 from ..model.ids import new_id
 from ..ports import Advance, ClaimRequest, Create, Row, Store, Verdict, instant
 from ..stores.records import claimed, seal, unseal
+from ..stores.sealed import below
 from .transfer import CONFLICT, Batch, Reason, Transfer, chosen, freed, is_there, record_of, verified
 from .verify import check_named, rows_of, signals_of
 
@@ -41,7 +42,7 @@ def copy_runs(
     a lease of its own, and only then queued in the target. Whatever breaks off between the two, nobody drives it in
     both. One that is driven, or whose parent or children have not ended, is left in any case.
     """
-    done = Transfer()
+    source, target, done = below(source), below(target), Transfer()
     copier = _Copier(source, target, done, actor if unfinished else "")
     for run in chosen(source, run_ids, query or RunQuery()):
         name = run if isinstance(run, str) else run.id

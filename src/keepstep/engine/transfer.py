@@ -16,6 +16,7 @@ from ..model.ids import new_id
 from ..ports import Create, Row, Store, Verdict, instant
 from ..stores.memory import MemoryStore
 from ..stores.records import Record, StoredError, seal, unseal
+from ..stores.sealed import below
 from .archive import Archived, ArchiveWriter, Broken, runs_in
 from .verify import PAGE, all_runs, check_run, head_of, rows_of, signals_of
 
@@ -68,7 +69,7 @@ def export_runs(
     store: Store, file: IO[bytes], run_ids: Iterable[str] = (), query: RunQuery | None = None, *, made_by: str = ""
 ) -> Transfer:
     """Write runs into an archive, as they are now; one that is damaged is marked there, and named."""
-    done = Transfer()
+    store, done = below(store), Transfer()
     writer = ArchiveWriter(file, instant(store.clock.now()), made_by)
     for run in chosen(store, run_ids, query or RunQuery()):
         if isinstance(run, str):
@@ -109,7 +110,7 @@ def import_runs(
     A run that has not ended is set aside, so that it does not go on here while it may go on elsewhere; with `queue`
     it goes on here. With `partial`, what is broken in the archive is passed over and named; without, it is an error.
     """
-    done = Transfer()
+    store, done = below(store), Transfer()
     batch = Batch(store, done)
     for found in runs_in(file, name):
         problem = _problem(found)

@@ -217,11 +217,31 @@ def _sealed_and_hidden(record: Record, cipher: Cipher) -> tuple[Row, str]:
 
 
 def opened(row: Row, cipher: Cipher) -> Row:
-    """The row with its encrypted part in plain text beside it; one that is not encrypted is refused."""
+    """The row with its encrypted part in plain text beside it; one that is not encrypted is refused.
+
+    But for one that only leaves the run to a person: those who repair or move a store need no keys for that.
+    """
     if row.body is None:
+        if _only_sets_aside(row):
+            return row
         raise CheckpointCorrupt(f"run {cipher.run!r}: the record at seq {row.seq} is not encrypted, and must be")
     plain = cipher.reveal(bytes(row.body), "record", bytes(row.record))
     return Row(row.seq, row.kind, row.record, row.body, plain)
+
+
+def _only_sets_aside(row: Row) -> bool:
+    """Whether a row says nothing that any code or command will ever go by."""
+    try:
+        record = _decode(bytes(row.record))
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return False
+    if record.kind != Kind.ERROR.value or row.kind != record.kind or record.packed or record.error is None:
+        return False
+    return record.value is msgspec.UNSET and not record.error.caused_by and _STEERING.isdisjoint(record.data or ())
+
+
+#: What in `data` tells the engine that something has happened.
+_STEERING = frozenset(("signal", "choice", "child", "continued_as", "key", "ask", "seqs"))
 
 
 def _reveal(run: str, record: Record, plain: bytes | None) -> None:
@@ -284,13 +304,18 @@ def unseal(rows: Iterable[Row], run: str, after: int = 0, previous: str = "") ->
             raise CheckpointCorrupt(f"run {run!r}: the {record.kind!r} at seq {after} is kept as a {row.kind[:60]!r}")
         if body is not None:
             previous = sha256(text + bytes(body)).hexdigest()
-            if record.packed == ENCRYPTED:
-                _reveal(run, record, row.opened)
-            else:
-                record.value = msgspec.Raw(_unpack(run, record, bytes(body)))
+            _take_in(run, record, bytes(body), row.opened)
         else:
             previous = sha256(text).hexdigest()
         yield record, previous
+
+
+def _take_in(run: str, record: Record, body: bytes, plain: bytes | None) -> None:
+    """Give a record what is kept beside it."""
+    if record.packed == ENCRYPTED:
+        _reveal(run, record, plain)
+    else:
+        record.value = msgspec.Raw(_unpack(run, record, body))
 
 
 def _problem(record: Record) -> str:

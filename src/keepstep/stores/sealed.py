@@ -265,6 +265,11 @@ class Rekeyed:
         return Rekeyed(self.runs + other.runs, self.changed + other.changed, self.plain + other.plain, left)
 
 
+def below(store: Store) -> Store:
+    """The store as it is, ciphertext and all: for those who move runs about and need not read them."""
+    return store.inner if isinstance(store, SealedStore) else store
+
+
 def locked_with(store: Store) -> str:
     """The id of the key that a store's newest runs are encrypted with, if they are: then the store counts as encrypted.
 
@@ -280,8 +285,15 @@ def _creates(change: Change) -> Sequence[Create]:
 
 def _heard(signal: Signal, cipher: Cipher) -> Signal:
     if not is_encrypted(signal.payload):  # from someone without keys: not a damage, and nothing that is ever heard
-        return replace(signal, name=f"{REFUSED}{signal.name}", payload=b"null")
-    return replace(signal, payload=cipher.reveal_text(signal.payload, "signal", signal.name, signal.id))
+        return _resealed(replace(signal, name=f"{REFUSED}{signal.name}", payload=b"null"))
+    return _resealed(replace(signal, payload=cipher.reveal_text(signal.payload, "signal", signal.name, signal.id)))
+
+
+def _resealed(signal: Signal) -> Signal:
+    """The signal with a checksum that fits what it says now; the store has checked the one that it had."""
+    if not signal.checksum or signal.sent_at is None:
+        return signal
+    return rules.seal_signal(signal, signal.seq, signal.sent_at)
 
 
 def _progress(told: bytes, cipher: Cipher) -> bytes | None:
