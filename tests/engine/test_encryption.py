@@ -21,6 +21,7 @@ from keepstep.stores.keys import Keys, key_id
 from keepstep.stores.memory import MemoryStore
 from keepstep.stores.records import origin
 from keepstep.stores.sealed import SealedStore
+from tests import postgres
 from tests.engine.world import until, until_status
 
 OLD, NEW = os.urandom(32), os.urandom(32)
@@ -448,3 +449,66 @@ async def test_a_run_that_was_handed_over_goes_on_with_its_key(world):
         assert "goes on in" in told.error.message
     async with ks.Engine(target, keys=keys(), linger_seconds=0.05) as engine:
         assert await (await engine.get("r")).result(5) == [MARK, MARK]
+
+
+# -- the other stores --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["files", "postgres"])
+def elsewhere(request, tmp_path):
+    """A URL, and how all that is kept there is read."""
+    if request.param == "files":
+        folder = tmp_path / "runs"
+
+        def dump():
+            return b"".join(str(path).encode() + path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+        yield f"files:{folder}", dump
+        return
+    import psycopg
+
+    with postgres.empty_store() as url:
+
+        def dump():
+            told = b""
+            with psycopg.connect(postgres.session_dsn()) as connection:
+                tables = connection.execute(
+                    "SELECT quote_ident(schemaname) || '.' || quote_ident(tablename) FROM pg_tables"
+                    " WHERE schemaname NOT IN ('pg_catalog', 'information_schema')"
+                ).fetchall()
+                for (table,) in tables:
+                    with connection.cursor().copy(f"COPY {table} TO STDOUT (FORMAT binary)") as rows:
+                        told += b"".join(bytes(part) for part in rows)
+            return told
+
+        yield url, dump
+
+
+async def test_every_store_keeps_ciphertext_and_lets_keys_be_changed(elsewhere):
+    url, dump = elsewhere
+    async with ks.Engine(url, keys=keys(), linger_seconds=0.05) as engine:
+        await play(engine)
+    found = dump()
+    assert MARK.encode() not in found
+    assert b"tell#1" in found
+    with pytest.raises(EncryptionError, match="no keys are given"):
+        async with ks.Engine(url):
+            pass
+    async with ks.Engine(url, worker=False) as engine:
+        run = await engine.get("r")
+        assert await run.status() == "completed"
+        with pytest.raises(EncryptionError, match="'old'"):
+            await run.input()
+        with pytest.raises(EncryptionError, match="'old'"):
+            await run.result()
+    async with ks.Engine(url, worker=False, keys=keys("new", old=OLD, new=NEW)) as engine:
+        done = await engine.rekey()
+        assert (done.changed, done.left) == (3, {})
+    async with ks.Engine(url, keys=keys("new", new=NEW)) as engine:
+        run = await engine.get("r")
+        assert await run.result() == [{"told": MARK, MARK: 1}, {"v": MARK}]
+        assert (await examine(engine, deep=True)).healthy
+        other = await engine.start(waiter, MARK, run_id="w")
+        await other.signal("go", 1)
+        assert await other.result(5) == [MARK, 1]
+    assert MARK.encode() not in dump()
