@@ -34,7 +34,7 @@ from ..values.kinds import is_text
 from . import rules
 from .files_check import Check
 from .files_commit import Commits
-from .files_disk import Disk, translating
+from .files_disk import Disk, Steps, finish, translating
 from .files_entry import LAYOUT, Draft, run_of
 from .files_index import Index, Line, line_of, matches, may_match
 from .files_log import Logs, State
@@ -109,12 +109,13 @@ class FilesStore:
         self._index.will(wanted)
         removed: list[str] = []
 
-        def remove(group: list[int]) -> None:
-            removed.extend(wanted[i] for i in group if self._commits.delete(wanted[i]))
+        def remove(run: str) -> Steps[None]:
+            if (yield from self._commits.delete(run)):
+                removed.append(run)
+            else:
+                yield from self._commits.settle(run)
 
-        failures = self._commits.at_once(remove, [[i] for i in range(len(wanted))])
-        for run in set(wanted) - set(removed) if not failures else ():
-            self._commits.settle(run)
+        failures = self._commits.at_once([remove(run) for run in wanted])
         self._index.written({None})
         if failures:
             raise failures[0]
@@ -170,7 +171,7 @@ class FilesStore:
     def _settle(self, runs: Iterable[str]) -> None:
         for run in runs:
             try:
-                self._commits.settle(run)
+                finish(self._disk, self._commits.settle(run))
             except CheckpointCorrupt as error:
                 log.error("run %s cannot be read: %s", run, error)  # noqa: TRY400 - said briefly
 
@@ -181,18 +182,17 @@ class FilesStore:
         taken: list[Claim | None] = [None] * len(runs)
         self._index.will(runs)
 
-        def take(group: list[int]) -> None:
-            for i in group:
-                taken[i] = self._take(runs[i], request, alive)
+        def take(i: int) -> Steps[None]:
+            taken[i] = yield from self._take(runs[i], request, alive)
 
-        failures = self._commits.at_once(take, [[i] for i in range(len(runs))])
+        failures = self._commits.at_once([take(i) for i in range(len(runs))])
         if any(taken):
             self._index.written({request.worker})
         if failures and not any(taken):
             raise failures[0]
         return tuple(claim for claim in taken if claim is not None)
 
-    def _take(self, run: str, request: ClaimRequest, alive: set[str]) -> Claim | None:
+    def _take(self, run: str, request: ClaimRequest, alive: set[str]) -> Steps[Claim | None]:
         """Lease one run, if it is still to be had; one that cannot be read is left, so that it stops no other."""
         before: list[State] = []
 
@@ -214,7 +214,7 @@ class FilesStore:
             return Draft("claimed", head, outbox=self._commits.undone(state.outbox))
 
         try:
-            draft, state = self._logs.append(run, decide)
+            draft, state = yield from self._logs.append(run, decide)
             self._commits.note(run, state, request.worker)
             if isinstance(draft, Answer) or state is None:
                 return None
@@ -276,7 +276,7 @@ class FilesStore:
         """Whoever wrote the end of a run may not have synced it yet; what is told of it must outlive a power cut."""
         if abs(time.time() - state.identity.written_ns / 1e9) < _RECENT_SECONDS:
             with translating(self._root):
-                self._disk.sync_folder(self._logs.folder(run_id))
+                finish(self._disk, self._disk.sync_folder(self._logs.folder(run_id)))
 
     def list_runs(self, query: RunQuery) -> RunPage:
         self._must_be_open()
@@ -309,7 +309,7 @@ class FilesStore:
         self._index.refresh()
         for run in self._index.doubtful():
             try:
-                self._commits.settle(run)
+                finish(self._disk, self._commits.settle(run))
             except StoreError as error:
                 log.warning("run %s cannot be looked at: %s", run, error)
 
@@ -455,15 +455,15 @@ def _make(root: str, disk: Disk) -> None:
         disk.make_folder(f"{root}/{name}")
     word = draw(6).hex()
     try:
-        disk.create(f"{root}/.{MARKER}-{word}.tmp", _marker())
+        finish(disk, disk.create(f"{root}/.{MARKER}-{word}.tmp", _marker()))
         if disk.identity(f"{root}/.gitignore") is None:
             disk.put(f"{root}/.gitignore", _IGNORED, f"{root}/.gitignore-{word}.tmp")
         _link_or_refuse(root, disk, word)
     finally:
         with contextlib.suppress(OSError):
             disk.unlink(f"{root}/.{MARKER}-{word}.tmp")
-    disk.sync_folder(root)
-    disk.sync_folder(str(Path(root).parent))
+    finish(disk, disk.sync_folder(root))
+    finish(disk, disk.sync_folder(str(Path(root).parent)))
 
 
 def _link_or_refuse(root: str, disk: Disk, word: str) -> None:

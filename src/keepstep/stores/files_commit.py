@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -15,6 +15,7 @@ from ..model import Kind, Run, Signal, Status, may_move
 from ..model.ids import draw
 from ..ports import Advance, Answer, Change, Create, Rekey, Send, Verdict
 from . import rules
+from .files_disk import Steps
 from .files_entry import Draft, Head, Outbox, Sending, facts_of, head_of, numbered, run_of
 from .files_log import Logs, State
 
@@ -52,37 +53,55 @@ class Commits:
         self._index.will(noted)
         answers: list[Answer | None] = [None] * len(changes)
 
-        def do(some: list[int]) -> None:
-            for i in some:
-                answers[i] = self._apply(changes[i])
+        def do(group: list[int]) -> Steps[None]:
+            for i in group:
+                answers[i] = yield from self._apply(changes[i])
 
-        failures = self.at_once(do, _apart(changes))
+        failures = self.at_once([do(group) for group in _apart(changes)])
         if failures:
             raise _failure(failures, nothing_written=not any(a and a.verdict is Verdict.DONE for a in answers))
         done = [answer for answer in answers if answer is not None]
         self._index.written({_author(change) for change in changes})
         return done
 
-    def at_once(self, do: Callable[[list[int]], None], groups: Sequence[list[int]]) -> list[Exception]:
-        """Do all groups, each in order, several at a time; what went wrong."""
+    def at_once(self, works: Iterable[Steps[Any]]) -> list[Exception]:
+        """Do several pieces of work, each up to its next sync, then all these syncs at once; what went wrong."""
         failures: list[Exception] = []
-
-        def careful(some: Iterable[list[int]]) -> None:
-            for group in some:
+        going: list[tuple[Steps[Any], OSError | None]] = [(work, None) for work in works]
+        while going:
+            waiting: list[tuple[Steps[Any], int]] = []
+            for work, failed in going:
                 try:
-                    do(group)
+                    waiting.append((work, next(work) if failed is None else work.throw(failed)))
+                except StopIteration:
+                    pass
                 except Exception as error:  # noqa: BLE001 - told when all are done
                     failures.append(error)
+            errors = self._sync([fd for _, fd in waiting])
+            going = [(work, error) for (work, _), error in zip(waiting, errors, strict=True)]
+        return failures
 
-        threads = min(THREADS, len(groups))
+    def _sync(self, fds: list[int]) -> list[OSError | None]:
+        """Sync files, several at a time: each thread only waits for the disk, so they need nothing of each other."""
+        errors: list[OSError | None] = [None] * len(fds)
+        threads = min(THREADS, len(fds))
+
+        def sync(first: int) -> None:
+            for i in range(first, len(fds), threads):
+                try:
+                    self._logs.disk.sync(fds[i])
+                except OSError as error:
+                    errors[i] = error
+
         if threads <= 1:
-            careful(groups)
-            return failures
+            for i in range(threads):
+                sync(i)
+            return errors
         if self._pool is None:
             self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="keepstep-files")
-        for done in [self._pool.submit(careful, groups[first::threads]) for first in range(threads)]:
+        for done in [self._pool.submit(sync, first) for first in range(threads)]:
             done.result()
-        return failures
+        return errors
 
     def _check(self, changes: Sequence[Change]) -> None:
         """Raise, before anything is written, for what can never be written."""
@@ -101,7 +120,7 @@ class Commits:
         except UnicodeEncodeError as error:
             raise DefinitionError(f"{self._logs.root} cannot be asked for that: {error}") from None
 
-    def _apply(self, change: Change) -> Answer:
+    def _apply(self, change: Change) -> Steps[Answer]:
         if isinstance(change, Advance):
             return self._advance(change)
         if isinstance(change, Create):
@@ -112,21 +131,21 @@ class Commits:
 
     # -- the lease holder's changes ------------------------------------------------------------------------------------
 
-    def _advance(self, change: Advance) -> Answer:
+    def _advance(self, change: Advance) -> Steps[Answer]:
         before: list[Head] = []
 
         def decide(state: State | None) -> Draft | Answer:
             before[:] = [state.head] if state else []
             return self._advanced(change, state)
 
-        draft, state = self._logs.append(change.run, decide, trusting=True)
+        draft, state = yield from self._logs.append(change.run, decide, trusting=True)
         if isinstance(draft, Answer) or state is None:
             return draft if isinstance(draft, Answer) else Answer(Verdict.FENCED, about=change.run)
         if draft.signals:
             known = self._logs.known_signals(change.run, state)
             for signal in draft.signals:
                 self._logs.learn(known, signal, "")
-        self._do_elsewhere(state)
+        yield from self._do_elsewhere(state)
         if _is_news(before[0], draft):
             self.note(change.run, state, change.worker)
         return Answer(Verdict.DONE, seq=draft.head.seq)
@@ -211,18 +230,18 @@ class Commits:
 
     # -- elsewhere -----------------------------------------------------------------------------------------------------
 
-    def _do_elsewhere(self, state: State) -> None:
+    def _do_elsewhere(self, state: State) -> Steps[None]:
         """Do what an entry says is to be done in other runs; done twice it is done once."""
         outbox = state.outbox
         if not outbox:
             return
         try:
             for create in outbox.creates:
-                answer = self._create(create)
+                answer = yield from self._create(create)
                 if answer.verdict is Verdict.EXISTS and answer.run is None:
                     raise CheckpointCorrupt(f"run {create.run.id!r} is there and cannot be read")
             for sending in outbox.sends:
-                self._send(sending.signal, sending.token)
+                yield from self._send(sending.signal, sending.token)
         except StoreUnavailable as error:
             raise StoreUnavailable(str(error), unknown=True) from error
         state.outbox = Outbox()
@@ -240,11 +259,11 @@ class Commits:
         target = self._logs.state(sending.signal.run)
         return target is not None and sending.token in self._logs.known_signals(sending.signal.run, target).tokens
 
-    def settle(self, run: str) -> None:
+    def settle(self, run: str) -> Steps[None]:
         """Carry on what someone may have left undone: the newest entry's outbox, and the run's place in the index."""
         state = self._logs.state(run)
         if state is not None:
-            self._do_elsewhere(state)
+            yield from self._do_elsewhere(state)
         self.note(run, state, None)
 
     def note(self, run: str, state: State | None, author: str | None) -> None:
@@ -259,12 +278,12 @@ class Commits:
         state = self._logs.state(run_id)
         return None if state is None else run_of(run_id, self._logs.facts(run_id, state.head), state.head)
 
-    def _create(self, create: Create) -> Answer:
+    def _create(self, create: Create) -> Steps[Answer]:
         run = rules.check_create(create)
         logs = self._logs
         try:
             while (there := logs.last_state(run.id, whole=True)) is not None and there.head.deleted:
-                logs.remove(run.id)
+                yield from logs.remove(run.id)
         except CheckpointCorrupt:
             return Answer(Verdict.EXISTS if create.over is None else Verdict.FENCED, about=run.id)
 
@@ -282,11 +301,11 @@ class Commits:
             facts = facts_of(run, self._index.next_number())
             return Draft("created", head, create.rows, numbered(create.signals, run.id), facts=facts)
 
-        draft, state = logs.append(run.id, decide)
+        draft, state = yield from logs.append(run.id, decide)
         if isinstance(draft, Answer):
             draft.run = self._existing(run.id)
             return draft
-        logs.sync_folder_of(run.id)
+        yield from logs.sync_folder_of(run.id)
         self.note(run.id, state, run.worker)
         return Answer(Verdict.DONE, run=run, seq=run.seq)
 
@@ -297,7 +316,7 @@ class Commits:
         except CheckpointCorrupt:
             return None
 
-    def _rekey(self, change: Rekey) -> Answer:
+    def _rekey(self, change: Rekey) -> Steps[Answer]:
         def decide(state: State | None) -> Draft | Answer:
             if state is None:
                 return Answer(Verdict.NOT_FOUND, about=change.run)
@@ -305,10 +324,10 @@ class Commits:
                 return Answer(Verdict.FENCED, about=change.run)
             return Draft("rekeyed", _change(state.head, data_key=change.new), outbox=self.undone(state.outbox))
 
-        draft, _ = self._logs.append(change.run, decide)
+        draft, _ = yield from self._logs.append(change.run, decide)
         return draft if isinstance(draft, Answer) else Answer(Verdict.DONE)
 
-    def _send(self, signal: Signal, token: str = "") -> Answer:
+    def _send(self, signal: Signal, token: str = "") -> Steps[Answer]:
         """Append a signal. One with a token was accepted before, so that even a finished run receives it."""
 
         def decide(state: State | None) -> Draft | Answer:
@@ -318,11 +337,11 @@ class Commits:
             head, sealed = _received(state.head, signal, self._now())
             return Draft("signalled", head, signals=[sealed], tokens=[token], outbox=self.undone(state.outbox))
 
-        draft, state = self._logs.append(signal.run, decide)
+        draft, state = yield from self._logs.append(signal.run, decide)
         if state is not None:
             if isinstance(draft, Draft):
                 self._logs.learn(self._logs.known_signals(signal.run, state), draft.signals[0], token)
-                self._do_elsewhere(state)
+                yield from self._do_elsewhere(state)
             # Also when it was there already: whoever sent it may have died before anyone was told.
             self.note(signal.run, state, None)
         return draft if isinstance(draft, Answer) else Answer(Verdict.DONE, seq=draft.head.signals)
@@ -340,7 +359,7 @@ class Commits:
             return Answer(Verdict.FINISHED, about=signal.run)
         return None
 
-    def delete(self, run_id: str) -> bool:
+    def delete(self, run_id: str) -> Steps[bool]:
         """Remove a run that nobody has leased."""
 
         def decide(state: State | None) -> Draft | Answer:
@@ -348,10 +367,10 @@ class Commits:
                 return Answer(Verdict.FENCED)
             return Draft("deleted", _change(state.head, deleted=True))
 
-        draft, state = self._logs.append(run_id, decide)
+        draft, state = yield from self._logs.append(run_id, decide)
         if isinstance(draft, Answer):
             return False
-        self._logs.remove(run_id)
+        yield from self._logs.remove(run_id)
         self._index.note(run_id, None, state, None)
         return True
 
@@ -410,13 +429,12 @@ def _apart(changes: Sequence[Change]) -> list[list[int]]:
     for i, change in enumerate(changes):
         touched = _touched(change)
         met: dict[int, list[int]] = {id(groups[run]): groups[run] for run in touched if run in groups}
-        if len(met) == 1:
-            (whole,) = met.values()
-            whole.append(i)
-        else:
-            whole = sorted({i, *(n for group in met.values() for n in group)})
+        whole = next(iter(met.values()), [])
+        if len(met) > 1:
+            whole = sorted(n for group in met.values() for n in group)
             touched |= {run for run, group in groups.items() if id(group) in met}
-        groups |= dict.fromkeys(touched, whole)
+        whole.append(i)
+        groups.update(dict.fromkeys(touched, whole))
     return list({id(group): group for group in groups.values()}.values())
 
 

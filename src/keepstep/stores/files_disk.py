@@ -7,8 +7,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Generator, Iterator
+from typing import NamedTuple, TypeVar
 
 from ..errors import StoreError, StoreFull, StoreUnavailable
 
@@ -22,27 +22,42 @@ class Identity(NamedTuple):
     written_ns: int
 
 
+T = TypeVar("T")
+#: Work that stops wherever something must be synced, and is told when it is: so the syncs of many can overlap.
+Steps = Generator[int, None, T]
+
+
 class Disk:
     """The machine's own file system. Without `syncs` a power cut may lose what was written last."""
 
     def __init__(self, *, syncs: bool = True) -> None:
         self.syncs = syncs
 
-    def create(self, path: str, data: bytes) -> Identity:
+    def create(self, path: str, data: bytes) -> Steps[Identity]:
         """Write a new file, durably; it must not be there. What could not be written whole is removed."""
         fd = self.open_new(path)
         try:
             try:
                 self.write(fd, data)
-                self.sync(fd)
-            finally:
                 found = os.fstat(fd)
+                if self.syncs:
+                    yield fd
+            finally:
                 self.close(fd)
         except BaseException:
             with contextlib.suppress(OSError):
                 self.unlink(path)
             raise
         return Identity(found.st_ino, found.st_mtime_ns)
+
+    def sync_folder(self, path: str) -> Steps[None]:
+        """Make the names in a folder durable."""
+        if self.syncs:
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                yield fd
+            finally:
+                os.close(fd)
 
     def put(self, path: str, data: bytes, temporary: str) -> None:
         """Have a file hold this, whole, in place of what it held; not durable, and never torn for a reader."""
@@ -68,21 +83,10 @@ class Disk:
             rest = rest[os.write(fd, rest) :]
 
     def sync(self, fd: int) -> None:
-        if self.syncs:
-            os.fsync(fd)
+        os.fsync(fd)
 
     def close(self, fd: int) -> None:
         os.close(fd)
-
-    def sync_folder(self, path: str) -> None:
-        """Make the names in a folder durable."""
-        if not self.syncs:
-            return
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            self.sync(fd)
-        finally:
-            os.close(fd)
 
     def link(self, old: str, new: str) -> None:
         os.link(old, new)
@@ -139,6 +143,22 @@ class Disk:
             return os.listdir(path)
         except (FileNotFoundError, NotADirectoryError):
             return []
+
+
+def finish(disk: Disk, work: Steps[T]) -> T:
+    """Do a piece of work to its end, syncing as it goes."""
+    try:
+        fd = next(work)
+        while True:
+            try:
+                disk.sync(fd)
+            except OSError as error:
+                fd = work.throw(error)
+            else:
+                fd = next(work)
+    except StopIteration as end:
+        result: T = end.value
+        return result
 
 
 @contextlib.contextmanager

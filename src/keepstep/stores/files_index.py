@@ -23,7 +23,7 @@ import msgspec
 from ..model import Run, Status
 from ..ports import ClaimRequest, Clock
 from . import rules
-from .files_disk import Disk, translating
+from .files_disk import Disk, finish, translating
 from .files_entry import Facts
 from .files_log import State
 
@@ -367,11 +367,12 @@ class Index:
             fd = self._disk.open_log(path)
             try:
                 self._disk.write(fd, _encode(Line(closed=True)) + b"\n")
-                self._disk.sync(fd)
+                if self._disk.syncs:
+                    self._disk.sync(fd)
             finally:
                 os.close(fd)
             self._disk.rename(path, f"{self._folder}/settled-{name}")
-            self._disk.sync_folder(self._folder)
+            finish(self._disk, self._disk.sync_folder(self._folder))
         except FileNotFoundError:  # someone else did it
             pass
 

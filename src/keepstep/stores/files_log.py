@@ -18,7 +18,7 @@ from ..errors import CheckpointCorrupt
 from ..model import Signal
 from ..ports import Answer, Row
 from . import rules
-from .files_disk import Disk, Identity, translated, translating
+from .files_disk import Disk, Identity, Steps, finish, translated, translating
 from .files_entry import (
     Draft,
     Entry,
@@ -106,7 +106,7 @@ class Logs:
         folder = self.folder(run)
         with translating(folder):
             if run in self._unsynced:  # what is seen is told to others, so it must be durable
-                self.disk.sync_folder(folder)
+                finish(self.disk, self.disk.sync_folder(folder))
                 self._unsynced.discard(run)
             start = 0
             if cached is not None and self.disk.identity(f"{folder}/{entry_name(cached.number)}") == cached.identity:
@@ -212,7 +212,7 @@ class Logs:
 
     def append(
         self, run: str, decide: Callable[[State | None], Draft | Answer], *, trusting: bool = False
-    ) -> tuple[Draft | Answer, State | None]:
+    ) -> Steps[tuple[Draft | Answer, State | None]]:
         """Write the entry that `decide` makes of how the run stands, as often as it takes; or its refusal.
 
         `trusting` begins with how the run stood when it was last seen: if that is old, the link fails.
@@ -221,14 +221,14 @@ class Logs:
             state = self.state(run, trusting=trusting, whole=True)
             draft = decide(state)
             if isinstance(draft, Draft):
-                new = self._link(run, state, draft)
+                new = yield from self._link(run, state, draft)
                 if new is not None:
                     return draft, new
             elif not trusting:
                 return draft, state
             trusting = False
 
-    def _link(self, run: str, state: State | None, draft: Draft) -> State | None:
+    def _link(self, run: str, state: State | None, draft: Draft) -> Steps[State | None]:
         """Commit an entry after the one that was seen; None if that is not the newest any more."""
         folder = self.folder(run)
         number = (state.number if state else 0) + 1
@@ -241,9 +241,9 @@ class Logs:
         linked = False
         try:
             for attachment in attachments:
-                self.disk.create(f"{folder}/{attachment.name}", attachment.data)
+                yield from self.disk.create(f"{folder}/{attachment.name}", attachment.data)
                 written.append(f"{folder}/{attachment.name}")
-            identity = self.disk.create(temporary, text)
+            identity = yield from self.disk.create(temporary, text)
             seen = state is None or self.disk.identity(f"{folder}/{entry_name(state.number)}") == state.identity
             if seen:
                 self.disk.link(temporary, f"{folder}/{entry_name(number)}")
@@ -263,7 +263,7 @@ class Logs:
         self._unsynced.add(run)
         self._remember(run, new)
         with translating(folder, unknown=True):
-            self.disk.sync_folder(folder)
+            yield from self.disk.sync_folder(folder)
         self._unsynced.discard(run)
         if number % HINT_EVERY == 0:
             with contextlib.suppress(OSError):  # it only saves time
@@ -279,7 +279,7 @@ class Logs:
         with translating(folder):
             if shard not in self._shards:
                 self.disk.make_folder(shard)
-                self.disk.sync_folder(f"{self.root}/runs")
+                finish(self.disk, self.disk.sync_folder(f"{self.root}/runs"))
                 self._shards.add(shard)
             try:
                 self.disk.make_folder(folder)
@@ -288,13 +288,13 @@ class Logs:
                 self.disk.make_folder(shard)
                 self.disk.make_folder(folder)
 
-    def sync_folder_of(self, run: str) -> None:
+    def sync_folder_of(self, run: str) -> Steps[None]:
         """Make the folder's own name durable, too."""
         shard = self.folder(run).rpartition("/")[0]
         with translating(shard, unknown=True):
-            self.disk.sync_folder(shard)
+            yield from self.disk.sync_folder(shard)
 
-    def remove(self, run: str) -> None:
+    def remove(self, run: str) -> Steps[None]:
         """Take the folder of a deleted run away, then what is in it."""
         folder = self.folder(run)
         trash = f"{self.root}/trash/{self.unique()}"
@@ -304,7 +304,7 @@ class Logs:
                 self.disk.rename(folder, trash)
             except FileNotFoundError:
                 return
-            self.disk.sync_folder(folder.rpartition("/")[0])
+            yield from self.disk.sync_folder(folder.rpartition("/")[0])
             self.disk.remove_folder(trash)
 
     def sweep(self, run: str) -> list[str]:
