@@ -1,4 +1,4 @@
-"""Another process with the same store, which does what it is told line by line: `python -m tests.stores.peer PATH`."""
+"""Another process with the same store, which does what it is told line by line: `python -m tests.stores.peer URL`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import keepstep
 from keepstep.errors import KeepstepError
 from keepstep.model import Run, Status, WorkerInfo
 from keepstep.ports import Advance, ClaimRequest, Create, Row, SystemClock, instant
-from keepstep.stores.sqlite import SQLiteStore
+from keepstep.stores.open import open_store
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,7 +28,7 @@ class Program:
         self.enough = threading.Event()
 
     def open(self, **options):
-        self.store = SQLiteStore(self.path, **options)
+        self.store = open_store(self.path, **options)
 
     def enrol(self, worker):
         return self.store.renew_leases(WorkerInfo(worker, "here", os.getpid()))

@@ -126,6 +126,7 @@ class PostgresStore:
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def commit(self, changes: Sequence[Change], *, wait: bool = True) -> list[Answer]:
+        self._writer.check_usable()
         for change in changes:
             for create in (change,) if isinstance(change, Create) else getattr(change, "creates", ()):
                 rules.check_create(create)

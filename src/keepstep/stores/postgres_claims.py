@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from ..errors import CheckpointCorrupt
-from ..model import Claim, Claims, Lease, Status
+from ..model import HEARTBEAT_SECONDS, Claim, Claims, Lease, Status
 from ..ports import ClaimRequest, Clock
 from . import rules
 from .postgres_connection import Address, Connection
@@ -21,7 +21,7 @@ log = logging.getLogger("keepstep")
 #: How many priorities of one workflow are looked up one by one before the rest is read in order.
 _LEVELS = 8
 #: A lock that nobody holds for so long proves a death: a living worker whose session was ended makes another sooner.
-LOST_SECONDS = 0.5
+LOST_SECONDS = 0.25
 #: How long the id of a dead worker is remembered once it owns nothing.
 _REMEMBER_DEAD = timedelta(days=7)
 _ACTIVE = "('running', 'recovering')"
@@ -81,10 +81,11 @@ class Claimer:
     def _is_lost(self, worker: str, *, free: bool | None, up: float) -> bool:
         """Whether a free lock proves that the worker is dead.
 
-        It proves nothing when the server, or our own session, is new: then every lock was lost, and may not be back.
+        It proves nothing when the server, or our own session, had to start again: then every lock was lost, and may not
+        be back.
         """
-        heartbeat = self._lease_seconds / 3
-        if not free or up < heartbeat or self._presence.lasts() < heartbeat:
+        heartbeat = min(HEARTBEAT_SECONDS, self._lease_seconds / 3)
+        if not free or up < heartbeat or not self._presence.settled(heartbeat):
             self._free_since.pop(worker, None)
             return False
         since = self._free_since.setdefault(worker, time.monotonic())

@@ -334,11 +334,17 @@ def migrate(connection: Connection, address: Address) -> None:
 
 def _version(connection: Connection, address: Address) -> int:
     """The version of the schema that is there; 0 if there is none."""
-    found = connection.execute(
-        "SELECT to_regclass(%s) IS NOT NULL, to_regclass(%s) IS NOT NULL", (address.table("meta"), address.table("run"))
-    ).fetchone()
-    if found is None or not found[0]:
-        if found is not None and found[1]:
+    # The catalogue itself is asked: what a session remembers of names that were not there may be out of date.
+    tables = {
+        name
+        for (name,) in connection.execute(
+            "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+            " WHERE n.nspname = %s AND c.relname IN ('keepstep_meta', 'keepstep_run')",
+            (address.schema,),
+        )
+    }
+    if "keepstep_meta" not in tables:
+        if tables:
             raise SchemaMismatch(f"{address.text} is no whole Keepstep store: keepstep_meta is gone")
         return 0
     rows = connection.execute(f"SELECT value FROM {address.table('meta')} WHERE name = 'schema'").fetchall()

@@ -21,7 +21,7 @@ log = logging.getLogger("keepstep")
 
 #: How long to wait for a session that is to be made, or for what is asked of it.
 PATIENCE_SECONDS = 10.0
-#: The first pause before a lost session is made again, and the longest; each is twice the one before.
+#: A lost session is made again at once, then after this pause, and each pause is twice the one before, up to the last.
 _PAUSE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 1.0
 #: How often the session is tried when nothing happens.
@@ -47,6 +47,7 @@ class Presence:
         self._tasks: list[tuple[Callable[[Connection], Any], _Reply]] = []
         self._ended = False
         self._since: float | None = None
+        self._sessions = 0
         #: How many tidings came, of those that are for anyone, and for each worker.
         self.heard = 0
         self.called: dict[str, int] = {}
@@ -91,10 +92,13 @@ class Presence:
         self._wake()
         return reply.wait(self._address)
 
-    def lasts(self) -> float:
-        """For how many seconds the session has been there."""
+    def settled(self, seconds: float) -> bool:
+        """Whether the session is the first, or has been there for so long.
+
+        When one was lost, others may have been lost with it, and be on their way back.
+        """
         since = self._since
-        return 0.0 if since is None else time.monotonic() - since
+        return since is not None and (self._sessions == 1 or time.monotonic() - since >= seconds)
 
     def close(self) -> None:
         """End the session when it has told what there was to tell; its locks are free then."""
@@ -127,15 +131,15 @@ class Presence:
     # -- the thread ----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        pause = _PAUSE_SECONDS
+        pause = 0.0
         while True:
             try:
                 self._begin()
-                pause = _PAUSE_SECONDS
+                pause = 0.0
                 self._serve()
                 return
             except (psycopg.Error, StoreError) as error:
-                if not self._ended and pause == _PAUSE_SECONDS:
+                if not self._ended and not pause:
                     log.warning("the session of this store was lost, and is made again: %s", _brief(error))
                 self._refuse_tasks(error)
             except Exception:
@@ -144,8 +148,8 @@ class Presence:
                 self._forget()
             if self._ended:
                 return
-            select.select([self._read_end], [], [], pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            time.sleep(pause)
+            pause = min(max(2 * pause, _PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
 
     def _begin(self) -> None:
         self._connection = connection = self._address.connect()
@@ -154,6 +158,7 @@ class Presence:
         connection.execute("SET lock_timeout = '10s'")
         self._take_locks(connection)
         self._since = time.monotonic()
+        self._sessions += 1
         self.heard += 1  # what was said while nobody listened must be asked for
 
     def _serve(self) -> None:

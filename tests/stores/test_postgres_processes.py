@@ -1,0 +1,288 @@
+"""Several processes on one PostgreSQL store: who wins, who is dead, and what they do without a server."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from contextlib import ExitStack
+
+import psycopg
+import pytest
+
+from keepstep.errors import StoreError, StoreUnavailable
+from keepstep.model import RunQuery, Signal, Status, WorkerInfo
+from keepstep.ports import Advance, ClaimRequest, Create, Row, Send, Verdict
+from keepstep.stores.postgres import PostgresStore
+from tests.postgres import Server, empty_store, session_dsn
+from tests.stores.peer import Peer, queued
+
+#: So long that no test waits for it: whoever is found dead is so by the end of its session.
+LONG_LEASE = 600.0
+
+
+@pytest.fixture
+def url():
+    with empty_store() as url:
+        yield url
+
+
+@pytest.fixture
+def store(url):
+    store = PostgresStore(url, lease_seconds=LONG_LEASE)
+    yield store
+    store.close()
+
+
+def claim(store, worker="me", limit=10):
+    return store.claim_runs(ClaimRequest(worker, frozenset({"digest"}), limit)).claims
+
+
+def until(condition, what="the moment"):
+    ends = time.monotonic() + 20
+    while time.monotonic() < ends:
+        with contextlib.suppress(StoreUnavailable):
+            if found := condition():
+                return found
+        time.sleep(0.02)
+    raise AssertionError(f"{what} never came")
+
+
+def sessions(store, which="", dsn=None):
+    """The server's processes that serve a store's process, by what they did last."""
+    with psycopg.connect(dsn or session_dsn(), autocommit=True) as admin:
+        rows = admin.execute(
+            "SELECT pid FROM pg_stat_activity WHERE application_name = %s AND query LIKE %s",
+            (f"keepstep {os.getpid()}", f"%{which}%"),
+        )
+        return [pid for (pid,) in rows.fetchall()]
+
+
+def terminate(pids):
+    with psycopg.connect(session_dsn(), autocommit=True) as admin:
+        for pid in pids:
+            admin.execute("SELECT pg_terminate_backend(%s)", (pid,))
+
+
+# -- one winner --------------------------------------------------------------------------------------------------------
+
+
+def test_processes_that_open_a_new_store_together_share_it(url):
+    with ExitStack() as stack:
+        fresh = url.replace("schema=", "schema=fresh_")
+        others = [stack.enter_context(Peer(fresh)) for _ in range(3)]
+        for peer in others:
+            peer.tell("open")
+        for peer in others:
+            peer.answer()
+        for n, peer in enumerate(others):
+            assert peer.ask("create", runs=[f"r{n}"]) == [f"r{n}"]
+        assert others[0].ask("create", runs=["r2"]) == []
+    with psycopg.connect(session_dsn(), autocommit=True) as admin:
+        admin.execute(f"DROP SCHEMA {fresh.rpartition('=')[2]} CASCADE")
+
+
+def test_of_processes_that_create_and_claim_the_same_runs_one_wins_each(store, url):
+    names = [f"r{n}" for n in range(60)]
+    with ExitStack() as stack:
+        others = [stack.enter_context(Peer(url)).opened() for _ in range(3)]
+        for peer in others:
+            peer.tell("create", runs=names)
+        won = [peer.answer() for peer in others]
+        assert sorted(run for some in won for run in some) == sorted(names)
+        for n, peer in enumerate(others):
+            peer.tell("claim_all", worker=f"w{n}", limit=2)
+        taken = [peer.answer() for peer in others]
+        assert sorted(run for some in taken for run in some) == sorted(names)
+        for n, mine in enumerate(taken):
+            for run in mine:
+                assert store.get_run(run).worker == f"w{n}"
+
+
+def test_two_who_send_and_extend_crosswise_never_wait_for_each_other(store, url):
+    """Rows are locked in the order of their names, whoever asks and in whatever order."""
+    runs = [f"r{n}" for n in range(6)]
+    store.commit([Create(queued(run, status=Status.RUNNING, worker="me", epoch=1)) for run in runs])
+    other = PostgresStore(url, lease_seconds=LONG_LEASE)
+    sent = []
+
+    def send():
+        for n in range(60):
+            order = runs if n % 2 else runs[::-1]
+            sent.extend(other.commit([Send(Signal(run, "x")) for run in order]))
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    after = 0
+    while thread.is_alive():
+        row = Row(after + 1, "step completed", b"{}")
+        changes = [Advance(run, "me", 1, after, [row], "x") for run in (runs if after % 2 else runs[::-1])]
+        assert {answer.verdict for answer in store.commit(changes)} == {Verdict.DONE}
+        after += 1
+    thread.join()
+    other.close()
+    assert {answer.verdict for answer in sent} == {Verdict.DONE}
+    with psycopg.connect(session_dsn(), autocommit=True) as admin:
+        found = admin.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()").fetchone()
+    assert found == (0,)
+
+
+# -- who is dead -------------------------------------------------------------------------------------------------------
+
+
+def test_a_killed_owner_is_soon_known_to_be_dead_and_a_living_one_to_live(store, url):
+    store.commit([Create(queued("a")), Create(queued("b"))])
+    with Peer(url, lease_seconds=LONG_LEASE) as doomed, Peer(url, lease_seconds=LONG_LEASE) as living:
+        assert doomed.opened().ask("claim", worker="doomed") == ["a"]
+        assert living.opened().ask("claim", worker="living") == ["b"]
+        assert claim(store) == ()
+        doomed.kill()
+        (taken,) = until(lambda: claim(store), "the death")
+        assert (taken.run.id, taken.taken_from, taken.run.status) == ("a", "doomed", Status.RECOVERING)
+        assert (taken.run.recoveries, taken.lease.epoch) == (1, 2)
+        assert {worker.id: worker.alive for worker in store.list_workers()} == {"living": True, "me": True}
+        assert claim(store) == ()
+
+
+def test_a_forked_child_does_not_keep_its_parent_alive_and_cannot_use_its_store(store, url):
+    store.commit([Create(queued("r"))])
+    with Peer(url, lease_seconds=LONG_LEASE) as parent:
+        assert parent.opened().ask("claim", worker="parent") == ["r"]
+        child, said = parent.ask("fork")
+        try:
+            assert len(said) == 2
+            assert all("opened by the process that forked this one" in line for line in said)
+            assert parent.ask("write", run="r", worker="parent", epoch=1, after=0) == "done"
+            parent.kill()
+            (taken,) = until(lambda: claim(store), "the death")
+            assert taken.taken_from == "parent"
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_stopped_owner_is_dead_when_its_lease_is_over(url):
+    store = PostgresStore(url, lease_seconds=0.5)
+    store.commit([Create(queued("r"))])
+    with Peer(url, lease_seconds=0.5) as peer:
+        assert peer.opened().ask("claim", worker="stopped") == ["r"]
+        os.kill(peer.pid, signal.SIGSTOP)
+
+        def taken():
+            store.renew_leases(WorkerInfo("me"))
+            return claim(store)
+
+        (found,) = until(taken, "the end of the lease")
+        assert found.taken_from == "stopped"
+        os.kill(peer.pid, signal.SIGCONT)
+        assert peer.ask("write", run="r", worker="stopped", epoch=1, after=0) == "fenced"
+        assert peer.ask("enrol", worker="stopped") is False
+    store.close()
+
+
+def test_a_worker_whose_session_was_ended_makes_another_and_is_not_taken_for_dead(store, url):
+    other = PostgresStore(url, lease_seconds=LONG_LEASE)
+    other.commit([Create(queued("r"))])
+    (held,) = claim(other, "worker")
+    assert claim(store) == ()
+    before = sessions(other, "pg_advisory_lock")
+    terminate(before)
+    until(lambda: other._presence.holds("worker") and set(sessions(other, "pg_")) - set(before), "another session")
+    for _ in range(25):  # longer than a lock may be free
+        assert claim(store) == ()
+        time.sleep(0.02)
+    row = Row(1, "step completed", b"{}")
+    (answer,) = other.commit([Advance("r", "worker", held.lease.epoch, 0, [row], "x")])
+    assert answer.verdict is Verdict.DONE
+    other.close()
+
+
+def test_a_store_that_is_closed_leaves_its_runs_to_others_at_once(store, url):
+    other = PostgresStore(url, lease_seconds=LONG_LEASE)
+    other.commit([Create(queued("r"))])
+    assert claim(other, "worker")
+    other.close()
+    (taken,) = claim(store)
+    assert taken.taken_from == "worker"
+    with pytest.raises(StoreError, match="is closed"):
+        other.get_run("r")
+
+
+# -- without a server --------------------------------------------------------------------------------------------------
+
+
+def test_connections_that_are_ended_are_made_again(store):
+    store.commit([Create(queued("r"))])
+    store.renew_leases(WorkerInfo("me"))
+    terminate(sessions(store))
+    assert store.get_run("r").status is Status.QUEUED
+    assert len(claim(store)) == 1
+    (answer,) = store.commit([Advance("r", "me", 1, 0, [Row(1, "step completed", b"{}")], "x")])
+    assert answer.verdict is Verdict.DONE
+
+
+def test_a_commit_whose_answer_is_lost_is_said_to_be_unknown(store):
+    store.commit([Create(queued("r"))])
+    (pid,) = sessions(store, "keepstep_head")
+    with psycopg.connect(session_dsn()) as admin:
+        admin.execute(f"LOCK TABLE {store._address.table('head')} IN EXCLUSIVE MODE")  # until its end
+        killer = threading.Timer(0.2, terminate, ([pid],))
+        killer.start()
+        with pytest.raises(StoreUnavailable) as told:
+            store.commit([Send(Signal("r", "x"))])
+        killer.join()
+    assert told.value.unknown
+    assert store.get_run("r").signals == 0
+
+
+def test_no_more_connections_than_allowed_are_opened_and_who_waits_too_long_is_told(url):
+    store = PostgresStore(url, connections=1, wait_seconds=0.1)
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold(connection):
+        entered.set()
+        leave.wait(10)
+
+    thread = threading.Thread(target=store._pool.run, args=(hold,))
+    thread.start()
+    entered.wait(10)
+    with pytest.raises(StoreUnavailable, match="all 1 connections of this process"):
+        store.get_run("r")
+    leave.set()
+    thread.join()
+    assert store.get_run("r") is None
+    store.close()
+
+
+def lost():
+    raise psycopg.OperationalError
+
+
+@pytest.mark.crash
+def test_a_server_that_is_killed_and_started_again_loses_nothing_and_takes_nobody_for_dead():
+    server = Server.make()
+    try:
+        store = PostgresStore(server.dsn, lease_seconds=LONG_LEASE)
+        other = PostgresStore(server.dsn, lease_seconds=LONG_LEASE)
+        store.commit([Create(queued(f"r{n}")) for n in range(3)])
+        assert len(claim(store, "me", 2)) == 2
+        assert len(claim(other, "you", 2)) == 1
+        other._presence._begin = lost  # it lives, and is slow to come back
+        server.kill()
+        with pytest.raises(StoreUnavailable):
+            store.commit([Create(queued("new"))])
+        with pytest.raises(StoreUnavailable, match="cannot be reached"):
+            store.get_run("r0")
+        server.start_again()
+        until(lambda: store._presence.holds("me"), "the session")
+        for _ in range(25):
+            assert claim(store) == ()
+            time.sleep(0.02)
+        assert not other._presence.holds("you")
+        assert {run.worker for run in store.list_runs(RunQuery()).runs} == {"me", "you"}
+        assert store.commit([Create(queued("new"))])[0].verdict is Verdict.DONE
+        store.close()
+        other.close()
+    finally:
+        server.remove()
