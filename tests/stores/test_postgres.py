@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
+import sys
+import time
+
+import psycopg
 import pytest
 
+from keepstep.errors import CheckpointCorrupt, DefinitionError, SchemaMismatch, StoreError, StoreUnavailable
+from keepstep.model import Kind, RunQuery, Signal, Status, WorkerInfo
+from keepstep.ports import ClaimRequest, Create, Send, Verdict
+from keepstep.stores import postgres_commit, postgres_connection
 from keepstep.stores.postgres import PostgresStore
-from keepstep.testing.store_contract import StoreContract
-from tests.postgres import empty_store
+from keepstep.stores.postgres_connection import Address
+from keepstep.stores.records import unseal
+from keepstep.testing.store_contract import (
+    SteppedClock,
+    StoreContract,
+    at,
+    commit,
+    get,
+    ids,
+    queued,
+    record,
+    started,
+)
+from tests.postgres import empty_store, session_dsn
 
 
 class Attentive(PostgresStore):
@@ -35,3 +58,395 @@ class TestContract(StoreContract):
 
     def make_store(self, clock):
         return Attentive(self.url, clock=clock)
+
+
+@pytest.fixture
+def store(url):
+    store = PostgresStore(url, clock=SteppedClock())
+    store.renew_leases(WorkerInfo("w1"))
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def admin():
+    with psycopg.connect(session_dsn(), autocommit=True) as connection:
+        yield connection
+
+
+def until(condition, what):
+    for _ in range(500):
+        if found := condition():
+            return found
+        time.sleep(0.01)
+    raise AssertionError(f"{what} never came")
+
+
+def claim(store, worker="w2"):
+    return store.claim_runs(ClaimRequest(worker, frozenset({"digest"}), 10))
+
+
+# -- the address -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url, shown",
+    [
+        ("postgresql://ann:s3cret@db:5433/app", "postgresql://ann@db:5433/app?schema=keepstep"),
+        ("postgres://db/app?schema=jobs&password=s3cret", "postgresql://db/app?schema=jobs"),
+        ("postgresql://ann:s3cret@a,b:5432/x?proxy=true", "postgresql://ann@a,b:5432/x?schema=keepstep"),
+        ("postgresql:///x?host=/run/pg&user=ann", "postgresql://ann@/x?schema=keepstep&host=/run/pg"),
+    ],
+)
+def test_a_password_is_in_nothing_that_is_shown(url, shown):
+    address = Address(url)
+    assert address.text == shown
+    assert "s3cret" not in repr(address)
+    assert address._words["password"] if "s3cret" in url else True
+
+
+def test_what_the_server_says_is_shown_without_the_password(monkeypatch):
+    address = Address("postgresql://ann:s3cret@127.0.0.1:1/x?connect_timeout=1")
+    with pytest.raises(StoreUnavailable, match=r"ann@127\.0\.0\.1:1/x.* cannot be reached") as told:
+        address.connect()
+    assert "s3cret" not in str(told.value)
+    said = address.translated(psycopg.OperationalError("no: host=h password=s3cret"))
+    assert "s3cret" not in str(said)
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://ann:s3c%ret@h:5432x/y", "postgresql://a/b?s3cret=1", "postgresql://[s3cret"]
+)
+def test_a_url_that_cannot_be_read_is_not_repeated(url):
+    with pytest.raises(DefinitionError, match="no PostgreSQL URL") as told:
+        PostgresStore(url)
+    assert "s3c" not in str(told.value)
+    assert told.value.__suppress_context__
+
+
+def test_options_of_a_url_are_ours_or_the_servers():
+    address = Address("postgresql://h/x?schema=my%20jobs&proxy=yes&sslmode=require")
+    assert (address.schema, address.proxy, address._words["sslmode"]) == ("my jobs", True, "require")
+    assert address.table("run") == '"my jobs".keepstep_run'
+    with pytest.raises(DefinitionError, match="longer than 63 bytes"):
+        Address("postgresql://h/x", schema="é" * 40)
+    with pytest.raises(DefinitionError, match="connections=0"):
+        PostgresStore("postgresql://h/x", connections=0)
+
+
+def test_it_says_who_it_is(store, admin):
+    names = {name for (name,) in admin.execute("SELECT application_name FROM pg_stat_activity").fetchall()}
+    assert f"keepstep {os.getpid()}" in names
+
+
+def test_without_psycopg_it_says_what_to_install():
+    code = (
+        "import sys; sys.modules['psycopg'] = None\n"
+        "import keepstep\n"
+        "from keepstep.stores.open import open_store\n"
+        "try: open_store('postgresql://h/x')\n"
+        "except keepstep.DefinitionError as error: print(error)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30).stdout
+    assert 'pip install "keepstep[postgres]"' in said
+
+
+# -- the schema --------------------------------------------------------------------------------------------------------
+
+
+def test_two_schemas_of_a_database_know_nothing_of_each_other(store, url, admin):
+    started(store, "r")
+    other = PostgresStore(url, schema='a "quoted" schema')
+    try:
+        assert other.get_run("r") is None
+        assert commit(other, Create(queued("r", input=b"2"))).verdict is Verdict.DONE
+        assert get(store, "r").input == b"null"
+        assert [worker.id for worker in other.list_workers()] == []
+    finally:
+        other.close()
+        admin.execute('DROP SCHEMA "a ""quoted"" schema" CASCADE')
+
+
+def test_a_newer_schema_is_refused_and_left_alone(store, url, admin):
+    meta = store._address.table("meta")
+    admin.execute(f"UPDATE {meta} SET value = '999'")
+    try:
+        with pytest.raises(SchemaMismatch, match="has schema 999"):
+            PostgresStore(url)
+    finally:
+        admin.execute(f"UPDATE {meta} SET value = '1'")
+
+
+def test_a_role_that_may_not_make_tables_is_told_who_must(url, admin):
+    admin.execute("CREATE ROLE guest LOGIN")
+    try:
+        asked = url.replace("postgres@", "guest@", 1) + "_of_nobody"
+        with pytest.raises(StoreError, match=r"may not make or change the tables.*open the store once as their owner"):
+            PostgresStore(asked)
+    finally:
+        admin.execute("DROP ROLE guest")
+
+
+# -- what is kept ------------------------------------------------------------------------------------------------------
+
+NASTY = "a\0b \x1a \x1a0 é🙂 '\"\\ %s {x}"
+
+
+def test_any_text_comes_back_as_it_was_even_with_nul_in_it(store):
+    given = queued(
+        "r", key=NASTY, queue=NASTY, origin=NASTY, parent_key=NASTY, traceparent=NASTY, created_by=NASTY,
+        tags={NASTY: NASTY, "b": ""}, input=b"\0\xff",
+    )  # fmt: skip
+    commit(store, Create(given))
+    commit(store, Send(Signal("r", NASTY, b'"\\u0000"', id=NASTY, sender=NASTY)))
+    assert commit(store, Send(Signal("r", "x", id=NASTY))).verdict is Verdict.EXISTS
+    found = get(store, "r")
+    assert (found.key, found.queue, found.origin, found.created_by, found.tags) == (
+        NASTY, NASTY, NASTY, NASTY, {NASTY: NASTY, "b": ""},
+    )  # fmt: skip
+    assert (found.input, found.parent_key, found.traceparent) == (b"\0\xff", NASTY, NASTY)
+    (signal,) = store.list_signals("r")
+    assert (signal.name, signal.id, signal.sender) == (NASTY, NASTY, NASTY)
+    assert [run.id for run in store.list_runs(RunQuery(tags={NASTY: NASTY})).runs] == ["r"]
+    assert store.get_run("r\0") is None
+    assert store.list_runs(RunQuery(id_prefix="\0")).runs == ()
+
+
+def test_what_no_store_can_hold_is_refused_and_the_store_goes_on(store):
+    for wrong in (queued("\ud800"), queued("r", priority=2**70)):
+        with pytest.raises(DefinitionError, match="cannot be asked for that"):
+            commit(store, Create(wrong))
+    with pytest.raises(DefinitionError, match="cannot be asked for that"):
+        store.get_run("\ud800")
+    assert commit(store, Create(queued("r"))).verdict is Verdict.DONE
+
+
+def test_a_common_batch_is_one_statement_and_reads_nothing_first(store, monkeypatch):
+    holders = [started(store, name) for name in ("b", "a", "c")]
+    asked = []
+    execute = postgres_connection.execute_arrays
+    monkeypatch.setattr(
+        postgres_commit, "execute_arrays", lambda *words, **more: asked.append(1) or execute(*words, **more)
+    )
+    monkeypatch.setattr(postgres_commit.Batch, "_read", lambda *_: pytest.fail("it was read first"))
+    end = holders[2].change(record("c", Kind.RUN_FINISHED), status=Status.COMPLETED, release=True, signals_seen=0)
+    answers = store.commit([holders[0].change(), holders[1].change(), end, Create(queued("new"))])
+    assert [answer.verdict for answer in answers] == [Verdict.DONE] * 4
+    assert asked == [1]
+
+
+def test_a_head_that_is_gone_is_not_made_by_a_change_to_it(store, admin):
+    writer = started(store, "r")
+    store.commit([Create(queued("other"))])
+    admin.execute(f"DELETE FROM {store._address.table('head')} WHERE run = 'r'")
+    assert [one.verdict for one in store.commit([writer.change()])] == [Verdict.FENCED]
+    assert admin.execute(f"SELECT count(*) FROM {store._address.table('head')}").fetchone() == (1,)
+    assert [row.seq for row in store.list_checkpoints("r")] == [1]
+
+
+def test_a_damaged_run_is_set_aside_by_a_claim_and_named_by_a_list(store, admin):
+    store.commit([Create(queued(name)) for name in ("a", "b", "c")])
+    admin.execute(f"UPDATE {store._address.table('run')} SET tags = '{{no pair}}' WHERE id = 'a'")
+    admin.execute(f"UPDATE {store._address.table('head')} SET status = 'odd' WHERE run = 'b'")
+    assert ids(claim(store)) == ["c"]
+    with pytest.raises(CheckpointCorrupt, match="'a': its row cannot be read"):
+        store.get_run("a")
+    for query in (RunQuery(), RunQuery(status=frozenset({Status.SET_ASIDE})), RunQuery(workflow="digest")):
+        assert "a" in store.list_runs(query).unreadable
+    assert ids(claim(store)) == []
+
+
+def test_a_page_is_found_by_an_index_whatever_is_asked(store):
+    store.commit([Create(queued(f"r{n}", workflow=f"w{n % 3}", created_at=at(n))) for n in range(30)])
+    for query in (
+        RunQuery(limit=5),
+        RunQuery(status=frozenset({Status.QUEUED}), limit=5),
+        RunQuery(workflow="w1", limit=5),
+    ):
+        plan = []
+
+        def explain(connection, query=query, plan=plan):
+            rows = connection.execute
+
+            class Explaining:
+                def execute(self, sql, values=(), **_):
+                    if b"keepstep_run r" in (sql if isinstance(sql, bytes) else sql.encode()):
+                        plan.append(" ".join(line for (line,) in rows(b"EXPLAIN " + sql, values).fetchall()))
+                    return rows(sql, values)
+
+            return store._lists.rows(Explaining(), query)
+
+        store._pool.run(explain)
+        assert plan
+        assert all("Sort" not in one and "Seq Scan" not in one for one in plan), plan
+
+
+# -- news --------------------------------------------------------------------------------------------------------------
+
+
+def test_news_come_by_themselves_and_are_asked_for_when_they_do_not(store, url):
+    started(store, "r")
+    other = PostgresStore(url)
+    cursor = store.news("w1", 0).cursor
+    for tell in (True, False):
+        if not tell:
+            other._presence.tell = lambda tidings: None  # every notification is lost
+        commit(other, Send(Signal("r", "x")))
+        news = until(lambda since=cursor: (found := store.news("w1", since)).runs and found, "the news")
+        assert (news.runs, news.changed) == (("r",), True)
+        cursor = news.cursor
+    other.close()
+
+
+def test_behind_a_proxy_no_session_is_held_and_all_goes_on(url, admin):
+    one, two = (PostgresStore(url, proxy=True, clock=SteppedClock()) for _ in range(2))
+    writer = started(one, "r", "w1")
+    one.renew_leases(WorkerInfo("w1"))
+    assert ids(claim(two)) == []
+    assert writer.write().verdict is Verdict.DONE
+    commit(two, Send(Signal("r", "x")))
+    assert until(lambda: one.news("w1", 0).runs, "the news") == ("r",)
+    assert admin.execute("SELECT count(*) FROM pg_prepared_statements").fetchone() == (0,)
+    assert one._presence._thread is None
+    for store in (one, two):
+        store.close()
+
+
+# -- flaws -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "damage, flaw, mended",
+    [
+        ("DELETE FROM {run} WHERE id = 'r'", ("orphan", "r"), "rows were put aside in keepstep_aside_"),
+        ("DELETE FROM {head} WHERE run = 'r'", ("dangling", "r"), "its head was made again from its records"),
+        ("UPDATE {head} SET workflow = 'x' WHERE run = 'r'", ("index", "r"), "its head repeats it again"),
+        ("UPDATE {head} SET signals = 0 WHERE run = 'r'", ("index", "r"), "its head counts 1 now"),
+        (
+            "UPDATE {head} SET status = 'odd', worker = NULL WHERE run = 'r'",
+            ("dangling", "r"),
+            "the old one was put aside",
+        ),
+        ("DROP INDEX {schema}.keepstep_head_status", ("index", "keepstep_head_status"), "it was made again"),
+    ],
+)
+def test_what_is_wrong_is_told_and_mended_and_nothing_is_destroyed(store, admin, damage, flaw, mended):
+    kind, about = flaw
+    started(store, "r").write()
+    commit(store, Send(Signal("r", "x")))
+    names = {name: store._address.table(name) for name in ("run", "head")}
+    admin.execute(damage.format(**names, schema=store._address.schema))
+    found = store.check()
+    assert (kind, about, "") in [(flaw.kind, flaw.about, flaw.mended) for flaw in found]
+    done = store.check(mend=True)
+    assert any(flaw.kind == kind and mended in flaw.mended for flaw in done), done
+    assert store.check() == []
+    run = store.get_run("r")
+    if run is not None and "again from its records" in mended + "".join(flaw.mended for flaw in done):
+        assert run.status is Status.SET_ASIDE
+        assert list(unseal(store.list_checkpoints("r"), "r", previous=""))
+    if kind == "orphan":
+        kept = admin.execute(f"SELECT count(*) FROM {store._address.table('aside_checkpoint')} WHERE run = 'r'")
+        assert kept.fetchone()[0] >= 2
+    for table in ("aside_checkpoint", "aside_signal", "aside_head"):
+        admin.execute(f"DROP TABLE IF EXISTS {store._address.table(table)}")
+
+
+def test_a_repair_is_given_what_there_is_of_a_run(store):
+    started(store, "r")
+    commit(store, Send(Signal("r", "x")))
+    assert [row["table"] for row in store.raw_rows("r")] == ["keepstep_run", "keepstep_head", "keepstep_signal"]
+
+
+# -- transactional steps -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def account(admin):
+    admin.execute("CREATE TABLE account (name text PRIMARY KEY, balance int)")
+    admin.execute("INSERT INTO account VALUES ('a', 100), ('b', 0)")
+    yield lambda: dict(admin.execute("SELECT name, balance FROM account").fetchall())
+    admin.execute("DROP TABLE account")
+
+
+def within(store, function, run="r"):
+    """Commit a change with this function inside; its answer."""
+    writer = started(store, run)
+    rows, checksum = writer.sealed([record(run)])
+    change = writer.change(rows=[], checksum="")
+
+    def call(tx):
+        function(tx)
+        change.rows, change.checksum = rows, checksum
+
+    change.within = call
+    return commit(store, change)
+
+
+def test_its_statements_commit_with_the_checkpoint(store, account):
+    def move(tx):
+        assert tx.execute("UPDATE account SET balance = balance - ? WHERE name = 'a' RETURNING balance", (10,)) == [
+            (90,)
+        ]
+        assert tx.execute("UPDATE account SET balance = balance + %s WHERE name = %s", (10, "b")) == []
+        assert tx.execute("SELECT '?%' || ?", ("!",)) == [("?%!",)]
+        assert account() == {"a": 100, "b": 0}
+
+    assert within(store, move).verdict is Verdict.DONE
+    assert account() == {"a": 90, "b": 10}
+    assert get(store, "r").seq == 2
+
+
+@pytest.mark.parametrize(
+    "sql, why",
+    [
+        ("COMMIT", "may not use COMMIT"),
+        (" -- x\n/* y */ rollback", "may not use ROLLBACK"),
+        ("SAVEPOINT x", "may not use SAVEPOINT"),
+        ("SET statement_timeout = 0", "may not use SET"),
+        ("SELECT * FROM keepstep.KEEPSTEP_HEAD", "touch KEEPSTEP_HEAD"),
+        ("DO $$ BEGIN COMMIT; END $$", "invalid transaction termination"),
+        ("SELECT 1; COMMIT", "multiple commands"),
+        ("SELECT pg_sleep(3)", "may take 0.3 s at most"),
+    ],
+)
+def test_a_step_that_oversteps_is_refused_and_undone(url, account, sql, why):
+    store = PostgresStore(url, within_seconds=0.3)
+    store.renew_leases(WorkerInfo("w1"))
+
+    def overstep(tx):
+        tx.execute("UPDATE account SET balance = 0")
+        tx.execute(sql)
+
+    answer = within(store, overstep)
+    assert answer.verdict is Verdict.FAILED
+    assert why in str(answer.error)
+    assert account() == {"a": 100, "b": 0}
+    assert get(store, "r").seq == 1
+    store.close()
+
+
+def test_an_error_that_the_step_swallows_is_told(store, account):
+    def swallow(tx):
+        with contextlib.suppress(psycopg.Error):
+            tx.execute("INSERT INTO account VALUES ('a', 1)")
+
+    answer = within(store, swallow)
+    assert answer.verdict is Verdict.FAILED
+    assert "let the error leave the step" in str(answer.error)
+
+
+def test_a_transaction_ends_with_its_step(store, account):
+    kept = []
+    assert within(store, kept.append).verdict is Verdict.DONE
+    with pytest.raises(DefinitionError, match="ends with the step"):
+        kept[0].execute("SELECT 1")
+
+
+def test_a_lease_that_is_lost_meanwhile_undoes_everything(store, admin, account):
+    def move(tx):
+        tx.execute("UPDATE account SET balance = 0")
+        admin.execute(f"UPDATE {store._address.table('head')} SET epoch = epoch + 1 WHERE run = 'r'")
+
+    assert within(store, move).verdict is Verdict.FENCED
+    assert account() == {"a": 100, "b": 0}

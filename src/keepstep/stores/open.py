@@ -23,6 +23,9 @@ BUILT_IN = {
     "sqlite": "keepstep.stores.sqlite:open_url",
 }
 
+#: Packages that only some of them need, and the extra that installs each.
+EXTRAS = {"psycopg": "postgres"}
+
 #: Two letters at least, so that a Windows drive is a path.
 _SCHEME = re.compile(r"([a-z][a-z0-9+.\-]+):", re.IGNORECASE)
 
@@ -69,7 +72,15 @@ def _find(scheme: str) -> Callable[..., Store]:
     found: Callable[..., Store]
     if scheme in BUILT_IN:
         module, _, name = BUILT_IN[scheme].partition(":")
-        found = getattr(import_module(module), name)
+        try:
+            found = getattr(import_module(module), name)
+        except ModuleNotFoundError as error:
+            extra = EXTRAS.get(error.name or "")
+            if extra is None:
+                raise
+            raise DefinitionError(
+                f'{scheme}: needs {error.name}, which is not installed here: pip install "keepstep[{extra}]"'
+            ) from None
         return found
     for point in _registered():
         if point.name == scheme:

@@ -17,11 +17,25 @@ import msgspec
 import psycopg
 
 from ..errors import CheckpointCorrupt, DefinitionError, StoreError, StoreUnavailable
-from ..model import LEASE_SECONDS, Claims, Flaw, Kind, News, Run, RunPage, RunQuery, Signal, Status, WorkerInfo
+from ..model import (
+    FINISHED,
+    LEASE_SECONDS,
+    Claims,
+    Flaw,
+    Kind,
+    News,
+    Run,
+    RunPage,
+    RunQuery,
+    Signal,
+    Status,
+    WorkerInfo,
+)
 from ..model.ids import check_id
 from ..ports import Advance, Answer, Change, ClaimRequest, Clock, Create, Row, Verdict, instant
 from . import rules
 from .liveness import abandon_in_children
+from .postgres_check import Inspector, raw_rows
 from .postgres_claims import Claimer
 from .postgres_commit import Batch, in_one_go
 from .postgres_connection import TRIES, Address, Connection, Connections, ServerClock, migrate
@@ -190,14 +204,26 @@ class PostgresStore:
         if written.tidings and not self._address.proxy:
             self._presence.tell(written.tidings)
 
-    def delete_runs(self, run_ids: Sequence[str]) -> int:
+    def delete_runs(self, run_ids: Sequence[str], *, finished: bool = False, scrub: bool = False) -> int:
         wanted = sorted(set(map(plain, run_ids)))
         removed = 0
         for start in range(0, len(wanted), _DELETE_AT_ONCE):
-            some = (texts(wanted[start : start + _DELETE_AT_ONCE]),)
-            removed += len(self._rows(self._sql.delete, some, again=False))
+            some = texts(wanted[start : start + _DELETE_AT_ONCE])
+            removed += len(self._rows(self._sql.delete, (some, not finished), again=False))
+        if scrub and wanted:
+            self._pool.run(lambda connection: self._scrub(connection, wanted))
         self._note_writers({None})
         return removed
+
+    def _scrub(self, connection: Connection, runs: list[str]) -> None:
+        """Have the server write its tables anew, without what was removed; its log and its backups are not ours."""
+        for worker, stored in connection.execute(self._sql.progress).fetchall():
+            told = _progress_in(stored)
+            kept = {run: value for run, value in told.items() if run not in runs}
+            if len(kept) < len(told):
+                connection.execute(self._sql.put_progress, (_json(kept), worker))
+        for table in self._sql.tables:
+            connection.execute(f"VACUUM FULL {table}".encode(), prepare=False)
 
     # -- leases ------------------------------------------------------------------------------------------------------
 
@@ -366,7 +392,21 @@ class PostgresStore:
     # -- ends --------------------------------------------------------------------------------------------------------
 
     def check(self, *, mend: bool = False) -> list[Flaw]:
-        return []
+        def look(connection: Connection) -> list[Flaw]:
+            inspector = Inspector(connection, self._address, self._now())
+            if not mend:
+                return inspector.look()
+            called = self._claimer.roll_call(connection).workers.values()
+            return inspector.mend({one.id for one in called if one.alive})
+
+        flaws = self._pool.run(look, again=not mend)
+        if mend:
+            self._note_writers({None})
+        return flaws
+
+    def raw_rows(self, run_id: str) -> list[dict[str, Any]]:
+        """What there is of a run beside its checkpoints, readable or not: for a repair to keep."""
+        return self._pool.run(lambda connection: raw_rows(connection, self._address, plain(run_id)), again=True)
 
     def close(self) -> None:
         if self._closed:
@@ -427,7 +467,7 @@ class _Statements:
 
     def __init__(self, address: Address) -> None:
         run, head, checkpoint, signal, worker = map(address.table, ("run", "head", "checkpoint", "signal", "worker"))
-        ended = ", ".join(f"'{status}'" for status in rules.ENDED)
+        ended, finished = (", ".join(f"'{status}'" for status in some) for some in (rules.ENDED, FINISHED))
         self.get = (
             f"SELECT {RUN_COLUMNS}, c.seq, c.kind, c.record, c.body, w.progress FROM {run} r"
             f" LEFT JOIN {head} h ON h.run = r.id LEFT JOIN {worker} w ON w.id = h.worker"
@@ -462,10 +502,14 @@ class _Statements:
             f" boot_seconds = %(boot_seconds)s, workflows = %(workflows)s, progress = %(progress)s, lock = %(lock)s,"
             f" started_at = coalesce(%(started_at)s, started_at) WHERE id = %(id)s AND gone_at IS NULL"
         )
+        self.tables = (head, run, checkpoint, signal, worker)
+        self.progress = f"SELECT id, progress FROM {worker}"
+        self.put_progress = f"UPDATE {worker} SET progress = %s WHERE id = %s"
         self.leave = f"DELETE FROM {worker} WHERE id = %s AND gone_at IS NULL"
         self.gone = f"UPDATE {worker} SET gone_at = %s WHERE id = ANY(%s) AND gone_at IS NULL"
         self.delete = (
-            f"WITH gone AS (DELETE FROM {head} WHERE run = ANY(%s) AND worker IS NULL RETURNING run),"
+            f"WITH gone AS (DELETE FROM {head} WHERE run = ANY(%s) AND worker IS NULL"
+            f" AND (%s OR status IN ({finished})) RETURNING run),"
             f" runs AS (DELETE FROM {run} r USING gone g WHERE r.id = g.run),"
             f" rows AS (DELETE FROM {checkpoint} c USING gone g WHERE c.run = g.run),"
             f" signals AS (DELETE FROM {signal} s USING gone g WHERE s.run = g.run) SELECT run FROM gone"

@@ -15,17 +15,12 @@ from hashlib import sha256
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
+import psycopg
+from psycopg import conninfo, pq
+
 from ..errors import CheckpointCorrupt, DefinitionError, SchemaMismatch, StoreError, StoreFull, StoreUnavailable
 from .migrations import pending
 from .postgres_rows import Array, register
-
-try:
-    import psycopg
-    from psycopg import conninfo, pq
-except ImportError as error:  # pragma: no cover - the extra is installed wherever the tests run
-    raise DefinitionError(
-        'the PostgreSQL store needs psycopg, which is not installed: pip install "keepstep[postgres]"'
-    ) from error
 
 T = TypeVar("T")
 Connection = psycopg.Connection[Any]
@@ -67,10 +62,10 @@ class Address:
     """Where a store lies: a server, a database, a schema. Its password is in no text that it gives."""
 
     def __init__(self, url: str, *, schema: str | None = None, proxy: bool = False, idle_seconds: float = 15.0) -> None:
-        rest, asked = _take_ours(url)
         try:
+            rest, asked = _take_ours(url)
             known = conninfo.conninfo_to_dict(rest)
-        except psycopg.Error:  # libpq repeats what it was given, and that may hold a password
+        except (psycopg.Error, ValueError):  # libpq repeats what it was given, and that may hold a password
             raise DefinitionError(
                 "that is no PostgreSQL URL: write postgresql://user@host:5432/database, with special characters of "
                 "the password as %XX"
@@ -145,12 +140,14 @@ def _is_true(text: str) -> bool:
 
 def _shown(known: dict[str, Any], schema: str) -> str:
     user = f"{quote(str(known['user']))}@" if known.get("user") else ""
-    host = str(known.get("host") or known.get("hostaddr") or "")
-    port = f":{known['port']}" if known.get("port") else ""
-    place = f"{quote(host, safe=',:[]')}{port}" if not host.startswith("/") else ""
-    name = quote(str(known.get("dbname") or ""))
-    socket = f"&host={quote(host)}{port.replace(':', '&port=')}" if host.startswith("/") else ""
-    return f"postgresql://{user}{place}/{name}?schema={quote(schema)}{socket}"
+    hosts = str(known.get("host") or known.get("hostaddr") or "").split(",")
+    ports = str(known.get("port") or "").split(",")
+    ports = ports * len(hosts) if len(ports) == 1 else ports
+    name = f"/{quote(str(known.get('dbname') or ''))}?schema={quote(schema)}"
+    if hosts[0].startswith("/"):  # the folder of a socket
+        return f"postgresql://{user}{name}&host={quote(','.join(hosts))}" + (f"&port={ports[0]}" if ports[0] else "")
+    places = ",".join(f"{host}:{port}" if port else host for host, port in zip(hosts, ports, strict=False))
+    return f"postgresql://{user}{places}{name}"
 
 
 def _quoted(name: str) -> str:

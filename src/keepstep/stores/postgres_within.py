@@ -23,6 +23,7 @@ _CONTROL = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _OURS = re.compile(r"\bkeepstep_\w+", re.IGNORECASE)
+_PLACE = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|--[^\n]*|/\*.*?\*/|\$(\w*)\$.*?\$\1\$|\?|%", re.DOTALL)
 #: Where the transaction is marked, so that one that the step has ended in some other way is noticed.
 _MARK = "keepstep.transaction"
 
@@ -106,8 +107,9 @@ class Transaction:
         self._ends = time.monotonic() + limit_seconds
 
     def execute(self, sql: str, params: Sequence[Any] | dict[str, Any] = ()) -> list[tuple[Any, ...]]:
-        """Run SQL with bound values, written %s or %(name)s; the rows it gives."""
-        return self._run(sql, lambda cursor: cursor.execute(sql.encode(), params or None))
+        """Run SQL with bound values; the rows it gives. A value's place is ? as in every store, or psycopg's %s."""
+        text = _with_places(sql) if params and not isinstance(params, dict) else sql
+        return self._run(sql, lambda cursor: cursor.execute(text.encode(), params or None, prepare=True))
 
     def executemany(self, sql: str, params: Iterable[Sequence[Any] | dict[str, Any]]) -> list[tuple[Any, ...]]:
         """Run SQL once for each set of bound values; the rows it gives."""
@@ -141,6 +143,13 @@ class Transaction:
             f"a transactional step may take {self._limit:g} s at most (within_seconds), because the rows that it "
             "changed are locked as long"
         )
+
+
+def _with_places(sql: str) -> str:
+    """The statement as psycopg takes it, if its places are written ?; not those inside of strings and comments."""
+    if "%s" in sql or "?" not in sql:
+        return sql
+    return _PLACE.sub(lambda found: "%s" if found[0] == "?" else found[0].replace("%", "%%"), sql)
 
 
 def _check_statement(sql: str) -> None:
