@@ -1,8 +1,8 @@
 """A world for engine tests: a store that outlives its engines, engines that crash, and a record of what really ran.
 
-Every test that asks for `world` runs in memory and on SQLite, some on PostgreSQL too, and in two modes: `live`, and
-`replay`, where the engine forgets a run after every new outcome and goes on from its history. What passes live and
-fails in replay is a bug in replay.
+Every test that asks for `world` runs in memory and on SQLite, some on PostgreSQL and some on files too, and in two
+modes: `live`, and `replay`, where the engine forgets a run after every new outcome and goes on from its history. What
+passes live and fails in replay is a bug in replay.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from tests.postgres import empty_store
 
 #: Set it to run every test that asks for `world` on PostgreSQL too, in both modes: that takes minutes.
 EVERYWHERE = bool(os.environ.get("KEEPSTEP_EVERYWHERE"))
+#: Tests that run on files, too: those in which runs meet each other, wait, crash and are steered.
+ON_FILES = {"test_at_most_once", "test_children", "test_control", "test_parking", "test_signals", "test_starting"}
 #: A test that takes longer has lost a wake-up: nothing here waits for anything but events.
 PATIENCE_SECONDS = 20.0
 
@@ -40,6 +42,8 @@ def pytest_generate_tests(metafunc):
         marked = metafunc.definition.get_closest_marker
         if len(stores) > 1 and (EVERYWHERE or marked("on_postgres")) and not marked("quick_store"):
             cases += [("postgres", mode) for mode in modes if mode == "live" or EVERYWHERE]
+        if "sqlite" in stores and metafunc.module.__name__.rpartition(".")[2] in ON_FILES:
+            cases.append(("files", "live"))
         metafunc.parametrize("world", cases, ids=["-".join(case) for case in cases], indirect=True)
 
 

@@ -51,6 +51,8 @@ def stored(world):
     """Every byte of the store."""
     if world.kind == "sqlite":
         return b"".join(path.read_bytes() for path in world.path.parent.glob(f"{world.path.name}*") if path.is_file())
+    if world.kind == "files":
+        return b"".join(path.read_bytes() for path in world.path.rglob("*") if path.is_file())
     return repr(vars(world._memory)).encode()
 
 

@@ -38,7 +38,9 @@ class World:
     def url(self):
         if self.kind == "memory":
             return self._memory
-        return self.path if self.kind == "postgres" else f"sqlite:///{self.path}"
+        if self.kind == "postgres":
+            return self.path
+        return f"{'files:' if self.kind == 'files' else 'sqlite:///'}{self.path}"
 
     @asynccontextmanager
     async def engine(self, **options):
@@ -55,7 +57,7 @@ class World:
         options.setdefault("stop_seconds", 1.0)
         if self.encrypted:
             options.setdefault("keys", KEYS)
-        if self.kind == "sqlite":
+        if self.kind in ("sqlite", "files"):
             options.setdefault("power_loss", "may_lose_last")
         engine = ks.Engine(self.url, **options)
         await engine.open()

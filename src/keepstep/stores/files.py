@@ -106,7 +106,7 @@ class FilesStore:
     def delete_runs(self, run_ids: Sequence[str]) -> int:
         self._must_be_open()
         wanted = [run for run in dict.fromkeys(run_ids) if self._logs.state(run) is not None]
-        self._index.will(wanted)
+        batch = self._index.will(wanted)
         removed: list[str] = []
 
         def remove(run: str) -> Steps[None]:
@@ -116,9 +116,10 @@ class FilesStore:
                 yield from self._commits.settle(run)
 
         failures = self._commits.at_once([remove(run) for run in wanted])
-        self._index.written({None})
         if failures:
+            self._index.failed(batch)
             raise failures[0]
+        self._index.did(batch, {None})
         return len(removed)
 
     # -- leases ------------------------------------------------------------------------------------------------------
@@ -166,7 +167,10 @@ class FilesStore:
         for name, runs in self._index.left_by_the_dead():
             self._settle(runs)
             self._index.retire(name)
-        self._settle({*self._index.doubtful(), *self._index.pending()})
+        for batch, owed in self._index.owed().items():
+            self._settle(owed)
+            self._index.did(batch, {None})
+        self._settle(self._index.doubtful())
 
     def _settle(self, runs: Iterable[str]) -> None:
         for run in runs:
@@ -180,16 +184,18 @@ class FilesStore:
 
     def _take_all(self, runs: list[str], request: ClaimRequest, alive: set[str]) -> tuple[Claim, ...]:
         taken: list[Claim | None] = [None] * len(runs)
-        self._index.will(runs)
+        batch = self._index.will(runs)
 
         def take(i: int) -> Steps[None]:
             taken[i] = yield from self._take(runs[i], request, alive)
 
         failures = self._commits.at_once([take(i) for i in range(len(runs))])
-        if any(taken):
-            self._index.written({request.worker})
-        if failures and not any(taken):
-            raise failures[0]
+        if failures:
+            self._index.failed(batch)
+            if not any(taken):
+                raise failures[0]
+        elif runs:
+            self._index.did(batch, {request.worker})
         return tuple(claim for claim in taken if claim is not None)
 
     def _take(self, run: str, request: ClaimRequest, alive: set[str]) -> Steps[Claim | None]:
@@ -215,8 +221,11 @@ class FilesStore:
 
         try:
             draft, state = yield from self._logs.append(run, decide)
+            if state is None:
+                yield from self._commits.settle(run)
+                return None
             self._commits.note(run, state, request.worker)
-            if isinstance(draft, Answer) or state is None:
+            if isinstance(draft, Answer):
                 return None
             facts = self._logs.facts(run, state.head)
         except CheckpointCorrupt as error:
@@ -345,14 +354,12 @@ class FilesStore:
                 if state is None:
                     continue
                 if state.outbox:
-                    self._index.will([run])
+                    finish(self._disk, self._commits.settle(run))
                 facts = self._logs.facts(run, state.head)
             except CheckpointCorrupt as error:
                 log.error("run %s cannot be read: %s", run, error)  # noqa: TRY400 - said briefly
                 continue
-            line = line_of(run, facts, state)
-            if line is not None:
-                yield line
+            yield line_of(run, facts, state)
 
     def _all_runs(self) -> Iterator[str]:
         """The id of every run whose log has a first entry, by folder."""

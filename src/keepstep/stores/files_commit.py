@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -17,10 +17,8 @@ from ..ports import Advance, Answer, Change, Create, Rekey, Send, Verdict
 from . import rules
 from .files_disk import Steps
 from .files_entry import Draft, Head, Outbox, Sending, facts_of, head_of, numbered, run_of
+from .files_index import Index, Line
 from .files_log import Logs, State
-
-if TYPE_CHECKING:
-    from .files_index import Index
 
 _change = msgspec.structs.replace
 
@@ -50,7 +48,7 @@ class Commits:
         """One answer per change. Nothing is written if one of them is no change at all, or meets a damaged run."""
         self._check(changes)
         noted = {run for change in changes if not _is_plain(change) for run in _touched(change)}
-        self._index.will(noted)
+        batch = self._index.will(noted)
         answers: list[Answer | None] = [None] * len(changes)
 
         def do(group: list[int]) -> Steps[None]:
@@ -59,9 +57,10 @@ class Commits:
 
         failures = self.at_once([do(group) for group in _apart(changes)])
         if failures:
+            self._index.failed(batch)
             raise _failure(failures, nothing_written=not any(a and a.verdict is Verdict.DONE for a in answers))
         done = [answer for answer in answers if answer is not None]
-        self._index.written({_author(change) for change in changes})
+        self._index.did(batch, {_author(change) for change in changes})
         return done
 
     def at_once(self, works: Iterable[Steps[Any]]) -> list[Exception]:
@@ -261,15 +260,17 @@ class Commits:
 
     def settle(self, run: str) -> Steps[None]:
         """Carry on what someone may have left undone: the newest entry's outbox, and the run's place in the index."""
+        known = self._index.line(run)
         state = self._logs.state(run)
         if state is not None:
             yield from self._do_elsewhere(state)
-        self.note(run, state, None)
+            self.note(run, state, None)
+        elif known is not None and not known.gone:
+            self._index.tell(Line(run=run, born=known.born, entry=known.entry, gone=True))
 
-    def note(self, run: str, state: State | None, author: str | None) -> None:
+    def note(self, run: str, state: State, author: str | None) -> None:
         """Tell the index how a run stands."""
-        facts = None if state is None else self._logs.facts(run, state.head)
-        self._index.note(run, facts, state, author)
+        self._index.note(run, self._logs.facts(run, state.head), state, author)
 
     # -- anyone's changes ----------------------------------------------------------------------------------------------
 
@@ -302,7 +303,8 @@ class Commits:
             return Draft("created", head, create.rows, numbered(create.signals, run.id), facts=facts)
 
         draft, state = yield from logs.append(run.id, decide)
-        if isinstance(draft, Answer):
+        if isinstance(draft, Answer) or state is None:
+            draft = draft if isinstance(draft, Answer) else Answer(Verdict.EXISTS)
             draft.run = self._existing(run.id)
             return draft
         yield from logs.sync_folder_of(run.id)
@@ -368,7 +370,7 @@ class Commits:
             return Draft("deleted", _change(state.head, deleted=True))
 
         draft, state = yield from self._logs.append(run_id, decide)
-        if isinstance(draft, Answer):
+        if isinstance(draft, Answer) or state is None:
             return False
         yield from self._logs.remove(run_id)
         self._index.note(run_id, None, state, None)

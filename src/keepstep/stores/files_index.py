@@ -54,6 +54,8 @@ class Line(msgspec.Struct, omit_defaults=True, gc=False):
     gone: bool = False
     author: str | None = None
     will: tuple[str, ...] = ()
+    batch: int = 0
+    did: int = 0
     boot: str = ""
     closed: bool = False
 
@@ -74,7 +76,7 @@ class _File:
         self.boot = ""
         self.closed = False
         self.torn = False
-        self.pending: dict[str, None] = {}
+        self.pending: dict[int, tuple[str, ...]] = {}
 
     def read(self) -> Iterator[Line]:
         """Lines that were added."""
@@ -94,8 +96,9 @@ class _File:
                 continue
             self.boot = line.boot or self.boot
             self.closed = self.closed or line.closed
-            self.pending.update(dict.fromkeys(line.will))
-            self.pending.pop(line.run, None)
+            if line.will:
+                self.pending[line.batch] = line.will
+            self.pending.pop(line.did, None)
             yield line
 
     def is_dead(self) -> bool:
@@ -132,7 +135,9 @@ class Index:
         self._files: dict[str, _File] = {}
         self._own: int | None = None
         self._own_name = ""
-        self._pending: dict[str, None] = {}
+        self._batches = 0
+        self._pending: dict[int, tuple[str, ...]] = {}
+        self._owed: dict[int, tuple[str, ...]] = {}
         self._rotations = 0
         self._loaded = False
         self._lines: dict[str, Line] = {}
@@ -148,42 +153,49 @@ class Index:
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
-    def will(self, runs: Iterable[str]) -> None:
+    def will(self, runs: Iterable[str]) -> int:
         """These runs are about to be changed; if this process dies, someone must look at them."""
         runs = tuple(runs)
-        if runs:
-            with self._lock:
-                self._pending.update(dict.fromkeys(runs))
-                self._append(_encode(Line(will=runs)) + b"\n")
-
-    def note(self, run: str, facts: Facts | None, state: State | None, author: str | None) -> None:
-        """How a run stands now; without facts it is gone."""
+        if not runs:
+            return 0
         with self._lock:
-            line = line_of(run, facts, state, author)
-            if line is None:
-                known = self._lines.get(run)
-                line = Line(run=run, born=known.born if known else "", entry=known.entry + 1 if known else 1, gone=True)
-            self._append(_encode(line) + b"\n")
-            self._pending.pop(run, None)
-            if self._loaded:
-                self._apply(line, settled=True)
+            self._batches += 1
+            self._append(_encode(Line(will=runs, batch=self._batches)) + b"\n")
+            self._pending[self._batches] = runs
+            return self._batches
 
-    def written(self, authors: set[str | None]) -> None:
+    def did(self, batch: int, authors: set[str | None]) -> None:
         """A batch of changes is done: others who look at the file see that something was."""
         with self._lock:
-            self._append(b"\n")
-            self._count(authors)
+            self._append(_encode(Line(did=batch)) + b"\n" if batch else b"\n")
+            self._pending.pop(batch, None)
+            self._owed.pop(batch, None)
+            self._writes += 1
+            author = next(iter(authors)) if len(authors) == 1 else None
+            if author is not None:
+                self._own_writes[author] = self._own_writes.get(author, 0) + 1
 
-    def pending(self) -> list[str]:
-        """Runs that were to be changed here, and nobody knows whether they were."""
+    def failed(self, batch: int) -> None:
+        """Nobody knows what became of a batch: its runs must be looked at."""
         with self._lock:
-            return list(self._pending)
+            if batch in self._pending:
+                self._owed[batch] = self._pending[batch]
 
-    def _count(self, authors: set[str | None]) -> None:
-        self._writes += 1
-        author = next(iter(authors)) if len(authors) == 1 else None
-        if author is not None:
-            self._own_writes[author] = self._own_writes.get(author, 0) + 1
+    def owed(self) -> dict[int, tuple[str, ...]]:
+        """Batches of which that is so."""
+        with self._lock:
+            return dict(self._owed)
+
+    def note(self, run: str, facts: Facts | None, state: State, author: str | None) -> None:
+        """How a run stands now; without facts it is gone."""
+        self.tell(line_of(run, facts, state, author))
+
+    def tell(self, line: Line) -> None:
+        """The same, as a line."""
+        with self._lock:
+            self._append(_encode(line) + b"\n")
+            if self._loaded:
+                self._apply(line, settled=True)
 
     def _append(self, data: bytes) -> None:
         with translating(self._folder):
@@ -234,7 +246,7 @@ class Index:
     def _snapshot(self) -> None:
         """Say all that is known in one's own file."""
         lines = b"".join(_encode(line) + b"\n" for line in self._lines.values())
-        will = _encode(Line(will=tuple(self._pending))) + b"\n" if self._pending else b""
+        will = b"".join(_encode(Line(will=runs, batch=n)) + b"\n" for n, runs in self._pending.items())
         self._append(lines + will)
 
     # -- reading -----------------------------------------------------------------------------------------------------
@@ -299,7 +311,7 @@ class Index:
 
     def _apply(self, line: Line, *, settled: bool) -> None:
         old = self._lines.get(line.run)
-        if old is not None and old.born == line.born and line.entry < old.entry:
+        if old is not None and (line.entry < old.entry if old.born == line.born else line.gone):
             return
         if old is not None and old.born != line.born and not settled:
             self._doubtful.add(line.run)  # which of two lives is the later one, its folder tells
@@ -345,7 +357,7 @@ class Index:
             for _, file in dead:
                 for line in file.read():
                     self._heed(line)
-            return [(name, [] if file.closed else list(file.pending)) for name, file in dead]
+            return [(name, [run for runs in file.pending.values() for run in runs]) for name, file in dead]
 
     def retire(self, name: str) -> None:
         """A dead writer's file has been seen to: nobody needs to do so again."""
@@ -520,11 +532,11 @@ class Index:
             return self._position, mine, changed
 
 
-def line_of(run: str, facts: Facts | None, state: State | None, author: str | None = None) -> Line | None:
+def line_of(run: str, facts: Facts | None, state: State, author: str | None = None) -> Line:
     """What the index says of a run."""
-    if facts is None or state is None:
-        return None if state is None else Line(run=run, born=state.head.born, entry=state.number, gone=True)
     head = state.head
+    if facts is None:
+        return Line(run=run, born=head.born, entry=state.number, gone=True)
     return Line(
         run=run,
         born=head.born,
