@@ -29,6 +29,8 @@ class Encryption:
         self.store: SealedStore | None = None
         #: Without keys: the one that the newest runs are encrypted with.
         self._locked_with = ""
+        #: Whether nothing is stored here in plain text.
+        self.of_everything = False
 
     def open(self, store: Store, *, look: bool, worker: bool) -> Store:
         """The store as the engine uses it. Without keys, one that `look` shows to be encrypted gets no worker."""
@@ -41,6 +43,7 @@ class Encryption:
             self._locked_with = locked_with(store)
             if worker:
                 self.check_writing()
+        self.of_everything = self.store is not None and not self.store.keys.plaintext
         return store
 
     def check_writing(self) -> None:
@@ -63,11 +66,6 @@ class Encryption:
         """A run came up whose key is not here; without any keys, no others are written beside it from now on."""
         if self.store is None:
             self._locked_with = error.key_id
-
-    @property
-    def of_everything(self) -> bool:
-        """Whether nothing is stored here in plain text."""
-        return self.store is not None and not self.store.keys.plaintext
 
     def cipher(self, run: Run) -> Cipher | None:
         """What a run is encrypted with; `EncryptionError` if its key is not here."""

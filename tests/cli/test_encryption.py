@@ -1,0 +1,77 @@
+"""The command line on an encrypted store, with its keys and without."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import pytest
+
+from keepstep.cli import exits
+
+
+def key(letter):
+    return base64.b64encode(letter.encode() * 32).decode()
+
+
+OLD, NEW = f"old={key('o')}", f"new={key('n')}"
+
+
+@pytest.fixture
+def encrypted(keepstep, monkeypatch):
+    """A store with one encrypted run, and the keys in the environment."""
+    monkeypatch.setenv("KEEPSTEP_KEYS", OLD)
+    assert keepstep("run", "program.py:greet", "Ann", "--id", "r").code == 0
+    return keepstep
+
+
+def test_with_keys_everything_is_shown(encrypted, folder):
+    shown = encrypted("show", "r").out
+    assert "hello Ann" in shown
+    assert "with the key 'old'" in shown
+    value = json.loads(encrypted("show", "r", "--json").out)
+    assert (value["encrypted_with"], value["hidden"], value["input"]["args"]) == ("old", False, ["Ann"])
+    assert b"Ann" not in b"".join(path.read_bytes() for path in (folder / ".keepstep").iterdir() if path.is_file())
+
+
+def test_without_keys_one_looks_and_does_not_read(encrypted, monkeypatch):
+    monkeypatch.delenv("KEEPSTEP_KEYS")
+    assert "greet" in encrypted("list").out
+    shown = encrypted("show", "r")
+    assert shown.code == 0
+    assert "with the key 'old', which is not here: its values are not shown" in shown.out
+    assert "Ann" not in shown.out
+    value = json.loads(encrypted("show", "r", "--json").out)
+    assert (value["hidden"], value["result"], value["input"]["args"]) == (True, None, [])
+    assert "encrypted with the key 'old'" in encrypted("history", "r").out
+    assert encrypted("audit", "r").code == 0
+    assert encrypted("watch", "r").code == 0
+    assert encrypted("doctor").code == 0
+    for words in (("run", "program.py:greet", "Bob"), ("start", "program.py:greet", "Bob"), ("rekey",)):
+        refused = encrypted(*words)
+        assert refused.code in (exits.STORE, exits.USAGE), refused.err
+        assert "KEEPSTEP_KEYS" in refused.err
+
+
+def test_a_wrong_key_is_told(encrypted, monkeypatch):
+    monkeypatch.setenv("KEEPSTEP_KEYS", f"old={key('x')}")
+    assert "which is not here" in encrypted("show", "r").out
+    monkeypatch.setenv("KEEPSTEP_KEYS", "old=hunter2")
+    refused = encrypted("list", "--json")
+    assert refused.code == 0  # it needs no keys
+    refused = encrypted("show", "r")
+    assert refused.code == exits.USAGE
+    assert "hunter2" not in refused.err
+
+
+def test_rekey(encrypted, monkeypatch):
+    monkeypatch.setenv("KEEPSTEP_KEYS", NEW)
+    left = encrypted("rekey")
+    assert left.code == exits.STORE
+    assert "1 run encrypted with 'old', which is not here" in left.out
+    monkeypatch.setenv("KEEPSTEP_KEYS", f"{NEW},{OLD}")
+    done = encrypted("rekey", "--json")
+    assert (done.code, json.loads(done.out)) == (0, {"current": "new", "runs": 1, "changed": 1, "plain": 0, "left": {}})
+    assert "0 data keys of 1 run" in encrypted("rekey").out
+    monkeypatch.setenv("KEEPSTEP_KEYS", NEW)
+    assert "hello Ann" in encrypted("show", "r").out
