@@ -18,7 +18,7 @@ class SetClock(SystemClock):
     def __init__(self, world):
         super().__init__()
         self.offset = 0.0
-        world._memory._clock = self
+        world._memory.clock = self
 
     def now(self):
         return super().now() + self.offset
