@@ -103,14 +103,14 @@ class FilesStore:
             raise WouldBlock
         return self._commits.apply(changes) if changes else []
 
-    def delete_runs(self, run_ids: Sequence[str]) -> int:
+    def delete_runs(self, run_ids: Sequence[str], *, finished: bool = False, scrub: bool = False) -> int:
         self._must_be_open()
         wanted = [run for run in dict.fromkeys(run_ids) if self._logs.state(run) is not None]
         batch = self._index.will(wanted)
         removed: list[str] = []
 
         def remove(run: str) -> Steps[None]:
-            if (yield from self._commits.delete(run)):
+            if (yield from self._commits.delete(run, finished=finished)):
                 removed.append(run)
             else:
                 yield from self._commits.settle(run)

@@ -361,11 +361,11 @@ class Commits:
             return Answer(Verdict.FINISHED, about=signal.run)
         return None
 
-    def delete(self, run_id: str) -> Steps[bool]:
-        """Remove a run that nobody has leased."""
+    def delete(self, run_id: str, *, finished: bool = False) -> Steps[bool]:
+        """Remove a run that nobody has leased; with `finished`, only if it has ended."""
 
         def decide(state: State | None) -> Draft | Answer:
-            if state is None or state.head.worker is not None:
+            if state is None or state.head.worker is not None or (finished and not state.head.status.finished):
                 return Answer(Verdict.FENCED)
             return Draft("deleted", _change(state.head, deleted=True))
 
