@@ -185,11 +185,11 @@ def store_url(schema: str) -> str:
 
 
 @contextlib.contextmanager
-def empty_store():
+def empty_store(which: str = ""):
     """The URL of a store that holds nothing. A process uses one schema again and again: to make one takes a while."""
     import psycopg  # so that whoever needs only the server needs only the server
 
-    schema = f"keepstep_test_{os.getpid()}"
+    schema = f"keepstep_test_{os.getpid()}{which}"
     with psycopg.connect(session_dsn(), autocommit=True) as connection:
         if connection.execute("SELECT to_regclass(%s)", (f"{schema}.keepstep_head",)).fetchone()[0]:
             connection.execute(";".join(f"DELETE FROM {schema}.keepstep_{table}" for table in TABLES))

@@ -10,15 +10,25 @@ from functools import cache
 import keepstep as ks
 from keepstep.model import RunQuery
 from keepstep.ports import Create, Verdict
+from keepstep.stores.files import FilesStore
 from keepstep.stores.memory import MemoryStore
+from keepstep.stores.open import open_store
 from keepstep.stores.sqlite import SQLiteStore
 from keepstep.workflows.definition import Workflow
+from tests.postgres import empty_store
 
-#: Every store that is cared for: a new one is one line.
+#: Every store that is cared for, by how it is opened in a folder: a new one is one line.
 STORES = {
     "memory": lambda _folder: MemoryStore(),
+    "files": lambda folder: FilesStore(folder / "runs", power_loss="may_lose_last"),
     "sqlite": lambda folder: SQLiteStore(folder / "runs.db", power_loss="may_lose_last"),
+    "postgres": lambda folder: open_store(postgres_url(folder)),
 }
+
+
+def postgres_url(folder):
+    with empty_store("_target" if folder.name == "target" else "_care") as url:
+        return url
 
 
 # -- runs of every sort ------------------------------------------------------------------------------------------------

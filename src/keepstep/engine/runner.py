@@ -74,7 +74,8 @@ class Runner:
         """Take up a claimed run: load what it recorded, then call its code."""
         engine, run = self.engine, claim.run
         try:
-            context = RunContext(engine, engine.known(run.workflow), claim)
+            known = engine.workflows.get(run.workflow) or next(iter(engine.workflows.values()))  # if its row is damaged
+            context = RunContext(engine, known, claim)
         except EncryptionError as error:
             engine.encryption.cannot_read(error)
             await engine.put_back(claim, error)
@@ -114,6 +115,8 @@ class Runner:
 
     def _objection(self, context: RunContext) -> tuple[str, str] | None:
         run, workflow = context.run, context.workflow
+        if run.workflow != workflow.name:
+            return "CheckpointCorrupt", f"it is said to be a run of {run.workflow!r}, which it was not claimed as"
         decision = self.engine.recovery_limit.decide(run.recoveries)
         if isinstance(decision, SetAside):
             return "RecoveryLimit", decision.reason
@@ -464,7 +467,7 @@ class Runner:
         self.engine.background(self._write_aside(context, error))
 
     async def _write_aside(self, context: RunContext, error: StoredError) -> None:
-        def change() -> Advance:
+        def change(*, told: bool = True) -> Advance:
             record = Record(
                 context.id, Kind.ERROR.value, outcome=Outcome.FAILURE.value, worker=context.worker, error=error
             )
@@ -476,15 +479,18 @@ class Runner:
                 context.worker,
                 context.epoch,
                 context.seq,
-                rows=[row],
-                checksum=checksum,
+                rows=[row] if told else [],
+                checksum=checksum if told else "",
                 status=Status.SET_ASIDE,
                 release=True,
                 progress=False,
             )
 
         try:
-            answer = await self.engine.journal.write(change)
+            try:
+                answer = await self.engine.journal.write(change)
+            except CheckpointCorrupt:  # its head is so damaged that no record can follow it
+                answer = await self.engine.journal.write(partial(change, told=False))
         except StoreError:
             self.engine.give_back_later(context)
             return

@@ -59,6 +59,10 @@ def translated(error: apsw.Error | UnicodeDecodeError, path: str, *, committing:
         return StoreFull(f"{path}: no room left to write ({error})")
     if isinstance(error, (apsw.CorruptError, apsw.NotADBError, UnicodeDecodeError)):
         return CheckpointCorrupt(f"{path} is damaged: {error}; restore it, or copy out what can be read")
+    if isinstance(error, apsw.ConstraintError) and "keepstep_" in str(error):
+        return CheckpointCorrupt(
+            f"{path}: there is something already that should follow what is known of a run ({error})"
+        )
     if isinstance(error, _UNAVAILABLE):
         return StoreUnavailable(f"{path}: {error}", unknown=committing and isinstance(error, apsw.IOError))
     if isinstance(error, apsw.SQLError) and _LACKING.match(str(error)):
