@@ -39,7 +39,7 @@ if _TYPE_CHECKING:
         TimedOut,
     )
     from .model import Checkpoint, Event, Run, RunQuery, Status
-    from .policies import All, Any, Durability, Quorum, Retry, Timeout
+    from .policies import All, Any, Durability, Quorum, Retain, Retry, Timeout
     from .stores.keys import Keys
     from .values import Redactor, Secret, register
     from .workflows.definition import Call, step, workflow
@@ -64,7 +64,7 @@ _HOMES = {
         "StepInDoubt StepTimedOut StoreError StoreUnavailable TimedOut"
     ),
     "model": "Checkpoint Event Run RunQuery Status",
-    "policies": "All Any Durability Quorum Retry Timeout",
+    "policies": "All Any Durability Quorum Retain Retry Timeout",
     "stores.keys": "Keys",
     "values": "Redactor Secret register",
     "workflows.definition": "Call step workflow",
@@ -105,6 +105,7 @@ __all__ = [
     "Quorum",
     "Redactor",
     "ReplayMismatch",
+    "Retain",
     "Retry",
     "RetryAfter",
     "Run",

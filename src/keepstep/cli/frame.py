@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -43,16 +43,20 @@ class Settings:
         return Engine(self.store, worker=worker, keys=Keys.from_env(), **options)
 
     @contextmanager
-    def reading(self) -> Iterator[Store]:
-        """The chosen store itself, for a command that only reads and has to be quick."""
+    def reading(self, *, create: bool = False) -> Iterator[Store]:
+        """The chosen store itself, for a command that needs no engine."""
         from ..stores.open import open_store
 
-        self._check(create=False)
+        self._check(create=create)
         store = open_store(self.store)
         try:
             yield store
         finally:
             store.close()
+
+    def making(self) -> AbstractContextManager[Store]:
+        """The chosen store itself, made if it is not there."""
+        return self.reading(create=True)
 
     def _check(self, *, create: bool) -> None:
         path = _path_of(self.store)

@@ -22,7 +22,7 @@ STATUSES = ("queued", "running", "waiting", "paused", "recovering", "completed",
 # -- list --------------------------------------------------------------------------------------------------------------
 
 
-def _status(value: str) -> str:
+def status_of(value: str) -> str:
     """A status as a person may write it: set-aside, set_aside or "set aside"."""
     said = value.replace("-", " ").replace("_", " ").strip().lower()
     known = [*STATUSES, "unfinished"]
@@ -42,7 +42,7 @@ def tag_of(value: str) -> tuple[str, str]:
 
 
 @command("list")
-@click.option("--status", type=_status, multiple=True, help="Only these; 'unfinished' is all that has not ended.")
+@click.option("--status", type=status_of, multiple=True, help="Only these; 'unfinished' is all that has not ended.")
 @click.option("--workflow", metavar="NAME", help="Only runs of this workflow.")
 @click.option("--parent", metavar="RUN", help="Only children of this run.")
 @click.option("--prefix", metavar="TEXT", help="Only runs whose id begins so.")

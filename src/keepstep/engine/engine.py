@@ -34,7 +34,7 @@ from ..model import Claim, Event, Kind, Lease, News, Run, RunPage, RunQuery, Sta
 from ..model.ids import check_id, new_id, new_seed
 from ..observers import resolve
 from ..observers.log import RedactedLog
-from ..policies import RecoveryLimit
+from ..policies import RecoveryLimit, Retain
 from ..ports import Clock, Create, Store, SystemClock, Verdict, instant
 from ..stores.keys import Keys
 from ..stores.open import is_store, open_store
@@ -55,11 +55,14 @@ from .parking import LINGER_SECONDS, hand_back
 from .rest import RestWatch
 from .runner import Runner
 from .tasks import install, uninstall
+from .upkeep import keep_swept, refuse_damaged
 from .wakeups import receive
 from .worker import Worker
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+    from .care import Care
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -105,6 +108,8 @@ class Engine:
         redact: Redactor | None = None,
         actor: str | None = None,
         keys: Keys | None = None,
+        retain: Retain | None = None,
+        strict: bool = False,
         **store_options: Any,
     ) -> None:
         self._url = url
@@ -127,6 +132,8 @@ class Engine:
         self.encryption = Encryption(keys)
         self._actor = actor
         self.actor = actor or ""
+        self._retain = retain
+        self._strict = strict
         self.perform = perform
         self.live: dict[str, RunContext] = {}
         self.closed = True
@@ -177,6 +184,8 @@ class Engine:
             if self._with_worker:
                 self.worker = worker
                 await worker.start()
+                if self._retain is not None:
+                    self.background(keep_swept(self, self._retain))
             else:
                 self._poll_as_reader(0)
         except BaseException:
@@ -188,6 +197,8 @@ class Engine:
             Path(DEFAULT_URL).parent.mkdir(exist_ok=True)
         store = open_store(self._url, clock=self._clock, **self._store_options)
         try:
+            if self._strict:
+                refuse_damaged(store)
             return self.encryption.open(store, look=self._owns_store, worker=self._with_worker)
         except BaseException:
             if self._owns_store:
@@ -418,6 +429,14 @@ class Engine:
         """Wrap the data keys of all runs with the current key, so that older keys can be dropped."""
         self._must_be_open()
         return await self.encryption.rekey(self)
+
+    @property
+    def care(self) -> Care:
+        """What looks after the store: verify, repair, purge, erase, export, load, copy."""
+        from .care import Care  # noqa: PLC0415 - asked for rarely
+
+        self._must_be_open()
+        return Care(self)
 
     async def signal(self, run_id: str, name: str, payload: Any = True, *, id: str = "") -> None:  # noqa: A002
         """Send a run a durable message."""

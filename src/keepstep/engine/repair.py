@@ -15,6 +15,7 @@ from ..model import Kind, Run, Signal, Status, WorkerInfo
 from ..model.ids import check_text, new_id
 from ..ports import Advance, ClaimRequest, Row, Store, Verdict, instant
 from ..stores.rules import check_signal, seal_signal
+from ..stores.sealed import below
 from .archive import ArchiveWriter, writing
 from .transfer import Reason, set_aside
 from .verify import check_run, head_of, rows_of, signals_of
@@ -56,6 +57,7 @@ _glimpse = msgspec.json.Decoder(_Glimpse).decode
 
 def assess(store: Store, run_id: str) -> Loss:
     """What would be lost; nothing is changed."""
+    store = below(store)
     return _assess(store, _damaged_run(store, run_id))[0]
 
 
@@ -65,6 +67,7 @@ def accept_loss(store: Store, run_id: str, aside: str, *, actor: str, reason: st
     A person retries it then, and what is named in `repeats` is done again.
     """
     check_text(reason, "reason")
+    store = below(store)
     run = _damaged_run(store, run_id)
     loss, rows, signals, checksum = _assess(store, run)
     run = _out_of_dead_hands(store, run)

@@ -1,0 +1,179 @@
+"""Removing runs: finished ones by a filter, by the rule of how long they stay, and one run for good."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from ..errors import CheckpointCorrupt, DefinitionError, RunConflict, RunNotFound, StoreError
+from ..model import FINISHED, Run, RunQuery, Status
+from ..policies import Retain
+from ..ports import Store
+from .verify import PAGE, all_runs, head_of, verify
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+log = logging.getLogger("keepstep")
+
+#: How often a worker looks which runs need not stay any longer, and how long it rests after each page of that look.
+SWEEP_SECONDS = 600.0
+REST_SECONDS = 0.05
+#: How many damaged runs are named when a store is refused.
+NAMED = 5
+
+
+@dataclass(slots=True)
+class Purged:
+    """How many runs were found and removed, by status and by workflow; after a dry run, would be."""
+
+    removed: int = 0
+    statuses: Counter[Status] = field(default_factory=Counter)
+    workflows: Counter[str] = field(default_factory=Counter)
+
+    def count(self, runs: Iterable[Run]) -> None:
+        for run in runs:
+            self.removed += 1
+            self.statuses[run.status] += 1
+            self.workflows[run.workflow] += 1
+
+
+def purge(
+    store: Store,
+    *,
+    workflow: str | None = None,
+    statuses: frozenset[Status] = FINISHED,
+    before: datetime | None = None,
+    limit: int | None = None,
+    dry_run: bool = False,
+) -> Purged:
+    """Remove finished runs: those that ended before an instant, at most so many. Others are never touched."""
+    if not statuses <= FINISHED:
+        names = ", ".join(sorted(statuses - FINISHED))
+        raise DefinitionError(f"only finished runs are purged, and {names} is not finished")
+    done = Purged()
+    waiting: list[Run] = []
+    room = limit
+    query = RunQuery(workflow=workflow, status=statuses or FINISHED, updated_before=before, limit=PAGE)
+    for run in all_runs(store, query):
+        if room is not None and room <= 0:
+            break
+        if isinstance(run, str) or run.worker is not None or run.status not in FINISHED:
+            continue
+        waiting.append(run)
+        room = None if room is None else room - 1
+        if len(waiting) >= PAGE:
+            _remove(store, waiting, done, dry_run=dry_run)
+    _remove(store, waiting, done, dry_run=dry_run)
+    return done
+
+
+def _remove(store: Store, runs: list[Run], done: Purged, *, dry_run: bool) -> None:
+    removed = len(runs) if dry_run or not runs else store.delete_runs([run.id for run in runs], finished=True)
+    done.count(runs)
+    done.removed -= len(runs) - removed  # someone let one of them go on meanwhile
+    runs.clear()
+
+
+# -- how long runs stay ------------------------------------------------------------------------------------------------
+
+
+class Sweep:
+    """One look at all finished runs, newest first, a page at a time; those that the rule does not keep are removed."""
+
+    def __init__(self, store: Store, retain: Retain, *, dry_run: bool = False) -> None:
+        self.done = Purged()
+        self._store, self._retain, self._dry_run = store, retain, dry_run
+        self._now = store.clock.now()
+        self._newer: Counter[str] = Counter()
+        self._after: str | None = None
+
+    def page(self) -> bool:
+        """Look at one page; whether there is another."""
+        page = self._store.list_runs(RunQuery(status=FINISHED, limit=PAGE, after=self._after))
+        doomed = [run for run in page.runs if not self._keeps(run)]
+        _remove(self._store, doomed, self.done, dry_run=self._dry_run)
+        self._after = page.next
+        return page.next is not None
+
+    def _keeps(self, run: Run) -> bool:
+        age = self._now - (run.updated_at or run.created_at).timestamp()
+        newer = self._newer[run.workflow]
+        self._newer[run.workflow] += 1
+        return run.worker is not None or self._retain.of(run.workflow).keeps(run.status, age, newer)
+
+
+def sweep(store: Store, retain: Retain, *, dry_run: bool = False) -> Purged:
+    """Remove every finished run that the rule does not keep."""
+    one = Sweep(store, retain, dry_run=dry_run)
+    while one.page():
+        pass
+    return one.done
+
+
+async def keep_swept(engine: Engine, retain: Retain) -> None:
+    """What a worker does beside its runs: look now and then which of the finished ones need not stay any longer."""
+    while not engine.closed:
+        one = Sweep(engine.store, retain)
+        more = True
+        try:
+            while more and not engine.closed:
+                more = await engine.call(one.page)
+                await asyncio.sleep(REST_SECONDS)
+        except StoreError as error:
+            log.warning("finished runs could not be removed: %s", error)
+        if one.done.removed:
+            log.info("%d finished runs were removed: they need not stay any longer", one.done.removed)
+        await asyncio.sleep(SWEEP_SECONDS)
+
+
+# -- for good ----------------------------------------------------------------------------------------------------------
+
+
+async def erase(engine: Engine, run_id: str, *, force: bool = False, reason: str = "", actor: str = "") -> None:
+    """Remove one run so that nothing of it is left in the store's files.
+
+    One that has not ended is refused; with `force` it is cancelled first, without its clean-up, if nobody drives it.
+    """
+    run: Run | None = None
+    damaged = False
+    try:
+        run = await engine.call(head_of, engine.store, run_id)
+        if run is None:
+            raise RunNotFound(f"no run {run_id!r} in {engine.store.url}", run_id)
+    except CheckpointCorrupt:
+        damaged = True
+    if damaged or (run is not None and run.status not in FINISHED):
+        if not force:
+            what = "is damaged" if run is None else f"is {run.status.value}"
+            raise RunConflict(f"run {run_id!r} {what}, so it is not erased unless that is forced", run_id)
+        with contextlib.suppress(CheckpointCorrupt):  # no history is so damaged that it could not go
+            await engine.cancel_now(run_id, reason or "it is erased", actor)
+    removed = await engine.call(_erase, engine.store, run_id)
+    if not removed:
+        raise RunConflict(f"run {run_id!r} is driven by a worker: cancel it first", run_id)
+
+
+def _erase(store: Store, run_id: str) -> int:
+    return store.delete_runs([run_id], scrub=True)
+
+
+# -- at the door -------------------------------------------------------------------------------------------------------
+
+
+def refuse_damaged(store: Store) -> None:
+    """Raise if anything in a store is not as it was written."""
+    found = verify(store)
+    if found.sound:
+        return
+    told = [*(problems[0] for problems in found.damaged.values()), *(flaw.what for flaw in found.flaws)]
+    more = f"; and {len(told) - NAMED} more" if len(told) > NAMED else ""
+    raise CheckpointCorrupt(
+        f"{store.url} is not opened, because strict=True and it is damaged: {'; '.join(told[:NAMED])}{more}"
+    )

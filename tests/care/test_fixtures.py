@@ -1,0 +1,146 @@
+"""Stores and archives as every released Keepstep wrote them: read, verified, brought up to date, and gone on with."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from pathlib import Path
+
+import apsw
+import pytest
+
+import keepstep as ks
+from keepstep.engine.archive import FORMAT
+from keepstep.engine.transfer import check_archive, export_runs, import_runs
+from keepstep.engine.verify import verify
+from keepstep.model import Status
+from keepstep.stores.migrations import scripts
+from keepstep.stores.open import open_store
+from keepstep.workflows.definition import Workflow
+
+FOLDER = Path(__file__).parents[1] / "fixtures"
+SCHEMAS = sorted(FOLDER.glob("sqlite_schema_*.sql"))
+ARCHIVES = sorted(FOLDER.glob("archive_format_*.jsonl"))
+
+
+@ks.step
+async def add(a: int, b: int) -> int:
+    return a + b
+
+
+@ks.step
+async def large(size: int) -> str:
+    return "x" * size
+
+
+@ks.step
+async def fragile() -> str:
+    return "mended"
+
+
+async def total(*numbers: int) -> int:
+    found = 0
+    for number in numbers:
+        found = await add(found, number)
+    return found
+
+
+async def patient(size: int) -> list:
+    text = await large(size)
+    first = await ks.wait_for("first")
+    return [len(text), first, await ks.wait_for("second")]
+
+
+async def breaking() -> str:
+    await add(1, 1)
+    return await fragile()
+
+
+WORKFLOWS = [Workflow(one, name=f"fixture {one.__name__}") for one in (total, patient, breaking)]
+
+
+def loaded(source, path):
+    """A store of one schema, as it was written."""
+    database = apsw.Connection(str(path))
+    database.execute(source.read_text(encoding="utf-8"))
+    database.close()
+    return path
+
+
+@pytest.fixture(params=SCHEMAS, ids=lambda path: path.stem)
+def path(request, tmp_path):
+    return loaded(request.param, tmp_path / "runs.db")
+
+
+def test_there_is_a_store_of_every_schema_and_an_archive_of_every_format():
+    assert len(SCHEMAS) == len(scripts("sqlite")), "python - tests/fixtures < tests/fixtures/make.py makes a new one"
+    assert len(ARCHIVES) == FORMAT
+
+
+def test_an_old_store_is_read_and_verified(path):
+    store = open_store(path)
+    found = verify(store)
+    runs = {run.id: run.status for run in store.list_runs(ks.RunQuery()).runs}
+    output = store.get_run("done").output
+    store.close()
+    assert found.sound, (found.damaged, found.flaws)
+    assert runs == {
+        "done": Status.COMPLETED,
+        "failed": Status.FAILED,
+        "waits": Status.WAITING,
+        "packed": Status.WAITING,
+        "later": Status.QUEUED,
+    }
+    assert output == b"6"
+
+
+def test_the_first_schema_is_legacy_and_the_newest_is_not(tmp_path):
+    def counts(source):
+        store = open_store(loaded(source, tmp_path / f"{source.stem}.db"))
+        found = verify(store)
+        store.close()
+        return found
+
+    oldest, newest = counts(SCHEMAS[0]), counts(SCHEMAS[-1])
+    assert (oldest.records.legacy, oldest.signals.legacy) == (oldest.records.total, oldest.signals.total)
+    assert (newest.records.legacy, newest.signals.legacy, newest.runs.legacy) == (0, 0, 0)
+
+
+async def go_on(store):
+    async with ks.open(store, workflows=WORKFLOWS, linger_seconds=0.05) as engine:
+        assert await (await engine.get("done")).result() == 6
+        for name, size in (("waits", 10), ("packed", 120_000)):
+            handle = await engine.get(name)
+            if await handle.status() is Status.SET_ASIDE:
+                await handle.retry()
+            await handle.signal("second", "end")
+            assert await handle.result(10) == [size, {"yes": True}, "end"]
+        failed = await engine.get("failed")
+        with pytest.raises(ks.RunFailed):
+            await failed.result()
+        await failed.retry("the step is mended")
+        assert await failed.result(10) == "mended"
+
+
+def test_runs_of_an_old_store_go_on(path):
+    asyncio.run(go_on(path))
+    store = open_store(path)
+    assert verify(store).sound
+    store.close()
+
+
+def test_an_old_store_can_be_exported(path):
+    store, file = open_store(path), io.BytesIO()
+    assert export_runs(store, file).whole
+    store.close()
+    assert check_archive(io.BytesIO(file.getvalue()), "x") == 5
+
+
+@pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.stem)
+def test_an_old_archive_is_taken_up_and_goes_on(archive, tmp_path):
+    store = open_store(tmp_path / "runs.db")
+    with archive.open("rb") as file:
+        assert import_runs(store, file, archive.name, actor="ann").written == 5
+    assert verify(store).sound
+    store.close()
+    asyncio.run(go_on(tmp_path / "runs.db"))

@@ -1,0 +1,279 @@
+"""Removing runs: only finished ones, only those that are meant, and for good when that is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+import keepstep as ks
+from keepstep.engine import upkeep
+from keepstep.engine.upkeep import Sweep, erase, purge, sweep
+from keepstep.errors import CheckpointCorrupt, DefinitionError, RunConflict, RunNotFound
+from keepstep.model import FINISHED, Status
+from keepstep.policies import Retain
+from keepstep.ports import instant
+from keepstep.stores.memory import MemoryStore
+from tests.care.stored import TOTAL, WORKFLOWS, contents, driven, everything, filled, tampered
+
+ENDED = {run.id for run, _, _ in contents() if run.status in FINISHED}
+
+
+def left(store):
+    return set(everything(store))
+
+
+# -- purge -------------------------------------------------------------------------------------------------------------
+
+
+def test_finished_runs_are_removed_and_no_others(store):
+    before = everything(store)
+    done = purge(store)
+    assert done.removed == len(ENDED) == 4
+    assert (done.statuses[Status.COMPLETED], done.statuses[Status.FAILED]) == (3, 1)
+    assert done.workflows["care total"] == 3
+    assert everything(store) == {name: whole for name, whole in before.items() if name not in ENDED}
+
+
+def test_a_dry_run_removes_nothing_and_counts_the_same(store):
+    before = everything(store)
+    dry = purge(store, dry_run=True)
+    assert everything(store) == before
+    assert purge(store) == dry
+
+
+@pytest.mark.parametrize(
+    "filters, gone",
+    [
+        ({"workflow": "care breaking"}, {"failed"}),
+        ({"statuses": frozenset({Status.FAILED})}, {"failed"}),
+        ({"statuses": frozenset({Status.CANCELLED})}, set()),
+        ({"workflow": "care total", "statuses": frozenset({Status.COMPLETED}), "limit": 0}, set()),
+    ],
+)
+def test_only_what_is_meant_is_removed(store, filters, gone):
+    before = left(store)
+    assert purge(store, **filters).removed == len(gone)
+    assert before - left(store) == gone
+
+
+def test_only_what_ended_before_is_removed(store):
+    ended = sorted((run.updated_at, run.id) for run, _, _ in contents() if run.id in ENDED)
+    assert purge(store, before=ended[0][0]).removed == 0
+    assert purge(store, before=ended[2][0]).removed == 2
+    assert left(store) >= {ended[2][1], ended[3][1]}
+
+
+def test_no_more_are_removed_than_allowed(store):
+    assert purge(store, limit=3, dry_run=True).removed == 3
+    assert purge(store, limit=3).removed == 3
+    assert purge(store).removed == 1
+
+
+def test_what_is_not_finished_cannot_be_asked_for(store):
+    with pytest.raises(DefinitionError, match="set aside is not finished"):
+        purge(store, statuses=frozenset({Status.SET_ASIDE, Status.FAILED}))
+
+
+class RetriedMeanwhile:
+    """A store in which a person lets the failed run go on between the look and the removal."""
+
+    def __init__(self, store):
+        self._store = store
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def delete_runs(self, run_ids, **options):
+        driven(self._store, lambda engine: engine.retry("failed"), worker=False)
+        return self._store.delete_runs(run_ids, **options)
+
+
+def test_a_run_that_someone_lets_go_on_meanwhile_stays(store):
+    assert purge(RetriedMeanwhile(store)).removed == 3
+    assert store.get_run("failed").status is Status.QUEUED
+
+
+def test_a_parent_has_the_result_of_a_child_that_was_purged(store):
+    child = next(name for name in left(store) if name.startswith("parent."))
+    purge(store)
+    assert store.get_run(child) is None
+
+    async def go_on(engine):
+        handle = await engine.get("parent")
+        await handle.signal("go")
+        return await handle.result()
+
+    assert driven(store, go_on) == 3
+
+
+def test_an_id_may_be_used_again_after_a_purge(store):
+    purge(store)
+
+    async def again(engine):
+        return await (await engine.start(TOTAL, 5, 5, run_id="done")).result()
+
+    assert driven(store, again) == 10
+
+
+# -- retain ------------------------------------------------------------------------------------------------------------
+
+
+def many(store, count=30):
+    async def run_all(engine):
+        for n in range(count):
+            await (await engine.start(TOTAL, n, run_id=f"r{n:03}")).result()
+
+    driven(store, run_all)
+
+
+def test_the_newest_of_each_workflow_stay(empty):
+    many(empty)
+    assert sweep(empty, Retain(days=0, count=10)).removed == 20
+    assert left(empty) == {f"r{n:03}" for n in range(20, 30)}
+    assert sweep(empty, Retain(days=0, count=10)).removed == 0
+
+
+def test_the_younger_ones_stay(empty):
+    many(empty, 3)
+    assert sweep(empty, Retain(days=1, count=0)).removed == 0
+    assert sweep(empty, Retain(days=0, count=0), dry_run=True).removed == 3
+    assert sweep(empty, Retain(days=0, count=0)).removed == 3
+
+
+def test_a_workflow_has_its_own_rule(store):
+    rule = Retain(workflows={"care breaking": Retain(days=0, count=0)})
+    assert sweep(store, rule).removed == 1
+    assert "failed" not in left(store)
+
+
+def test_a_sweep_goes_page_by_page(empty, monkeypatch):
+    monkeypatch.setattr(upkeep, "PAGE", 7)
+    many(empty)
+    one = Sweep(empty, Retain(days=0, count=5))
+    pages = 1
+    while one.page():
+        pages += 1
+    assert (pages, one.done.removed) == (5, 25)
+
+
+def test_a_worker_sweeps_beside_its_runs(store):
+    async def look(engine):
+        while ENDED & left(store):
+            await engine.changed(0.02)
+        return await (await engine.start(TOTAL, 1, run_id="new")).status()
+
+    driven(store, look, retain=Retain(days=0, count=0))
+    assert {"waits", "later", "parent"} <= left(store)
+
+
+def test_a_worker_without_a_rule_removes_nothing(store):
+    before = left(store)
+    driven(store, lambda engine: asyncio.sleep(0.1))
+    assert left(store) == before
+
+
+def test_a_store_that_fails_does_not_stop_the_worker(store, monkeypatch, caplog):
+    real, failures = store.delete_runs, [1]
+
+    def failing(run_ids, **options):
+        if failures:
+            failures.pop()
+            raise ks.StoreUnavailable("busy")
+        return real(run_ids, **options)
+
+    monkeypatch.setattr(store, "delete_runs", failing)
+    monkeypatch.setattr(upkeep, "SWEEP_SECONDS", 0.01)
+
+    async def look(engine):
+        while ENDED & left(store):
+            await engine.changed(0.02)
+
+    driven(store, look, retain=Retain(days=0, count=0))
+    assert "could not be removed" in caplog.text
+
+
+# -- erase -------------------------------------------------------------------------------------------------------------
+
+
+def erased(store, run_id, **options):
+    driven(store, lambda engine: erase(engine, run_id, **options), worker=False)
+
+
+def test_an_erased_run_is_gone(store):
+    erased(store, "done")
+    assert "done" not in left(store)
+    with pytest.raises(RunNotFound):
+        erased(store, "done")
+
+
+def test_a_run_that_has_not_ended_is_erased_only_by_force(store):
+    with pytest.raises(RunConflict, match="is waiting"):
+        erased(store, "waits")
+    assert "waits" in left(store)
+    erased(store, "waits", force=True, reason="asked to be forgotten")
+    assert "waits" not in left(store)
+
+
+def test_a_run_that_is_driven_is_not_erased(store):
+    async def try_it(engine):
+        await engine.start("care patient", 10, run_id="driven")
+        with pytest.raises(RunConflict, match="driven"):
+            await erase(engine, "driven", force=True)
+
+    driven(store, try_it, linger_seconds=60)
+    assert "driven" in left(store)
+
+
+def test_a_damaged_run_can_be_erased(store):
+    tampered(store, "waits", rows=lambda rows: rows[:1], checksum="x")
+    erased(store, "waits", force=True)
+    assert "waits" not in left(store)
+
+
+# -- strict ------------------------------------------------------------------------------------------------------------
+
+
+def opened(store, **options):
+    async def main():
+        async with ks.open(store, workflows=WORKFLOWS, worker=False, strict=True, **options):
+            return True
+
+    return asyncio.run(main())
+
+
+def test_a_sound_store_is_opened_strictly(store):
+    assert opened(store)
+
+
+def test_a_damaged_store_is_not_opened_and_the_runs_are_named(store):
+    tampered(store, "done", seed="0")
+    tampered(store, "waits", epoch=1)
+    with pytest.raises(CheckpointCorrupt, match=r"strict=True.*'waits'.*'done'"):
+        opened(store)
+    assert everything(store)
+
+
+def test_the_store_of_a_refused_engine_is_closed(tmp_path):
+    path = tmp_path / "runs.db"
+    store = ks.stores.open.open_store(path)
+    filled(store)
+    tampered(store, "done", seed="0")
+    store.close()
+    with pytest.raises(CheckpointCorrupt):
+        opened(path)
+    assert not (tmp_path / "runs.db-wal").exists()
+
+
+def test_age_is_told_by_the_stores_clock():
+    class Later:
+        def now(self):
+            return contents()[0][0].created_at.timestamp() + 40 * 86_400
+
+        def boot(self):
+            return "boot", 0.0
+
+    store = filled(MemoryStore(clock=Later()))
+    assert sweep(store, Retain(count=0)).removed == len(ENDED)
+    assert instant(store.clock.now()) - contents()[0][0].created_at >= timedelta(days=40)
