@@ -31,6 +31,8 @@ from keepstep.engine import control
 from keepstep.engine.audit import audit
 from keepstep.engine.handle import RunHandle
 from keepstep.engine.history import History
+from keepstep.engine.transfer import import_runs
+from keepstep.engine.verify import verify
 from keepstep.errors import KeepstepError, NotSerializable, RetryAfter, StoreError
 from keepstep.model import FINISHED, Kind, Run, RunQuery, Signal, Status, WorkerInfo
 from keepstep.model.ids import check_id, check_name, child_id
@@ -144,6 +146,18 @@ def resealed(lines: list[bytes], run: Run) -> Create:
             row, checksum = Row(row.seq, row.kind, row.record, body), sha256(row.record + body).hexdigest()
         rows.append(row)
     return Create(replace(run, seq=len(rows), checksum=checksum), rows)
+
+
+@parser
+def archive(data: bytes) -> None:
+    """Lines of an archive: what is taken up is whole, whatever is wrong with the rest; an error names its line."""
+    with nothing_but_parsing():
+        store = MemoryStore()
+        with contextlib.suppress(KeepstepError):
+            import_runs(store, io.BytesIO(data), "runs.jsonl", actor="fuzz", partial=True)
+        assert verify(store).sound
+        with contextlib.suppress(StoreError):
+            import_runs(MemoryStore(), io.BytesIO(data), "runs.jsonl", actor="fuzz")
 
 
 class Looking:
