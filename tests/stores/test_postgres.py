@@ -362,11 +362,24 @@ def test_a_repair_is_given_what_there_is_of_a_run(store):
 
 
 @pytest.fixture
-def account(admin):
+def account(url, admin):
+    """A table of someone's own, where the session of a URL with this search path finds it."""
+    schema = url.rpartition("=")[2]
+    PostgresStore(url).close()
+    admin.execute(f"SET search_path TO {schema}")
     admin.execute("CREATE TABLE account (name text PRIMARY KEY, balance int)")
     admin.execute("INSERT INTO account VALUES ('a', 100), ('b', 0)")
     yield lambda: dict(admin.execute("SELECT name, balance FROM account").fetchall())
     admin.execute("DROP TABLE account")
+
+
+@pytest.fixture
+def shop(url, account):
+    schema = url.rpartition("=")[2]
+    store = PostgresStore(f"{url}&options=-c%20search_path={schema}", within_seconds=0.3)
+    store.renew_leases(WorkerInfo("w1"))
+    yield store
+    store.close()
 
 
 def within(store, function, run="r"):
@@ -383,7 +396,7 @@ def within(store, function, run="r"):
     return commit(store, change)
 
 
-def test_its_statements_commit_with_the_checkpoint(store, account):
+def test_its_statements_commit_with_the_checkpoint(shop, account):
     def move(tx):
         assert tx.execute("UPDATE account SET balance = balance - ? WHERE name = 'a' RETURNING balance", (10,)) == [
             (90,)
@@ -392,9 +405,9 @@ def test_its_statements_commit_with_the_checkpoint(store, account):
         assert tx.execute("SELECT '?%' || ?", ("!",)) == [("?%!",)]
         assert account() == {"a": 100, "b": 0}
 
-    assert within(store, move).verdict is Verdict.DONE
+    assert within(shop, move).verdict is Verdict.DONE
     assert account() == {"a": 90, "b": 10}
-    assert get(store, "r").seq == 2
+    assert get(shop, "r").seq == 2
 
 
 @pytest.mark.parametrize(
@@ -410,43 +423,39 @@ def test_its_statements_commit_with_the_checkpoint(store, account):
         ("SELECT pg_sleep(3)", "may take 0.3 s at most"),
     ],
 )
-def test_a_step_that_oversteps_is_refused_and_undone(url, account, sql, why):
-    store = PostgresStore(url, within_seconds=0.3)
-    store.renew_leases(WorkerInfo("w1"))
-
+def test_a_step_that_oversteps_is_refused_and_undone(shop, account, sql, why):
     def overstep(tx):
         tx.execute("UPDATE account SET balance = 0")
         tx.execute(sql)
 
-    answer = within(store, overstep)
+    answer = within(shop, overstep)
     assert answer.verdict is Verdict.FAILED
     assert why in str(answer.error)
     assert account() == {"a": 100, "b": 0}
-    assert get(store, "r").seq == 1
-    store.close()
+    assert get(shop, "r").seq == 1
 
 
-def test_an_error_that_the_step_swallows_is_told(store, account):
+def test_an_error_that_the_step_swallows_is_told(shop, account):
     def swallow(tx):
         with contextlib.suppress(psycopg.Error):
             tx.execute("INSERT INTO account VALUES ('a', 1)")
 
-    answer = within(store, swallow)
+    answer = within(shop, swallow)
     assert answer.verdict is Verdict.FAILED
     assert "let the error leave the step" in str(answer.error)
 
 
-def test_a_transaction_ends_with_its_step(store, account):
+def test_a_transaction_ends_with_its_step(shop, account):
     kept = []
-    assert within(store, kept.append).verdict is Verdict.DONE
+    assert within(shop, kept.append).verdict is Verdict.DONE
     with pytest.raises(DefinitionError, match="ends with the step"):
         kept[0].execute("SELECT 1")
 
 
-def test_a_lease_that_is_lost_meanwhile_undoes_everything(store, admin, account):
+def test_a_lease_that_is_lost_meanwhile_undoes_everything(shop, admin, account):
     def move(tx):
         tx.execute("UPDATE account SET balance = 0")
-        admin.execute(f"UPDATE {store._address.table('head')} SET epoch = epoch + 1 WHERE run = 'r'")
+        admin.execute(f"UPDATE {shop._address.table('head')} SET epoch = epoch + 1 WHERE run = 'r'")
 
-    assert within(store, move).verdict is Verdict.FENCED
+    assert within(shop, move).verdict is Verdict.FENCED
     assert account() == {"a": 100, "b": 0}

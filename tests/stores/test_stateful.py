@@ -1,4 +1,4 @@
-"""SQLite and files against the model: whatever is done to both, both answer and hold the same."""
+"""SQLite, files and PostgreSQL against the model: whatever is done to both, both answer and hold the same."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from keepstep.model import Kind, Run, RunQuery, Signal, Status, WorkerInfo
 from keepstep.ports import Advance, ClaimRequest, Create, Row, Send, Verdict
 from keepstep.stores.files import FilesStore
 from keepstep.stores.memory import MemoryStore
+from keepstep.stores.postgres import PostgresStore
 from keepstep.stores.sqlite import SQLiteStore
 from keepstep.testing.store_contract import SteppedClock, at
+from tests.postgres import empty_store
 
 RUNS = st.sampled_from(["a", "b", "c", "d", "é"])
 WORKFLOWS = st.sampled_from(["digest", "review"])
@@ -293,6 +295,24 @@ class FilesStores(Stores):
         assert self.store.check() == []
 
 
+class PostgresStores(Stores):
+    def __init__(self):
+        with empty_store() as self.url:
+            super().__init__()
+
+    def opened(self):
+        return PostgresStore(self.url, clock=self.clock)
+
+    @rule(worker=WORKERS, back=st.just(0))
+    def news(self, worker, back):
+        """Positions are the store's own; from the beginning both name the same runs."""
+        self.both(lambda store: store.news(self.worker(worker), back).runs)
+
+    @invariant()
+    def has_no_flaw(self):
+        assert self.store.check() == []
+
+
 def run(machine, examples):
     machine.TestCase.settings = settings(
         max_examples=examples,
@@ -310,3 +330,7 @@ def test_sqlite_does_what_the_model_does():
 
 def test_files_do_what_the_model_does():
     run(FilesStores, EXAMPLES // 2)
+
+
+def test_postgres_does_what_the_model_does():
+    run(PostgresStores, EXAMPLES // 8)

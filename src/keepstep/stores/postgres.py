@@ -414,8 +414,7 @@ class PostgresStore:
         self._closed = True
         if self._enrolled:
             with contextlib.suppress(StoreError):  # then the end of the session says so
-                values = (self._now(), texts(self._enrolled))
-                self._pool.run(lambda connection: connection.execute(self._sql.gone, values))
+                self._pool.run(lambda connection: connection.execute(self._sql.lapse, (texts(self._enrolled),)))
         self._presence.close()
         for connections in (self._writer, self._pool):
             connections.close(f"the store {self.url} is closed")
@@ -506,7 +505,7 @@ class _Statements:
         self.progress = f"SELECT id, progress FROM {worker}"
         self.put_progress = f"UPDATE {worker} SET progress = %s WHERE id = %s"
         self.leave = f"DELETE FROM {worker} WHERE id = %s AND gone_at IS NULL"
-        self.gone = f"UPDATE {worker} SET gone_at = %s WHERE id = ANY(%s) AND gone_at IS NULL"
+        self.lapse = f"UPDATE {worker} SET boot = '' WHERE id = ANY(%s)"  # a lease under another clock is over
         self.delete = (
             f"WITH gone AS (DELETE FROM {head} WHERE run = ANY(%s) AND worker IS NULL"
             f" AND (%s OR status IN ({finished})) RETURNING run),"
