@@ -119,6 +119,10 @@ async def clean_up() -> str:
 # -- workflows and their clients ---------------------------------------------------------------------------------------
 
 
+#: Set it to try every example on PostgreSQL too: that takes minutes.
+EVERYWHERE = bool(os.environ.get("KEEPSTEP_EVERYWHERE"))
+
+
 @dataclass(frozen=True)
 class Example:
     """A scenario: what a client does, any number of times, and what must come of it."""
@@ -128,7 +132,7 @@ class Example:
     result: object
     children: int = 0
     done: tuple[str, ...] = ()
-    stores: tuple[str, ...] = ("memory", "sqlite")
+    stores: tuple[str, ...] = ("memory", "sqlite", "postgres") if EVERYWHERE else ("memory", "sqlite")
 
     def __str__(self) -> str:
         return self.name
@@ -434,7 +438,7 @@ EXAMPLES = [
     Example("sleeper", play_sleeper, [1, 2, 3]),
     Example("parent", play_parent, [5, 2, "keepstep.errors.StepFailed", 6], children=3),
     Example("careful", play_careful, [1, 2, 2]),
-    Example("booking", play_booking, [1, 2, 2, 3], stores=("sqlite",)),
+    Example("booking", play_booking, [1, 2, 2, 3], stores=("sqlite", "postgres")),
     Example("continuing", play_continuing, 106),
     Example("cancelled", play_cancelled, "cancelled", children=1, done=("clean_up#1", "add#2")),
     Example("pausing", play_pausing, [2, "gone", 4]),

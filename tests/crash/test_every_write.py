@@ -13,8 +13,10 @@ from keepstep.engine.engine import Engine
 from keepstep.errors import RunCancelled
 from keepstep.model import Kind, RunQuery, Status
 from keepstep.stores.keys import Keys
+from keepstep.stores.postgres import PostgresStore
 from keepstep.testing.crash import CrashPoint, MemoryDisk, SQLiteDisk, crash_at, crash_everywhere, life, live
 from keepstep.testing.recorder import repeated
+from tests.postgres import empty_store
 
 from . import programs
 
@@ -23,6 +25,25 @@ pytestmark = pytest.mark.crash
 CASES = [
     pytest.param(example, store, id=f"{example}-{store}") for example in programs.EXAMPLES for store in example.stores
 ]
+
+
+class PostgresDisk:
+    """A schema that every life opens for itself, and that holds nothing before the first."""
+
+    def __init__(self, clock, **options):
+        with empty_store() as url:
+            schema = url.rpartition("=")[2]
+            self.url = f"{url}&options=-c%20search_path={schema}"  # tables of users lie beside ours
+        self.clock, self.options = clock, options
+        store = self.open()
+        store._pool.run(lambda connection: connection.execute("DROP TABLE IF EXISTS ledger"))
+        store.close()
+
+    def open(self):
+        return PostgresStore(self.url, clock=self.clock, **self.options)
+
+    def bury(self, store, workers):
+        store.close()
 
 
 class Bench:
@@ -39,6 +60,8 @@ class Bench:
         self.place.mkdir()
         if self.store == "memory":
             return MemoryDisk(self.clock, **self.options)
+        if self.store == "postgres":
+            return PostgresDisk(self.clock, **self.options)
         return SQLiteDisk(self.place / "runs.db", self.clock, power_loss="may_lose_last", **self.options)
 
     def recorder(self):
@@ -68,8 +91,15 @@ class Bench:
                 assert run.worker is None, where
                 await self.judge_history(await engine.get(run.id), run, where)
         if self.example.name == "booking":
-            db = apsw.Connection(str(self.place / "runs.db"))
-            assert sorted(n for (n,) in db.execute("SELECT number FROM ledger")) == [1, 2, 3], where
+            assert sorted(self.booked(store)) == [1, 2, 3], where
+
+    def booked(self, store):
+        if self.store == "postgres":
+            return [number for (number,) in store._rows("SELECT number FROM ledger", ())]
+        db = apsw.Connection(str(self.place / "runs.db"))
+        try:
+            return [number for (number,) in db.execute("SELECT number FROM ledger")]
+        finally:
             db.close()
 
     async def judge_history(self, handle, run, where):
