@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import keepstep as ks
+from keepstep.engine.doctor import Severity, examine
 from keepstep.engine.engine import Engine
 from keepstep.errors import StoreError
 from keepstep.model import Kind, RunQuery, Status
@@ -61,6 +62,9 @@ FAULTS = {
     "full disk": "full disks",
     "torn log": "power cuts that tore the log",
     "cut log": "that cut it",
+    "ended sessions": "times all sessions ended",
+    "killed server": "servers killed under way",
+    "cut server": "killed with everybody",
 }
 
 
@@ -92,10 +96,11 @@ class Report:
 
     def __str__(self) -> str:
         rate = self.finished / self.seconds if self.seconds else 0.0
+        faults = [f"{self.faults[kind]:,} {words}" for kind, words in FAULTS.items() if self.faults[kind]]
         lines = [
             f"{'good' if self.good else 'BAD'} after {self.seconds:.0f} s",
             f"  load held            {self.most} unfinished runs, {rate:.1f} runs/s, {self.bodies:,} step bodies",
-            f"  faults injected      {', '.join(f'{self.faults[kind]:,} {words}' for kind, words in FAULTS.items())}",
+            f"  faults injected      {', '.join(faults)}",
             f"  recoveries           {self.recoveries:,}",
             f"  runs finished        {self.finished:,} of {self.started:,} ({self.cancelled:,} cancelled on purpose)",
             f"  repeated after their checkpoint   {len(self.repeated)}",
@@ -108,6 +113,15 @@ class Report:
         for name in ("repeated", "lost", "stuck", "wrong", "late_lines", "across", "aside"):
             lines += [f"    {name}: {what}" for what in getattr(self, name)[:10]]
         return "\n".join(lines)
+
+
+#: Runs that take a moment, when many of them are to be done.
+SHORT = [
+    (programs.working, (4, 0.001), 10, ()),
+    (programs.fan, (), [2, 4, 6, 2, 4, 6, 10, 11], ()),
+    (programs.retried, (), [7, "keepstep.errors.Permanent", 8], ()),
+    (programs.booking, (), [1, 2, 2, 3], ()),
+]
 
 
 class Interrupted(Exception):
@@ -128,8 +142,8 @@ class Job:
 class Soak:
     """One soak: the workers, the load on them, what goes wrong, and the judgement."""
 
-    def __init__(self, folder: Path, store, workers: int, seed: int) -> None:
-        self.folder, self.store, self.seed = folder, store, seed
+    def __init__(self, folder: Path, store, workers: int, seed: int, runs: int = 0) -> None:
+        self.folder, self.store, self.seed, self.runs = folder, store, seed, runs
         self.count = workers
         self.draw = random.Random(seed)
         self.report = Report()
@@ -149,6 +163,7 @@ class Soak:
         self.engine: Engine | None = None
         self.opened = asyncio.Event()
         self.one_at_a_time = asyncio.Lock()
+        self.one_outage = asyncio.Lock()
         self.again: list[asyncio.Future] = []
 
     # -- the workers and what befalls them ----------------------------------------------------------------------------
@@ -205,18 +220,21 @@ class Soak:
         """Nothing more can be written for a while, by anyone."""
         while True:
             await asyncio.sleep(every)
-            self.store.fill()
-            try:
-                await asyncio.sleep(FULL_SECONDS)
-            finally:
-                self.store.free()
-            self.report.faults["full disk"] += 1
+            async with self.one_outage:
+                kind = self.store.fill() or "full disk"
+                try:
+                    await asyncio.sleep(FULL_SECONDS)
+                finally:
+                    self.store.free()
+            self.report.faults[kind] += 1
 
     async def cut_power(self, every: float) -> None:
         """Everybody dies at once, and the end of the log is torn; every other time it is cut, which loses commits."""
         for kind in itertools.cycle(self.store.cuts):
             await asyncio.sleep(every)
-            async with self.one_at_a_time:
+            async with self.one_at_a_time, contextlib.AsyncExitStack() as alone:
+                if self.store.tells_time:  # a server is not killed twice at once
+                    await alone.enter_async_context(self.one_outage)
                 while not any(one.ready.is_set() and one.pid not in self.stopped for one in self.workers):  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
                 self.opened.clear()
@@ -249,28 +267,29 @@ class Soak:
     # -- the load -----------------------------------------------------------------------------------------------------
 
     def next_job(self) -> Job:
-        workflow, args, expected, acts = self.draw.choice(
-            [
-                (programs.working, (8, 0.005), 36, ()),
-                (programs.mixed, (3, 0.005), 17, (("signal", "bonus", 5),)),
-                (programs.fan, (), [2, 4, 6, 2, 4, 6, 10, 11], ()),
-                (programs.parent_of_two, (), [2, 4], ()),
-                (programs.retried, (), [7, "keepstep.errors.Permanent", 8], ()),
-                (programs.continuing, (1, 0), 106, (("signal", "extra", 100),)),
-                (programs.relaying, (4, []), [1, 2, 3, 4], tuple(("signal", f"item{n}", n) for n in range(1, 5))),
-                (programs.plain, (), [2, 3, 4, 10, 6, 9], (("signal", "late", 9),)),
-                (programs.booking, (), [1, 2, 2, 3], ()),
-                (programs.pausing, (), [2, "gone", 4], (("pause",), ("signal", "go", "gone"), ("resume",))),
-                (programs.cancelled, (), "cancelled", (("cancel",),)),
-                (programs.napping, (2.5,), 2, ()),
-                (programs.paying, (str(self.payments),), [2, "paid", 3], ()),
-            ]
-        )
+        workflow, args, expected, acts = self.draw.choice(SHORT if self.runs else self.jobs_of_all_kinds())
         return Job(f"{workflow.fn.__name__}-{next(self.numbers)}", workflow, args, expected, acts)
+
+    def jobs_of_all_kinds(self) -> list:
+        return [
+            (programs.working, (8, 0.005), 36, ()),
+            (programs.mixed, (3, 0.005), 17, (("signal", "bonus", 5),)),
+            (programs.fan, (), [2, 4, 6, 2, 4, 6, 10, 11], ()),
+            (programs.parent_of_two, (), [2, 4], ()),
+            (programs.retried, (), [7, "keepstep.errors.Permanent", 8], ()),
+            (programs.continuing, (1, 0), 106, (("signal", "extra", 100),)),
+            (programs.relaying, (4, []), [1, 2, 3, 4], tuple(("signal", f"item{n}", n) for n in range(1, 5))),
+            (programs.plain, (), [2, 3, 4, 10, 6, 9], (("signal", "late", 9),)),
+            (programs.booking, (), [1, 2, 2, 3], ()),
+            (programs.pausing, (), [2, "gone", 4], (("pause",), ("signal", "go", "gone"), ("resume",))),
+            (programs.cancelled, (), "cancelled", (("cancel",),)),
+            (programs.napping, (2.5,), 2, ()),
+            (programs.paying, (str(self.payments),), [2, "paid", 3], ()),
+        ]
 
     async def client(self, until: float) -> None:
         """Have one run after the other done."""
-        while time.monotonic() < until:
+        while self.report.started < self.runs if self.runs else time.monotonic() < until:
             job = self.next_job()
             self.jobs[job.run] = job
             self.report.started += 1
@@ -334,7 +353,7 @@ class Soak:
                 asyncio.ensure_future(self.fill_disk(min(FULL_EVERY, seconds / 5))),
                 asyncio.ensure_future(self.cut_power(min(CUT_EVERY, seconds / 5))),
             ]
-            await asyncio.sleep(seconds)
+            await (asyncio.wait(clients, timeout=seconds) if self.runs else asyncio.sleep(seconds))
             await self.end_faults(faults)
             await asyncio.wait([*clients, *self.again], timeout=DRAIN_SECONDS)
             for client in [*clients, *self.again]:
@@ -391,6 +410,8 @@ class Soak:
         report.extra_bodies = report.bodies - len(counts)
         self.sort_out(repeated_in_store(effects, histories))
         report.wrong += self.store.judge(runs)
+        found = (await examine(engine)).findings
+        report.wrong += [f"doctor: {one.message}" for one in found if one.severity is Severity.ERROR]
 
     async def keep_aside(self, engine, runs) -> None:
         """A run that was set aside is a failure whose history someone will want to read."""
@@ -476,9 +497,11 @@ def work(url: str, options: dict, effects: str, clock: str, ready) -> None:
         programs.record_to(effects)
         while True:
             with contextlib.suppress(StoreError):
-                async with ks.open(url, clock=SetClock(clock), **OPTIONS, **options) as engine:
+                ground = STORES[url.partition(":")[0]]
+                own = None if ground.tells_time else SetClock(clock)  # where the server's time counts, theirs does not
+                async with ks.open(url, clock=own, **OPTIONS, **options) as engine:
                     ready.set()
-                    await STORES[url.partition(":")[0]].attend(engine)
+                    await ground.attend(engine)
             await asyncio.sleep(0.05)
 
     # What workers complain of stands beside the effects, for whoever keeps the folder.
@@ -486,15 +509,20 @@ def work(url: str, options: dict, effects: str, clock: str, ready) -> None:
     asyncio.run(main())
 
 
-def soak(seconds: float, workers: int = 3, store: str = "sqlite", seed: int = 0, keep: str | None = None) -> Report:
-    """Soak one kind of store and give the report. `keep` names a folder that is not removed afterwards."""
+def soak(
+    seconds: float, workers: int = 3, store: str = "sqlite", *, seed: int = 0, keep: str | None = None, runs: int = 0
+) -> Report:
+    """Soak one kind of store and give the report. `keep` names a folder that is not removed afterwards.
+
+    With `runs`, so many short runs are done, within that time.
+    """
     with contextlib.ExitStack() as stack:
         folder = Path(keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="keepstep-soak-")))
         folder.mkdir(parents=True, exist_ok=True)
         ground = stack.enter_context(contextlib.closing(STORES[store](folder)))
 
         async def run() -> Report:
-            return await Soak(folder, ground, workers, seed).run(seconds)
+            return await Soak(folder, ground, workers, seed, runs).run(seconds)
 
         report = asyncio.run(run())
         if keep:
@@ -508,13 +536,21 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--store", choices=STORES, action="append", help="only these [all durable ones in turn]")
     parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--runs", type=int, default=0, help="do so many short runs instead, within --seconds")
     parser.add_argument("--keep", help="a folder for the store and the effects, kept for a look at them")
     options = parser.parse_args()
     stores = options.store or list(STORES)
     good = True
     for store in stores:
         print(f"{store}, seed {options.seed}", flush=True)
-        report = soak(options.seconds / len(stores), options.workers, store, options.seed, options.keep)
+        report = soak(
+            options.seconds / len(stores),
+            options.workers,
+            store,
+            seed=options.seed,
+            keep=options.keep,
+            runs=options.runs,
+        )
         print(report, flush=True)
         good = good and report.good
     return 0 if good else 1

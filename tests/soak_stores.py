@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import shutil
 import struct
@@ -12,10 +13,12 @@ from collections import Counter
 from pathlib import Path
 
 import apsw
+import psycopg
 
 from keepstep.errors import StoreError
 from keepstep.model import Status
 from tests.crash import programs
+from tests.postgres import Server
 
 #: The small disk: more than a soak writes.
 DISK = "1g"
@@ -70,6 +73,7 @@ class SQLite:
 
     options: dict = {}  # noqa: RUF012 - none
     cuts = ("torn log", "cut log")
+    tells_time = False
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -156,4 +160,64 @@ def copied_pages(index: Path) -> int:
     return struct.unpack("=I", data[128:132])[0] if len(data) >= 132 else 0
 
 
-STORES = {"sqlite": SQLite}
+class PostgreSQL:
+    """A server of its own, whose sessions are ended and which is killed while everybody works."""
+
+    options: dict = {}  # noqa: RUF012 - none
+    cuts = ("cut server",)
+    tells_time = True
+
+    def __init__(self, folder: Path) -> None:
+        self.server = Server.make()
+        self.url = self.server.dsn
+        self._up = True
+        self._faults = itertools.cycle(["ended sessions", "killed server"])
+        with psycopg.connect(self.url, autocommit=True) as admin:  # two who make it at once would be one too many
+            admin.execute("CREATE TABLE ledger (run TEXT, number INTEGER)")
+
+    def fill(self) -> str:
+        """Let the store fail: every session is ended, or the server is gone until `free`. Which of the two."""
+        kind = next(self._faults)
+        if kind == "killed server":
+            self._up = False
+            self.server.kill()
+        else:
+            with psycopg.connect(self.url, autocommit=True) as admin:
+                admin.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'keepstep%'"
+                )
+        return kind
+
+    def free(self) -> None:
+        if not self._up:
+            self.server.start_again()
+            self._up = True
+
+    def close(self) -> None:
+        self.server.remove()
+
+    @staticmethod
+    async def attend(engine) -> None:
+        """What a worker does beside its work: nothing, for ever."""
+        await asyncio.Event().wait()
+
+    def cut(self, kind: str, draw) -> bool:
+        """Everybody is dead; so is the server, which comes back."""
+        if not self._up:
+            return False
+        self.server.kill()
+        self.server.start_again()
+        return True
+
+    def judge(self, runs) -> list[str]:
+        """What transactional steps wrote is there exactly once, and the store has no flaw."""
+        with psycopg.connect(self.url, autocommit=True) as admin:
+            booked = Counter(run for (run,) in admin.execute("SELECT run FROM ledger"))
+        done = [run.id for run in runs if run.workflow == programs.booking.name and run.status is Status.COMPLETED]
+        return [f"{run} booked {booked[run]} times, not 3" for run in done if booked[run] != 3]
+
+    def copy(self, folder: Path) -> None:
+        shutil.copy2(self.server.folder / "log", folder / "server.log")
+
+
+STORES = {"sqlite": SQLite, "postgresql": PostgreSQL}
