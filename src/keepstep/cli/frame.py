@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DEFAULT_STORE = ".keepstep/runs.db"
+#: Stores that are made on a server; only they can tell whether they are there.
+_SERVER = re.compile(r"postgres(ql)?:", re.IGNORECASE)
 _SCHEME = re.compile(r"[a-z][a-z0-9+.\-]+:", re.IGNORECASE)
 
 
@@ -40,6 +42,8 @@ class Settings:
         from ..stores.keys import Keys
 
         self._check(create=create)
+        if not create and _SERVER.match(self.store):
+            options["create"] = False
         return Engine(self.store, worker=worker, keys=Keys.from_env(), **options)
 
     @contextmanager
@@ -48,7 +52,8 @@ class Settings:
         from ..stores.open import open_store
 
         self._check(create=create)
-        store = open_store(self.store)
+        options: dict[str, Any] = {"create": create} if _SERVER.match(self.store) else {}
+        store = open_store(self.store, **options)
         try:
             yield store
         finally:

@@ -79,9 +79,9 @@ class _Seen(NamedTuple):
 class PostgresStore:
     """Keeps everything in the tables of one schema; several stores may share a database.
 
-    `proxy=True` is for a server behind a proxy that pools transactions (PgBouncer): no session is held then, so that a
-    death shows by its lease and news by asking. `connections` bounds what one process opens for reading and claiming;
-    it opens one more to write, and one that it holds.
+    `connections` bounds what one process opens for reading and claiming; it opens one more to write, and holds one.
+    `create=False` makes no store that is not there. `proxy=True` is for a server behind a proxy that pools
+    transactions (PgBouncer): no session is held then, so that a death shows by its lease and news by asking.
     """
 
     quick = False
@@ -98,6 +98,7 @@ class PostgresStore:
         lease_seconds: float = LEASE_SECONDS,
         within_seconds: float = 5.0,
         proxy: bool = False,
+        create: bool = True,
     ) -> None:
         if connections < 1:
             raise DefinitionError(f"connections={connections} is not at least 1")
@@ -124,7 +125,7 @@ class PostgresStore:
         self._arrivals: deque[tuple[int, str, str]] = deque(maxlen=_ARRIVALS)  # (position, worker, run)
         self._news_lock = threading.Lock()
         try:
-            self._pool.run(self._open)
+            self._pool.run(lambda connection: self._open(connection, create=create))
         except BaseException:
             self.close()
             raise
@@ -133,8 +134,8 @@ class PostgresStore:
     def __repr__(self) -> str:
         return f"PostgresStore({self.url!r})"
 
-    def _open(self, connection: Connection) -> None:
-        migrate(connection, self._address)
+    def _open(self, connection: Connection, *, create: bool) -> None:
+        migrate(connection, self._address, create=create)
         self._server_clock.measure(connection)
 
     # -- writing -----------------------------------------------------------------------------------------------------

@@ -304,9 +304,12 @@ def _rolled_back(connection: Connection) -> None:
 # -- the schema --------------------------------------------------------------------------------------------------------
 
 
-def migrate(connection: Connection, address: Address) -> None:
+def migrate(connection: Connection, address: Address, *, create: bool) -> None:
     """Make the schema, or bring it up to date; one process at a time, and only if something is to be done."""
-    if not pending("postgres", _version(connection, address), address.text):
+    there = _version(connection, address)
+    if not there and not create:
+        raise SchemaMismatch(f"there is no store at {address.text}; a worker, `keepstep run` or `start` makes one")
+    if not pending("postgres", there, address.text):
         return
     try:
         with connection.transaction():

@@ -1,0 +1,46 @@
+"""The command line on a PostgreSQL store, and what it says when there is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from keepstep.cli import exits
+from tests.postgres import empty_store, session_dsn
+
+
+@pytest.fixture
+def url():
+    with empty_store() as url:
+        yield url
+
+
+def test_a_run_is_started_shown_steered_and_found_healthy(keepstep, url):
+    done = keepstep("run", "program.py:total", "1", "--store", url, "--id", "r1")
+    assert (done.code, done.out.strip()) == (0, "11"), done.err
+    shown = keepstep("show", "r1", "--store", url, "--json")
+    assert shown.json["status"] == "completed"
+    assert "r1" in keepstep("list", "--store", url).out
+    assert keepstep("doctor", "--store", url, "--deep").code == 0
+    assert keepstep("show", "nobody", "--store", url).code == exits.NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    "store, said",
+    [
+        ("postgresql://ann:s3cret@127.0.0.1:1/x", "Connection refused"),
+        ("NO DATABASE", 'database "nothing_there" does not exist'),
+        ("NO SCHEMA", "there is no store at postgresql://"),
+        ("postgresql://ann:s3cret@127.0.0.1:99999/x", 'invalid port number: "99999"'),
+        ("postgresql://ann:s3cret@h/x?nonsense=1", "that is no PostgreSQL URL"),
+    ],
+)
+def test_a_store_that_cannot_be_reached_is_told_in_a_sentence(keepstep, store, said):
+    store = {
+        "NO DATABASE": session_dsn().rpartition("/")[0] + "/nothing_there",
+        "NO SCHEMA": session_dsn() + "?schema=nobody_made_it",
+    }.get(store, store)
+    for words in (("list",), ("signal", "r", "x")):
+        told = keepstep(*words, "--store", store)
+        assert told.code in (exits.STORE, exits.USAGE, exits.FAILED), told
+        assert said in told.err + told.out
+        assert "s3cret" not in told.err + told.out
