@@ -132,7 +132,7 @@ class Example:
     result: object
     children: int = 0
     done: tuple[str, ...] = ()
-    stores: tuple[str, ...] = ("memory", "sqlite", "postgres") if EVERYWHERE else ("memory", "sqlite")
+    stores: tuple[str, ...] = ("memory", "sqlite", "files", *(("postgres",) if EVERYWHERE else ()))
 
     def __str__(self) -> str:
         return self.name

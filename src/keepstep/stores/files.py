@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -50,8 +49,6 @@ MARKER = "keepstep.json"
 _IGNORED = b"/index/\n/workers/\n/trash/\n/aside/\n*.tmp\nlatest\n"
 #: A batch of more changes is not made on the thread of an event loop.
 _FEW = 4
-#: What was written within this time may be known to its writer as not yet durable.
-_RECENT_SECONDS = 5.0
 
 log = logging.getLogger("keepstep")
 
@@ -270,7 +267,8 @@ class FilesStore:
         run = run_of(run_id, self._logs.facts(run_id, head), head)
         kind = rules.outcome_kind(head.status)
         if kind is not None:
-            self._make_durable(run_id, state)
+            if not state.durable:
+                self._logs.make_durable(run_id)
             final = self._final(run_id, head.outcome, kind) if head.outcome else None
             if final is not None:
                 run = rules.with_outcome(run, final)
@@ -280,12 +278,6 @@ class FilesStore:
     def _final(self, run_id: str, number: int, kind: str) -> Row | None:
         rows = self._logs.rows_of(run_id, number)
         return next((row for row in reversed(rows) if row.kind == kind), None)
-
-    def _make_durable(self, run_id: str, state: State) -> None:
-        """Whoever wrote the end of a run may not have synced it yet; what is told of it must outlive a power cut."""
-        if abs(time.time() - state.identity.written_ns / 1e9) < _RECENT_SECONDS:
-            with translating(self._root):
-                finish(self._disk, self._disk.sync_folder(self._logs.folder(run_id)))
 
     def list_runs(self, query: RunQuery) -> RunPage:
         self._must_be_open()

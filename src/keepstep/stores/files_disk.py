@@ -53,11 +53,11 @@ class Disk:
     def sync_folder(self, path: str) -> Steps[None]:
         """Make the names in a folder durable."""
         if self.syncs:
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fd = self.open_folder(path)
             try:
                 yield fd
             finally:
-                os.close(fd)
+                self.close(fd)
 
     def put(self, path: str, data: bytes, temporary: str) -> None:
         """Have a file hold this, whole, in place of what it held; not durable, and never torn for a reader."""
@@ -76,6 +76,9 @@ class Disk:
     def open_log(self, path: str) -> int:
         """A file of one's own to append to."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+
+    def open_folder(self, path: str) -> int:
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def write(self, fd: int, data: bytes) -> None:
         rest = memoryview(data)
@@ -115,7 +118,10 @@ class Disk:
                 except (IsADirectoryError, PermissionError):
                     self.remove_folder(inner)
         with contextlib.suppress(FileNotFoundError):
-            os.rmdir(path)
+            self.remove_empty(path)
+
+    def remove_empty(self, path: str) -> None:
+        os.rmdir(path)
 
     # -- looking -----------------------------------------------------------------------------------------------------
 

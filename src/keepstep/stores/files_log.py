@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -37,17 +38,23 @@ from .files_names import attachment_name, entry_name, entry_number, run_folder
 HINT_EVERY = 16
 #: The file in which it is noted.
 HINT = "latest"
+#: What was written longer ago is durable: its writer has synced it, or died, and the system has by itself.
+_RECENT_SECONDS = 60.0
 #: Runs whose newest entry is remembered.
 _REMEMBERED = 20_000
 
 
 class State(msgspec.Struct):
-    """How a run stood when its newest entry was seen; the outbox is what may still have to be done elsewhere."""
+    """How a run stood when its newest entry was seen; the outbox is what may still have to be done elsewhere.
+
+    The name of an entry that another process has just linked may not be `durable` yet.
+    """
 
     number: int
     head: Head
     identity: Identity
     outbox: Outbox
+    durable: bool = False
 
 
 class Known(msgspec.Struct):
@@ -106,8 +113,7 @@ class Logs:
         folder = self.folder(run)
         with translating(folder):
             if run in self._unsynced:  # what is seen is told to others, so it must be durable
-                finish(self.disk, self.disk.sync_folder(folder))
-                self._unsynced.discard(run)
+                self.make_durable(run)
             start = 0
             if cached is not None and self.disk.identity(f"{folder}/{entry_name(cached.number)}") == cached.identity:
                 if self.disk.identity(f"{folder}/{entry_name(cached.number + 1)}") is None:
@@ -122,9 +128,20 @@ class Logs:
         if identity is None:  # removed under our eyes
             return self.last_state(run)
         entry = self.entry(run, number)
-        state = State(number, entry.head, identity, entry.outbox)
+        durable = abs(time.time() - identity.written_ns / 1e9) > _RECENT_SECONDS
+        state = State(number, entry.head, identity, entry.outbox, durable)
         self._remember(run, state)
         return state
+
+    def make_durable(self, run: str) -> None:
+        """What is told of a run must outlive a power cut, whoever wrote it."""
+        folder = self.folder(run)
+        with translating(folder):
+            finish(self.disk, self.disk.sync_folder(folder))
+        self._unsynced.discard(run)
+        state = self._states.get(run)
+        if state is not None:
+            state.durable = True
 
     def _newest(self, run: str, folder: str, start: int) -> int:
         """The number of the newest entry, 0 if there is none: from one that is known, by doubling steps."""
@@ -245,6 +262,9 @@ class Logs:
                 written.append(f"{folder}/{attachment.name}")
             identity = yield from self.disk.create(temporary, text)
             seen = state is None or self.disk.identity(f"{folder}/{entry_name(state.number)}") == state.identity
+            if seen and (attachments or (state is not None and not state.durable)):
+                # The names that this entry builds on must not be lost where its own is kept.
+                yield from self.disk.sync_folder(folder)
             if seen:
                 self.disk.link(temporary, f"{folder}/{entry_name(number)}")
                 linked = True
@@ -265,6 +285,7 @@ class Logs:
         with translating(folder, unknown=True):
             yield from self.disk.sync_folder(folder)
         self._unsynced.discard(run)
+        new.durable = True
         if number % HINT_EVERY == 0:
             with contextlib.suppress(OSError):  # it only saves time
                 self.disk.put(f"{folder}/{HINT}", b"%d\n" % number, f"{folder}/.{HINT}-{word}.tmp")

@@ -16,6 +16,7 @@ from ..engine.tasks import uninstall
 from ..errors import StoreError, StoreUnavailable
 from ..model import Claims, Flaw, Kind, News, Run, RunPage, RunQuery, Signal, WorkerInfo
 from ..ports import Advance, Answer, Change, ClaimRequest, Clock, Row, Store, Verdict
+from ..stores.files import FilesStore
 from ..stores.memory import MemoryStore
 from ..stores.records import unseal
 from ..stores.sqlite import SQLiteStore
@@ -241,6 +242,22 @@ class SQLiteDisk:
 
     def bury(self, store: Store, workers: Iterable[str]) -> None:
         store.close()
+
+
+class FilesDisk:
+    """A folder that every life opens for itself. What a dead life had begun there is left as it is."""
+
+    def __init__(self, path: str | Path, clock: Clock | None = None, **options: Any) -> None:
+        self.path = path
+        self._clock = clock
+        self._options = options
+
+    def open(self) -> FilesStore:
+        return FilesStore(self.path, clock=self._clock, **self._options)
+
+    def bury(self, store: Store, workers: Iterable[str]) -> None:
+        if isinstance(store, FilesStore):
+            store.abandon()
 
 
 # -- living and dying --------------------------------------------------------------------------------------------------
