@@ -243,7 +243,8 @@ class FilesStore:
 
     def _is_to_be_had(self, state: State, request: ClaimRequest, alive: set[str]) -> bool:
         head = state.head
-        if head.worker is not None and head.worker in alive:
+        # Who has come since the roll was called is alive, too: a worker is enrolled before it takes anything.
+        if head.worker is not None and (head.worker in alive or self._workers.is_alive(head.worker)):
             return False
         if request.run is not None:
             return rules.claimable_by_name(head.status, request.statuses)

@@ -2,19 +2,272 @@
 
 from __future__ import annotations
 
-from ..model import Flaw
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from ..errors import CheckpointCorrupt
+from ..model import Flaw, Status
 from .files_commit import Commits
-from .files_disk import Disk
-from .files_index import Index
-from .files_log import Logs
+from .files_disk import Disk, finish, translating
+from .files_entry import Draft, Entry, Facts, Head
+from .files_index import Index, line_of
+from .files_log import HINT, Logs, State
+from .files_names import entry_name, entry_number
+
+#: What is younger may be someone's work of this moment.
+SETTLED_SECONDS = 60.0
+
+_OTHERS = frozenset({"runs", "index", "workers", "trash", "aside", "keepstep.json", ".gitignore"})
 
 
 class Check:
-    """One look at everything; with `mend`, what is derivable is made again and what is not is put aside."""
+    """One look at everything; with `mend`, what is derivable is made again and what is not is put aside.
+
+    Nothing is destroyed but what a crash left half written: what a flaw puts aside lies under `aside/` afterwards.
+    """
 
     def __init__(self, root: str, disk: Disk, logs: Logs, index: Index, commits: Commits, *, mend: bool) -> None:
         self._root, self._disk, self._logs = root, disk, logs
         self._index, self._commits, self._mend = index, commits, mend
+        self._states: dict[str, State] = {}
+        self._unreadable: set[str] = set()
 
     def flaws(self) -> list[Flaw]:
-        return []
+        """Everything that is wrong, folder by folder, then the index."""
+        with translating(self._root):
+            return [*self._trash(), *self._shards(), *self._entries_of_the_index()]
+
+    # -- folders -----------------------------------------------------------------------------------------------------
+
+    def _trash(self) -> Iterator[Flaw]:
+        for name in sorted(self._disk.names(f"{self._root}/trash")):
+            if self._is_young(f"trash/{name}"):
+                continue
+            yield Flaw(
+                "leftover",
+                f"trash/{name}",
+                "the rest of a run that was deleted",
+                self._done("removed", self._disk.remove_folder, f"{self._root}/trash/{name}"),
+            )
+        for name in sorted(self._disk.names(self._root)):
+            if name not in _OTHERS and name.endswith(".tmp") and not self._is_young(name):
+                yield self._leftover(name)
+
+    def _shards(self) -> Iterator[Flaw]:
+        for shard in sorted(self._disk.names(f"{self._root}/runs")):
+            for name in sorted(self._disk.names(f"{self._root}/runs/{shard}")):
+                yield from self._folder(f"runs/{shard}/{name}")
+
+    def _folder(self, folder: str) -> Iterator[Flaw]:
+        names = set(self._disk.names(f"{self._root}/{folder}"))
+        numbers = sorted(number for name in names if (number := entry_number(name)) is not None)
+        if not numbers:
+            yield from self._empty(folder, names)
+            return
+        run = self._logs.run_in(folder)
+        if run is None:
+            yield self._aside(folder, "orphan", "no entry in this folder says whose it is")
+            return
+        self._logs.forget(run)
+        try:
+            state = self._logs.last_state(run, whole=True)
+        except CheckpointCorrupt as error:
+            self._unreadable.add(run)
+            yield from self._broken(run, folder, numbers, str(error))
+            return
+        if state is None:
+            return
+        if state.head.deleted:
+            mended = ""
+            if self._mend:
+                finish(self._disk, self._logs.remove(run))
+                mended = "removed"
+            yield Flaw("leftover", folder, f"run {run!r} was deleted, and its folder is still there", mended)
+            return
+        self._states[run] = state
+        yield from self._strangers(run, folder, names, state)
+
+    def _empty(self, folder: str, names: set[str]) -> Iterator[Flaw]:
+        """A folder that was made for a run that never came to be."""
+        if self._is_young(folder):
+            return
+        if all(name.startswith(".") or "-" in name for name in names):
+            what = "a folder of a run that was never created"
+            yield Flaw(
+                "leftover", folder, what, self._done("removed", self._disk.remove_folder, f"{self._root}/{folder}")
+            )
+        else:
+            yield self._aside(folder, "orphan", "a folder that holds no entry of a run")
+
+    def _strangers(self, run: str, folder: str, names: set[str], state: State) -> Iterator[Flaw]:
+        """What lies in a run's folder and belongs to no entry."""
+        others = {name for name in names if entry_number(name) is None and name != HINT}
+        if others:
+            others -= self._attachments(run, state)
+        for name in sorted(others):
+            if self._is_young(f"{folder}/{name}"):
+                continue
+            if name.startswith(".") and name.endswith(".tmp"):
+                yield self._leftover(f"{folder}/{name}")
+            else:
+                yield self._aside(f"{folder}/{name}", "orphan", f"no entry of run {run!r} names this file")
+        hinted = self._hint(folder) if HINT in names else 0
+        if hinted > state.number:
+            yield Flaw(
+                "index",
+                f"{folder}/{HINT}",
+                f"it names entry {hinted} as the newest of run {run!r}, and there are {state.number}",
+                self._done("removed", self._disk.unlink, f"{self._root}/{folder}/{HINT}"),
+            )
+
+    def _attachments(self, run: str, state: State) -> set[str]:
+        """The files that the entries of a run name, as far as they can be read: what cannot be is told by `verify`."""
+        found: set[str] = set()
+        for number in range(1, state.number + 1):
+            try:
+                entry = self._logs.entry(run, number)
+                found |= set(entry.fields.get("parts", ()))
+                found |= self._bodies(run, entry)
+            except CheckpointCorrupt:
+                prefix = entry_name(number).removesuffix(".json")
+                found |= {name for name in self._disk.names(self._logs.folder(run)) if name.startswith(prefix)}
+        return found
+
+    def _bodies(self, run: str, entry: Entry) -> set[str]:
+        bodies = {entry.fields.get("body")}
+        for name in entry.fields.get("parts", ()):
+            part = msgspec.json.decode(self._disk.read(f"{self._logs.folder(run)}/{name}"))
+            bodies.add(part.get("body"))
+        return {name for name in bodies if name is not None}
+
+    def _hint(self, folder: str) -> int:
+        text = self._disk.read(f"{self._root}/{folder}/{HINT}").strip()
+        return int(text) if text.isdigit() else 0
+
+    # -- a log that cannot be read to its end ------------------------------------------------------------------------
+
+    def _broken(self, run: str, folder: str, numbers: list[int], what: str) -> Iterator[Flaw]:
+        """The newest entry is damaged, or one before it is missing: what can be read stays, the rest is put aside."""
+        if not self._mend:
+            yield Flaw("dangling", folder, what)
+            return
+        last = self._last_sound(run, numbers)
+        if last is None:
+            yield self._aside(folder, "dangling", what)
+            return
+        for number in numbers:
+            if number > last.number:
+                self._put_aside(f"{folder}/{entry_name(number)}")
+        for name in (HINT,):
+            self._done("removed", self._unlink, f"{self._root}/{folder}/{name}")
+        self._logs.forget(run)
+        finish(self._disk, self._logs.append(run, _set_aside))
+        finish(self._disk, self._commits.settle(run))
+        state = self._logs.state(run)
+        if state is not None:
+            self._states[run] = state
+        yield Flaw(
+            "dangling",
+            folder,
+            what,
+            f"what comes after {entry_name(last.number)} was put aside, and run {run!r} with it: it goes on when a "
+            "person says so",
+        )
+
+    def _last_sound(self, run: str, numbers: list[int]) -> Entry | None:
+        """The newest entry up to which every one is there and can be read."""
+        last: Entry | None = None
+        for place, number in enumerate(numbers, 1):
+            if number != place:
+                break
+            try:
+                entry = self._logs.entry(run, number)
+                if number == entry.head.base:
+                    self._logs.facts(run, entry.head)
+            except CheckpointCorrupt:
+                break
+            last = entry
+        return last
+
+    # -- the index ---------------------------------------------------------------------------------------------------
+
+    def _entries_of_the_index(self) -> Iterator[Flaw]:
+        """What the index says against what the logs say; a difference is read from the log once more."""
+        for line in self._index.lines():
+            known = line.run in self._states or line.run in self._unreadable
+            if not known and self._logs.state(line.run) is None:
+                yield self._unlike(line.run, "the index names it, and it is not there")
+        for run, seen in self._states.items():
+            said = self._index.line(run)
+            if said is None or said.gone:
+                if self._logs.state(run) is not None:
+                    yield self._unlike(run, "the index does not name it")
+                continue
+            wanted = self._said(run, seen)
+            if _essence(said) != _essence(wanted) and said.entry <= seen.number:
+                state = self._logs.state(run)
+                if state is not None and _essence(self._index.line(run)) != _essence(self._said(run, state)):
+                    yield self._unlike(run, f"the index has it as {said.status}, and it is {wanted.status}")
+
+    def _said(self, run: str, state: State) -> Any:
+        facts: Facts = self._logs.facts(run, state.head)
+        return line_of(run, facts, state)
+
+    def _unlike(self, run: str, what: str) -> Flaw:
+        mended = ""
+        if self._mend:
+            finish(self._disk, self._commits.settle(run))
+            mended = "the index was told"
+        return Flaw("index", run, what, mended)
+
+    # -- mending -----------------------------------------------------------------------------------------------------
+
+    def _is_young(self, name: str) -> bool:
+        found = self._disk.identity(f"{self._root}/{name}")
+        return found is None or time.time() - found.written_ns / 1e9 < SETTLED_SECONDS
+
+    def _done(self, what: str, do: Any, *args: Any) -> str:
+        """Do something about a flaw, if that is wanted; what was done."""
+        if not self._mend:
+            return ""
+        do(*args)
+        return what
+
+    def _unlink(self, path: str) -> None:
+        if self._disk.identity(path) is not None:
+            self._disk.unlink(path)
+
+    def _leftover(self, name: str) -> Flaw:
+        return Flaw(
+            "leftover",
+            name,
+            "a file that was never finished",
+            self._done("removed", self._unlink, f"{self._root}/{name}"),
+        )
+
+    def _aside(self, name: str, kind: str, what: str) -> Flaw:
+        return Flaw(kind, name, what, f"put aside as {self._put_aside(name)}" if self._mend else "")
+
+    def _put_aside(self, name: str) -> str:
+        self._disk.make_folder(f"{self._root}/aside")
+        kept = f"aside/{self._logs.unique()}-{name.replace('/', '.')}"[:200]
+        self._disk.rename(f"{self._root}/{name}", f"{self._root}/{kept}")
+        return kept
+
+
+def _set_aside(state: State | None) -> Draft:
+    """A run whose newest entries were lost stands still until a person says how it goes on."""
+    if state is None:
+        raise CheckpointCorrupt("a run went while it was mended")
+    head: Head = msgspec.structs.replace(
+        state.head, status=Status.SET_ASIDE, worker=None, due_at=None, wakes=(), epoch=state.head.epoch + 1
+    )
+    return Draft("set aside", head)
+
+
+def _essence(line: Any) -> tuple[Any, ...]:
+    """What claims and lists go by."""
+    return line.born, line.status, line.worker, line.due, line.number, line.workflow, line.signals

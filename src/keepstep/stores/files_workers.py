@@ -130,6 +130,14 @@ class Workers:
         with translating(self._folder):
             return self._is_marked(worker) or self._disk.identity(self._path(worker)) is None
 
+    def is_alive(self, worker: str) -> bool:
+        """Whether a worker is enrolled and was not given up."""
+        if not is_id(worker):
+            return False
+        with translating(self._folder):
+            enrolled = self._disk.identity(self._path(worker)) is not None
+            return enrolled and not self._is_gone(worker) and self._lives(worker)
+
     def _lives(self, worker: str) -> bool:
         beat = self._beat(worker)
         if not isinstance(
