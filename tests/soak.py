@@ -271,7 +271,7 @@ class Soak:
         return Job(f"{workflow.fn.__name__}-{next(self.numbers)}", workflow, args, expected, acts)
 
     def jobs_of_all_kinds(self) -> list:
-        return [
+        jobs = [
             (programs.working, (8, 0.005), 36, ()),
             (programs.mixed, (3, 0.005), 17, (("signal", "bonus", 5),)),
             (programs.fan, (), [2, 4, 6, 2, 4, 6, 10, 11], ()),
@@ -286,6 +286,7 @@ class Soak:
             (programs.napping, (2.5,), 2, ()),
             (programs.paying, (str(self.payments),), [2, "paid", 3], ()),
         ]
+        return [job for job in jobs if self.store.transactional or job[0] is not programs.booking]
 
     async def client(self, until: float) -> None:
         """Have one run after the other done."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import os
 import shutil
@@ -17,6 +18,7 @@ import psycopg
 
 from keepstep.errors import StoreError
 from keepstep.model import Status
+from keepstep.stores.files import FilesStore
 from tests.crash import programs
 from tests.postgres import Server
 
@@ -74,6 +76,7 @@ class SQLite:
     options: dict = {}  # noqa: RUF012 - none
     cuts = ("torn log", "cut log")
     tells_time = False
+    transactional = True
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -154,6 +157,68 @@ class SQLite:
                 shutil.copy2(path, folder / path.name)
 
 
+class Files:
+    """One folder, shared by all processes."""
+
+    options: dict = {}  # noqa: RUF012 - none
+    cuts = ("torn log", "cut log")
+    tells_time = False
+    transactional = False
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            self.disk = SmallDisk(folder / "disk")
+        except (OSError, subprocess.SubprocessError):
+            self.disk = FewPages(folder / "pages")
+        self.path = self.disk.folder / "runs"
+        self.url = f"files:{self.path}"
+        self.fill, self.free, self.close = self.disk.fill, self.disk.free, self.disk.close
+
+    @staticmethod
+    async def attend(engine) -> None:
+        """What a worker does beside its work: it obeys the flag of a disk that only pretends to be full."""
+        flag = Path(engine.store.url.removeprefix("files:")).parent / "full"
+        disk = engine.store._disk
+        real = disk.write
+
+        def write(fd, data):
+            if flag.exists():
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            real(fd, data)
+
+        disk.write = write
+        await asyncio.Event().wait()
+
+    def cut(self, kind: str, draw) -> bool:
+        """Leave what a power cut may leave: files half written, the index torn; every other time no index at all."""
+        try:
+            if kind == "cut log":
+                shutil.rmtree(self.path / "index")
+                return True
+            for folder in draw.sample(sorted(self.path.glob("runs/*/*")), 5):
+                (folder / f".000007.json-{draw.randrange(99)}.tmp").write_bytes(draw.randbytes(draw.randrange(900)))
+                (folder / f"000007-001-{draw.randrange(99)}.json").write_bytes(draw.randbytes(draw.randrange(900)))
+            for file in (self.path / "index").glob("*.jsonl"):
+                os.truncate(file, draw.randrange(file.stat().st_size + 1))
+                with file.open("ab") as end:
+                    end.write(b'{"run":"half' + draw.randbytes(9) + b"\n")
+        except (OSError, ValueError):  # the disk is full, too, or there is too little to cut
+            return False
+        return True
+
+    def judge(self, _runs) -> list[str]:
+        """The store itself is whole, but for what was left half written."""
+        store = FilesStore(self.path)
+        try:
+            store.check(mend=True)
+            return [f"{flaw.kind} {flaw.about}: {flaw.what}" for flaw in store.check() if flaw.kind != "leftover"]
+        finally:
+            store.close()
+
+    def copy(self, folder: Path) -> None:
+        shutil.copytree(self.path, folder / "runs", dirs_exist_ok=True)
+
+
 def copied_pages(index: Path) -> int:
     """How many pages of the log SQLite has tried to copy into the database; it keeps count in the log's index."""
     data = index.read_bytes()
@@ -166,6 +231,7 @@ class PostgreSQL:
     options: dict = {}  # noqa: RUF012 - none
     cuts = ("cut server",)
     tells_time = True
+    transactional = True
 
     def __init__(self, folder: Path) -> None:
         self.server = Server.make()
@@ -220,4 +286,4 @@ class PostgreSQL:
         shutil.copy2(self.server.folder / "log", folder / "server.log")
 
 
-STORES = {"sqlite": SQLite, "postgresql": PostgreSQL}
+STORES = {"sqlite": SQLite, "files": Files, "postgresql": PostgreSQL}
