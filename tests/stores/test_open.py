@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import keepstep
-from keepstep.errors import DefinitionError, UnknownStore
+from keepstep.errors import DefinitionError, DuplicateName, UnknownStore
 from keepstep.stores import open as open_module
 from keepstep.stores.memory import MemoryStore
 from keepstep.stores.open import open_store, schemes
@@ -85,6 +85,70 @@ def test_a_url_without_a_file_is_refused(url):
 def test_an_unknown_scheme_lists_the_known_ones():
     with pytest.raises(UnknownStore, match=r"'redis:'.*memory:.*sqlite:"):
         open_store("redis://host/0")
+
+
+def test_a_mistyped_scheme_is_set_right():
+    with pytest.raises(UnknownStore, match=r"no store is registered for 'sqlit:'; did you mean sqlite:\?"):
+        open_store("sqlit:///runs.db")
+    with pytest.raises(UnknownStore) as told:
+        open_store("postgresqll://ann:hunter2@host/db")
+    assert "did you mean postgresql:?" in str(told.value)
+    assert "hunter2" not in str(told.value)
+
+
+def test_a_scheme_may_be_written_in_capitals(tmp_path):
+    store = open_store(f"SQLite:///{tmp_path}/runs.db")
+    assert isinstance(store, SQLiteStore)
+    store.close()
+    assert (tmp_path / "runs.db").exists()
+
+
+@pytest.mark.parametrize("url", ["memory:runs", "memory://runs", "memory:///tmp/runs.db"])
+def test_memory_has_no_name(url):
+    with pytest.raises(DefinitionError, match="has no name"):
+        open_store(url)
+
+
+@pytest.mark.parametrize("url", ["memory:", "sqlite:///{}/runs.db", "files:{}/runs", "{}/runs.db"])
+def test_an_unknown_option_is_told_as_nobodys(tmp_path, url):
+    with pytest.raises(
+        TypeError, match=r"neither ks\.open nor the store for '(memory|sqlite|files):' has an option 'colour'"
+    ):
+        open_store(url.format(tmp_path), colour="red")
+    assert not list(tmp_path.iterdir())
+
+
+# -- from other packages -----------------------------------------------------------------------------------------------
+
+
+def registered(monkeypatch, *points):
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points if group == "keepstep.stores" else ())
+
+
+def test_a_package_that_cannot_be_loaded_is_named(monkeypatch):
+    registered(monkeypatch, EntryPoint("lost", "no_such_module:open_url", "keepstep.stores"))
+    with pytest.raises(DefinitionError, match=r"'lost:', of the package .*no_such_module:open_url.* cannot be loaded"):
+        open_store("lost:x")
+    registered(monkeypatch, EntryPoint("lost", "json:no_such_name", "keepstep.stores"))
+    with pytest.raises(DefinitionError, match="AttributeError"):
+        open_store("lost:x")
+    registered(monkeypatch, EntryPoint("lost", "json:__name__", "keepstep.stores"))
+    with pytest.raises(DefinitionError, match="it is no function"):
+        open_store("lost:x")
+    open_store("memory:")  # the others are not touched
+
+
+def test_what_is_no_store_is_told_with_what_it_lacks(monkeypatch):
+    registered(monkeypatch, EntryPoint("half", f"{__name__}:open_half", "keepstep.stores"))
+    monkeypatch.setattr(EntryPoint, "load", lambda _: lambda url, clock: object())
+    with pytest.raises(DefinitionError, match=r"gave object, which is no store: it lacks .*commit, .*close"):
+        open_store("half:x")
+
+
+def test_two_packages_for_one_scheme_are_both_named(monkeypatch):
+    registered(monkeypatch, *(EntryPoint("twice", f"{one}:open_url", "keepstep.stores") for one in ("one", "two")))
+    with pytest.raises(DuplicateName, match=r"twice, by unknown \(one:open_url\) and unknown \(two:open_url\)"):
+        open_store("twice:x")
 
 
 def test_another_package_adds_a_store(monkeypatch):

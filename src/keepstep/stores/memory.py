@@ -427,8 +427,10 @@ class MemoryStore:
         """Nothing to let go of."""
 
 
-def open_url(_url: str, *, clock: Clock | None = None, **options: Any) -> MemoryStore:
+def open_url(url: str, *, clock: Clock | None = None, **options: Any) -> MemoryStore:
     """A new, empty store for `memory:`."""
+    if url.partition(":")[2].strip("/"):
+        raise DefinitionError(f"{url!r}: a store in memory has no name, it is a new one each time; write memory:")
     return MemoryStore(clock=clock, **options)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, TypeGuard
 
-from ..errors import DefinitionError, UnknownStore
+from ..errors import DefinitionError, DuplicateName, UnknownStore
 from ..ports import Clock, Store
 
 #: The entry point group in which other packages register `scheme = "module:function"`.
@@ -40,14 +41,13 @@ def open_store(url: str | os.PathLike[str] | Store, *, clock: Clock | None = Non
     `sqlite:///runs.db` and a path alone mean SQLite, `memory:` a store that dies with the process. `options` are the
     store's own.
     """
-    if isinstance(url, os.PathLike):
-        return _find("sqlite")(f"sqlite:///{os.fspath(url)}", clock=clock, **options)
-    if not isinstance(url, str):
+    if not isinstance(url, (str, os.PathLike)):
         return _pass_through(url, options)
-    scheme = _SCHEME.match(url)
-    if scheme is None:
-        return _find("sqlite")(f"sqlite:///{url}", clock=clock, **options)
-    return _find(scheme[1].lower())(url, clock=clock, **options)
+    found = _SCHEME.match(url) if isinstance(url, str) else None
+    if found is None:
+        return _opened("sqlite", f"sqlite:///{os.fspath(url)}", clock, options)
+    scheme = found[1].lower()
+    return _opened(scheme, f"{scheme}:{str(url)[found.end() :]}", clock, options)
 
 
 def schemes() -> list[str]:
@@ -68,12 +68,33 @@ def _pass_through(store: Any, options: dict[str, Any]) -> Store:
     return store
 
 
-def _find(scheme: str) -> Callable[..., Store]:
-    found: Callable[..., Store]
+def _opened(scheme: str, url: str, clock: Clock | None, options: dict[str, Any]) -> Store:
+    opener, whose = _find(scheme)
+    try:
+        store = opener(url, clock=clock, **options)
+    except TypeError as error:
+        unknown = _UNKNOWN_OPTION.search(str(error))
+        if unknown is None or unknown[1] not in options:
+            raise
+        raise TypeError(f"neither ks.open nor the store for {scheme + ':'!r} has an option {unknown[1]!r}") from None
+    if not is_store(store):
+        missing = [verb for verb in _VERBS if not hasattr(store, verb)]
+        raise DefinitionError(
+            f"the store for {scheme + ':'!r}{whose} gave {type(store).__name__}, which is no store: "
+            f"it lacks {', '.join(missing)}"
+        )
+    return store
+
+
+_UNKNOWN_OPTION = re.compile(r"unexpected keyword argument '(\w+)'")
+
+
+def _find(scheme: str) -> tuple[Callable[..., Store], str]:
+    """The function that opens a scheme, and for an error whose it is."""
     if scheme in BUILT_IN:
         module, _, name = BUILT_IN[scheme].partition(":")
         try:
-            found = getattr(import_module(module), name)
+            return getattr(import_module(module), name), ""
         except ModuleNotFoundError as error:
             extra = EXTRAS.get(error.name or "")
             if extra is None:
@@ -81,15 +102,34 @@ def _find(scheme: str) -> Callable[..., Store]:
             raise DefinitionError(
                 f'{scheme}: needs {error.name}, which is not installed here: pip install "keepstep[{extra}]"'
             ) from None
-        return found
-    for point in _registered():
-        if point.name == scheme:
-            found = point.load()
-            return found
-    raise UnknownStore(
-        f"no store is registered for {scheme + ':'!r}; known here: {', '.join(f'{name}:' for name in schemes())} "
-        f"(a path that holds a colon is written sqlite:///path, or given as a Path)"
-    )
+    points = {point.value: point for point in _registered() if point.name.lower() == scheme}
+    if not points:
+        known = schemes()
+        near = get_close_matches(scheme, known, n=1)
+        raise UnknownStore(
+            f"no store is registered for {scheme + ':'!r}{f'; did you mean {near[0]}:?' if near else ''}; "
+            f"known here: {', '.join(f'{name}:' for name in known)} "
+            "(a path that holds a colon is written sqlite:///path, or given as a Path)"
+        )
+    if len(points) > 1:
+        named = " and ".join(f"{_package(point)} ({value})" for value, point in sorted(points.items()))
+        raise DuplicateName(f"{scheme + ':'!r} is registered twice, by {named}; uninstall one of them")
+    (point,) = points.values()
+    whose = f", of the package {_package(point)} ({point.value}),"
+    try:
+        opener: Any = point.load()
+    except Exception as error:
+        raise DefinitionError(
+            f"the store for {scheme + ':'!r}{whose} cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
+    if not callable(opener):
+        raise DefinitionError(f"the store for {scheme + ':'!r}{whose} cannot be opened: it is no function")
+    return opener, whose
+
+
+def _package(point: Any) -> str:
+    found = getattr(point, "dist", None)
+    return repr(found.name) if found is not None else "unknown"
 
 
 def _registered() -> Iterable[Any]:
