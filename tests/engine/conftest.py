@@ -16,7 +16,7 @@ from collections import Counter
 import pytest
 
 from keepstep.workflows.definition import KNOWN
-from tests.engine.world import World
+from tests.engine.world import ALL_ENCRYPTED, World
 from tests.postgres import empty_store
 
 #: Set it to run every test that asks for `world` on PostgreSQL too, in both modes: that takes minutes.
@@ -29,6 +29,7 @@ PATIENCE_SECONDS = 20.0
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "live_only: says nothing under replay, because it looks at memory itself")
+    config.addinivalue_line("markers", "plaintext: is about values that are not encrypted")
     config.addinivalue_line("markers", "one_store: the store makes no difference, so memory will do")
     config.addinivalue_line("markers", "on_postgres: runs on PostgreSQL too, live")
     config.addinivalue_line("markers", "quick_store: counts on a store that is opened, read and written at once")
@@ -89,11 +90,12 @@ def effects():
 @pytest.fixture
 def world(request, tmp_path):
     kind, mode = request.param
+    encrypted = ALL_ENCRYPTED and not request.node.get_closest_marker("plaintext")
     if kind != "postgres":
-        yield World(kind, mode, tmp_path / "runs.db")
+        yield World(kind, mode, tmp_path / "runs.db", encrypted=encrypted)
         return
     with empty_store() as url:
-        yield World(kind, mode, url)
+        yield World(kind, mode, url, encrypted=encrypted)
 
 
 @pytest.fixture

@@ -241,6 +241,7 @@ async def test_the_newest_move_is_told_even_if_it_left_no_record(world):
         assert (entries[-1].what, entries[-1].after) == ("parked", Status.WAITING)
 
 
+@pytest.mark.plaintext
 async def test_the_creator_workflow_version_and_input_are_told(world):
     @ks.workflow(version="7")
     async def made(a):

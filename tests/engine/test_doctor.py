@@ -151,6 +151,7 @@ async def test_a_signal_that_was_read_is_no_lost_wake_up(world):
         assert (await examine(engine)).findings == []
 
 
+@pytest.mark.plaintext
 async def test_a_damaged_record_is_found_when_asked_for(world):
     @ks.step
     async def one():

@@ -147,9 +147,9 @@ async def test_without_keys_one_can_look_but_not_read_and_not_write(world):
         await engine.start(waiter, MARK, run_id="w")
     if world.kind != "memory":  # a store that is handed over open is not looked through
         with pytest.raises(EncryptionError, match="encrypted with the key 'old', and no keys are given") as told:
-            await world.started()
+            await world.started(keys=None)
         assert told.value.key_id == "old"
-    async with world.engine(worker=False) as engine:
+    async with world.engine(worker=False, keys=None) as engine:
         assert [run.id for run in (await engine.list(status="completed")).runs][-1] == "r"
         run = await (await engine.get("r")).latest()
         assert (await run.run()).output is None

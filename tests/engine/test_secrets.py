@@ -15,6 +15,8 @@ from keepstep.errors import NotSerializable
 from keepstep.values.secret import Secret
 from tests.engine.world import until_status
 
+pytestmark = pytest.mark.plaintext
+
 #: One that the built-in patterns know, and one that only `reveal` makes known.
 TOKEN = "ghp_" + "Ab3" * 10
 PHRASE = "correct horse battery"

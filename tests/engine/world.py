@@ -26,11 +26,11 @@ ALL_ENCRYPTED = bool(os.environ.get("KEEPSTEP_TEST_ENCRYPTED"))
 class World:
     """One store and the engines that come and go on it."""
 
-    def __init__(self, kind, mode, path):
+    def __init__(self, kind, mode, path, *, encrypted=False):
         """`path` is the file of SQLite, or the URL of a store in PostgreSQL."""
         self.kind, self.mode, self.path = kind, mode, path
         self.replaying = mode == "replay"
-        self.encrypted = mode == "encrypted" or ALL_ENCRYPTED
+        self.encrypted = encrypted
         self._memory = MemoryStore()
         self._open = []
 
