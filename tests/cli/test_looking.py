@@ -300,7 +300,7 @@ def test_a_damaged_run_is_named_by_list_and_doctor(keepstep, folder, what):
     assert "run 'new-1': " in finding["message"]
     assert "restore the store from a copy" in finding["advice"]
     deep = keepstep("doctor", "--deep", "--json").json["findings"]
-    assert [one["runs"] for one in deep] == [["new-1"]]
+    assert [one["runs"] for one in deep if one["runs"]] == [["new-1"]]  # and what SQLite itself finds amiss
 
 
 @pytest.mark.usefixtures("three")

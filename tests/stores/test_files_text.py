@@ -36,8 +36,8 @@ def test_a_folder_is_always_one_harmless_name(run_id):
     assert len(name) <= 100
     assert not re.fullmatch(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", name)
     assert PurePosixPath(name).name == PureWindowsPath(name).name == name
-    whole = os.path.normpath(f"/root/{run_folder(run_id)}")
-    assert re.fullmatch(r"/root/runs/[0-9a-f]{2}/[^/]+", whole)
+    whole = os.path.normpath(f"/store/{run_folder(run_id)}")
+    assert re.fullmatch(r"/store/runs/[0-9a-f]{2}/[^/]+", whole)
 
 
 @given(IDS, IDS)
