@@ -110,7 +110,7 @@ def shown(data: bytes) -> None:
         told(json.dumps(shown_value, ensure_ascii=False))
         run = Run("r", "w", Status.RUNNING, NOW, input=data, output=data, progress=data)
         told(json.dumps(words.run_as_json(run, whole=True), ensure_ascii=False))
-        told(look._shown(run, {"key": shown_value}, "", None, traceback=True))
+        told(look._shown(run, {"key": shown_value}, "", None, None, traceback=True))
 
 
 @parser

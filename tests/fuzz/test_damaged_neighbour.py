@@ -19,8 +19,10 @@ async def patient() -> object:
 PATIENT = Workflow(patient, name="fuzz patient")
 
 
-@pytest.mark.parametrize("status", ["flying", b"\xff", 1e300])
-def test_what_is_sent_beside_a_signal_to_a_damaged_run_arrives(tmp_path, status):
+@pytest.mark.parametrize(
+    "column, value", [("status", "flying"), ("status", b"\xff"), ("status", 1e300), ("wakes", "{"), ("wakes", '["a')]
+)
+def test_what_is_sent_beside_a_signal_to_a_damaged_run_arrives(tmp_path, column, value):
     path = tmp_path / "runs.db"
 
     async def main() -> None:
@@ -28,7 +30,7 @@ def test_what_is_sent_beside_a_signal_to_a_damaged_run_arrives(tmp_path, status)
             for name in ("damaged", "well"):
                 await engine.start(PATIENT, run_id=name)
             damage = apsw.Connection(str(path))
-            damage.execute("UPDATE keepstep_head SET status = ? WHERE run = 'damaged'", (status,))
+            damage.execute(f"UPDATE keepstep_head SET {column} = ? WHERE run = 'damaged'", (value,))
             damage.close()
             sent = [engine.signal(name, "answer", 1) for name in ("well", "damaged", "well")]
             outcomes = await asyncio.gather(*sent, return_exceptions=True)

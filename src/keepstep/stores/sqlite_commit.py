@@ -382,7 +382,7 @@ class Batch:
             return Answer(Verdict.FINISHED, about=signal.run)
         seq = head.signals + 1
         self._add_signal(rules.seal_signal(signal, seq, instant(self._now)))
-        if head.worker is None and head.wakes and signal.name in names(head.wakes):
+        if head.worker is None and head.wakes and signal.name in _wakes(signal.run, head):
             due_at = self._now if head.due_at is None else min(head.due_at, self._now)
             cursor.execute("UPDATE keepstep_head SET signals = ?, due_at = ? WHERE run = ?", (seq, due_at, signal.run))
         else:
@@ -531,6 +531,13 @@ def seconds(at: datetime | None) -> float | None:
 def names(text: str) -> tuple[str, ...]:
     """A list of names as it was stored."""
     return _strings(text) if text else ()
+
+
+def _wakes(run: str, head: _Head) -> tuple[str, ...]:
+    try:
+        return names(head.wakes)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise CheckpointCorrupt(f"run {run!r}: its head cannot be read: {error}") from None
 
 
 def names_text(values: Sequence[str]) -> str:
