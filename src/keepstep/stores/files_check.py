@@ -139,9 +139,12 @@ class Check:
     def _bodies(self, run: str, entry: Entry) -> set[str]:
         bodies = {entry.fields.get("body")}
         for name in entry.fields.get("parts", ()):
-            part = msgspec.json.decode(self._disk.read(f"{self._logs.folder(run)}/{name}"))
+            try:
+                part = msgspec.json.decode(self._disk.read(f"{self._logs.folder(run)}/{name}"), type=dict[str, Any])
+            except (msgspec.MsgspecError, ValueError, OSError) as error:
+                raise CheckpointCorrupt(f"run {run!r}: {name} cannot be read: {error}") from None
             bodies.add(part.get("body"))
-        return {name for name in bodies if name is not None}
+        return {name for name in bodies if isinstance(name, str)}
 
     def _hint(self, folder: str) -> int:
         text = self._disk.read(f"{self._root}/{folder}/{HINT}").strip()
