@@ -6,8 +6,12 @@ Tests that fork a process for each life come first, while there is little to cop
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
 
 from tests import postgres
+
+settings.register_profile("keepstep", deadline=None)  # how long an example takes says nothing on a busy machine
+settings.load_profile("keepstep")
 
 
 def pytest_configure(config: pytest.Config) -> None:
