@@ -354,6 +354,13 @@ def _python(code: str, compiled: str) -> float:
     return time.perf_counter() - began
 
 
+def postgres(effort: Effort) -> list[Finding]:
+    """The jobs on a PostgreSQL server, which is started for them; not imported before it is asked for."""
+    from .postgres import findings
+
+    return findings(effort)
+
+
 JOBS: dict[str, Callable[[Effort], list[Finding]]] = {
     "j1": j1,
     "j2": j2,
@@ -363,4 +370,5 @@ JOBS: dict[str, Callable[[Effort], list[Finding]]] = {
     "j7": j7,
     "signal": signal,
     "import": importing,
+    "postgres": postgres,
 }

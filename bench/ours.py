@@ -86,6 +86,11 @@ async def listener(n: int) -> int:
     return n
 
 
+@ks.workflow
+async def arrival(sent: float) -> float:
+    return await arrived(sent)
+
+
 DELAYS: list[float] = []
 
 
@@ -139,12 +144,21 @@ class Parked:
         self._count -= count
 
 
+def open_store(where: Path, **options: Any) -> ks.Engine:
+    """An engine on the store to be measured: a file in this folder, or what BENCH_STORE names."""
+    url = os.environ.get("BENCH_STORE")
+    if url is None:
+        return ks.open(where / "runs.db", **options)
+    options.pop("power_loss", None)
+    return ks.open(url, **options)
+
+
 # -- rates -------------------------------------------------------------------------------------------------------------
 
 
 async def j1(where: Path, n: int = 1000, times: int = 1) -> dict[str, Any]:
     """One run, one step after the other, each durable before the next."""
-    async with ks.open(where / "runs.db") as engine:
+    async with open_store(where) as engine:
         await (await engine.start(sequence, 20)).result()
         with gauges.Stopwatch() as watch:
             for _ in range(times):
@@ -154,7 +168,7 @@ async def j1(where: Path, n: int = 1000, times: int = 1) -> dict[str, Any]:
 
 async def j2(where: Path, runs: int = 200, steps: int = 20, times: int = 1) -> dict[str, Any]:
     """Many runs at once in one process."""
-    async with ks.open(where / "runs.db") as engine:
+    async with open_store(where) as engine:
 
         async def one() -> None:
             await (await engine.start(sequence, steps)).result()
@@ -169,7 +183,7 @@ async def j2(where: Path, runs: int = 200, steps: int = 20, times: int = 1) -> d
 async def j3(where: Path, runs: int = 2000, at_once: int = 100, times: int = 1) -> dict[str, Any]:
     """Runs of one step, a hundred at a time: what starting and finishing cost."""
     limit = asyncio.Semaphore(at_once)
-    async with ks.open(where / "runs.db") as engine:
+    async with open_store(where) as engine:
 
         async def one() -> None:
             async with limit:
@@ -184,12 +198,54 @@ async def j3(where: Path, runs: int = 2000, at_once: int = 100, times: int = 1) 
 
 async def j4(where: Path, n: int = 500, times: int = 1) -> dict[str, Any]:
     """Parallel steps in one run, from its start to its result."""
-    async with ks.open(where / "runs.db") as engine:
+    async with open_store(where) as engine:
         await (await engine.start(sequence, 20)).result()
         with gauges.Stopwatch() as watch:
             for _ in range(times):
                 await (await engine.start(fan, n)).result()
     return watch.rate(n * times)
+
+
+# -- many workers ------------------------------------------------------------------------------------------------------
+
+
+async def enqueue(where: Path, runs: int = 500, steps: int = 20) -> dict[str, Any]:
+    """Leave so many runs for whoever comes."""
+    async with open_store(where, worker=False) as engine:
+        await asyncio.gather(*[engine.start(sequence, steps) for _ in range(runs)])
+    return {}
+
+
+async def drain(where: Path, workers: int = 1) -> dict[str, Any]:
+    """Work until nothing is left, beginning together with the others; when the first and the last step were."""
+    begin_at = float(os.environ["BENCH_BEGIN"])
+    async with open_store(where, worker=False) as engine:
+        await asyncio.sleep(max(0.0, begin_at - time.time()))
+        async with open_store(where, max_runs=200):
+            while (await engine.list(status=["queued", "running", "recovering"], limit=1)).runs:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            ended = time.time()
+    return {"seconds": ended - begin_at}
+
+
+async def start_hear(where: Path, n: int = 100) -> dict[str, Any]:
+    """The process that takes up what another one starts."""
+    async with open_store(where):
+        await LEDGER.reached(n)
+    return gauges.spread(DELAYS)
+
+
+async def start_send(where: Path, n: int = 100) -> dict[str, Any]:
+    """Starts runs that another process takes up, at moments that have nothing to do with its rhythm."""
+    pause = random.Random(7)
+    async with open_store(where, worker=False) as engine:
+        while not [one for one in await engine.call(engine.store.list_workers) if one.alive]:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        for _ in range(n):
+            await asyncio.sleep(pause.uniform(0.03, 0.06))
+            await engine.start(arrival, time.monotonic())
+        await asyncio.sleep(1.0)
+    return {}
 
 
 # -- being killed ------------------------------------------------------------------------------------------------------
@@ -199,7 +255,7 @@ async def j6_kill(where: Path, n: int = 1000, at: int = 500) -> dict[str, Any]:
     """Run until the body of step `at`, which kills its process."""
     LEDGER.path, LEDGER.kill_at = str(where / "bodies"), at
     power_loss = "may_lose_last" if os.environ.get("BENCH_DURABILITY") else "loses_nothing"
-    async with ks.open(where / "runs.db", power_loss=power_loss) as engine:
+    async with open_store(where, power_loss=power_loss) as engine:
         await (await engine.start(ledger, n, run_id=VICTIM)).result()
     return {}
 
@@ -212,7 +268,7 @@ async def j6_resume(where: Path, upto: int = 20, observed: bool = False) -> dict
     def notice(event: ks.Event) -> None:
         moments.setdefault(event.name, time.monotonic())
 
-    async with ks.open(where / "runs.db", observers=notice if observed else None, stop_seconds=0.0):
+    async with open_store(where, observers=notice if observed else None, stop_seconds=0.0):
         moments["opened"] = time.monotonic()
         await LEDGER.reached(upto)
     return {"moments": moments}
@@ -225,7 +281,7 @@ async def j7_sleeping(where: Path, runs: int = 1000, held: bool = False) -> dict
     """Memory before and after so many runs have gone to sleep; with `held` the program keeps a handle on each."""
     parked = Parked()
     handles: list[ks.RunHandle[Any]] = []
-    async with ks.open(where / "runs.db", observers=parked) as engine:
+    async with open_store(where, observers=parked) as engine:
         await (await engine.start(sequence, 20)).result()
         for count in (50, runs):
             before = gauges.resident()
@@ -241,7 +297,7 @@ async def j7_sleeping(where: Path, runs: int = 1000, held: bool = False) -> dict
 
 async def j7_hoard(where: Path, n: int = 10_000) -> dict[str, Any]:
     """Memory while one run records many large results; at the end it waits, and is left so for `j7_replay`."""
-    async with ks.open(where / "runs.db", power_loss="may_lose_last") as engine:
+    async with open_store(where, power_loss="may_lose_last") as engine:
         await _until_parked([await engine.start(hoard, 20)])
         before = gauges.resident()
         with gauges.Stopwatch() as watch:
@@ -252,7 +308,7 @@ async def j7_hoard(where: Path, n: int = 10_000) -> dict[str, Any]:
 
 async def j7_replay(where: Path, n: int = 10_000) -> dict[str, Any]:
     """Memory while those results are replayed in a fresh process."""
-    async with ks.open(where / "runs.db", power_loss="may_lose_last") as engine:
+    async with open_store(where, power_loss="may_lose_last") as engine:
         await _until_parked([await engine.start(hoard, 20)])
         before, bodies = gauges.resident(), LEDGER.bodies
         with gauges.Stopwatch() as watch:
@@ -269,7 +325,7 @@ async def j7_replay(where: Path, n: int = 10_000) -> dict[str, Any]:
 async def j7_park(where: Path, runs: int = 100_000, at_once: int = 500) -> dict[str, Any]:
     """Put so many runs to sleep in one store."""
     parked = Parked()
-    async with ks.open(where / "runs.db", power_loss="may_lose_last", observers=parked) as engine:
+    async with open_store(where, power_loss="may_lose_last", observers=parked) as engine:
         with gauges.Stopwatch() as watch:
             for first in range(0, runs, at_once):
                 some = min(at_once, runs - first)
@@ -281,7 +337,7 @@ async def j7_park(where: Path, runs: int = 100_000, at_once: int = 500) -> dict[
 async def j7_claims(where: Path, wakes: int = 50) -> dict[str, Any]:
     """How long a store with many sleeping runs takes to open, to find a due run, and to wake one by a signal."""
     opening = time.perf_counter()
-    async with ks.open(where / "runs.db", linger_seconds=0.0) as engine:
+    async with open_store(where, linger_seconds=0.0) as engine:
         opened = time.perf_counter() - opening
         found: list[float] = []
         for _ in range(wakes):
@@ -322,7 +378,7 @@ async def _high_water(work: asyncio.Future[Any]) -> int:
 
 async def signal_here(where: Path, n: int = 300) -> dict[str, Any]:
     """From the call of `signal` to the body of the step behind `wait_for`, in one process."""
-    async with ks.open(where / "runs.db") as engine:
+    async with open_store(where) as engine:
         handle = await engine.start(listener, n)
         for i in range(n):
             await asyncio.sleep(0.003)
@@ -334,7 +390,7 @@ async def signal_here(where: Path, n: int = 300) -> dict[str, Any]:
 
 async def signal_hear(where: Path, n: int = 300) -> dict[str, Any]:
     """The process that holds the run."""
-    async with ks.open(where / "runs.db", linger_seconds=60.0) as engine:
+    async with open_store(where, linger_seconds=60.0) as engine:
         await (await engine.start(listener, n, run_id=VICTIM)).result()
     return gauges.spread(DELAYS)
 
@@ -342,7 +398,7 @@ async def signal_hear(where: Path, n: int = 300) -> dict[str, Any]:
 async def signal_send(where: Path, n: int = 300) -> dict[str, Any]:
     """The other process on the same file: it sends at moments that have nothing to do with the listener's rhythm."""
     pause = random.Random(7)
-    async with ks.open(where / "runs.db", worker=False) as engine:
+    async with open_store(where, worker=False) as engine:
         while True:
             try:
                 handle = await engine.get(VICTIM)
@@ -372,5 +428,9 @@ JOBS = {
         signal_here,
         signal_hear,
         signal_send,
+        enqueue,
+        drain,
+        start_hear,
+        start_send,
     )
 }

@@ -179,7 +179,7 @@ class Soak:
     async def injure(self) -> None:
         """Kill or stop one worker after the other, for ever; a killed one is replaced at once."""
         while True:
-            await asyncio.sleep(self.draw.uniform(0.0, 0.3))
+            await asyncio.sleep(self.draw.uniform(0.0, 2.0 if self.runs else 0.3))  # many runs need some peace
             async with self.one_at_a_time:
                 await self.injure_one(self.draw.randrange(self.count))
 
@@ -355,6 +355,7 @@ class Soak:
                 asyncio.ensure_future(self.cut_power(min(CUT_EVERY, seconds / 5))),
             ]
             await (asyncio.wait(clients, timeout=seconds) if self.runs else asyncio.sleep(seconds))
+            self.runs = min(self.runs, self.report.started)
             await self.end_faults(faults)
             await asyncio.wait([*clients, *self.again], timeout=DRAIN_SECONDS)
             for client in [*clients, *self.again]:
