@@ -220,7 +220,8 @@ def _fill(dsn: str, store: PostgresStore, runs: int) -> None:
     with psycopg.connect(dsn, autocommit=True) as admin:
         admin.execute(
             f"INSERT INTO {run_table} SELECT 'run-' || n, n, 'workflow ' || n % 100, '1', '', 'default', 0,"
-            f" '[[],{{}}]', '', NULL, NULL, NULL, NULL, '{{}}', NULL, NULL, now(), '', '' FROM generate_series(1, {runs}) n"
+            f" '[[],{{}}]', '', NULL, NULL, NULL, NULL, '{{}}', NULL, NULL, now(), '', ''"
+            f" FROM generate_series(1, {runs}) n"
         )
         admin.execute(
             f"INSERT INTO {head_table} SELECT 'run-' || n, n, 'workflow ' || n % 100, '1', 0,"
