@@ -20,6 +20,7 @@ from keepstep.model import MOVES, Kind
 from keepstep.policies.classify import ErrorClass
 from keepstep.policies.retry import CLASS_RETRIES, Retry
 from keepstep.stores.open import open_store
+from keepstep.stores.postgres import PostgresStore
 from keepstep.stores.records import Record, StoredError
 from keepstep.stores.sqlite import SQLiteStore
 from keepstep.workflows.definition import START_OPTIONS, Step, Workflow
@@ -158,12 +159,17 @@ def test_the_classes_of_errors_are_the_real_ones():
 
 
 @pytest.mark.parametrize(
-    "heading, function", [("## Options of `ks.open`", Engine), ("## Options of the SQLite store", SQLiteStore)]
+    "heading, function",
+    [
+        ("## Options of `ks.open`", Engine),
+        ("## Options of the SQLite store", SQLiteStore),
+        ("## Options of the PostgreSQL store", PostgresStore),
+    ],
 )
 def test_options_and_their_defaults_are_the_real_ones(heading, function):
     real = {name: p.default for name, p in inspect.signature(function).parameters.items() if p.kind != p.VAR_KEYWORD}
-    if function is SQLiteStore:
-        real = {name: default for name, default in real.items() if name not in {"path", "clock"}}
+    if function is not Engine:
+        real = {name: default for name, default in real.items() if name not in {"path", "url", "clock"}}
     rows = table(section(read("reference/configuration.md"), heading))
     assert {name: default for name, default, _ in rows} == {name: str(default) for name, default in real.items()}
 
