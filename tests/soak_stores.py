@@ -210,8 +210,8 @@ class Files:
         """The store itself is whole, but for what was left half written."""
         store = FilesStore(self.path)
         try:
-            store.check(mend=True)
-            return [f"{flaw.kind} {flaw.about}: {flaw.what}" for flaw in store.check() if flaw.kind != "leftover"]
+            flaws = [flaw for flaw in store.check() if flaw.kind in ("dangling", "index")]
+            return [f"{flaw.kind} {flaw.about}: {flaw.what}" for flaw in flaws]
         finally:
             store.close()
 

@@ -19,10 +19,14 @@ from keepstep.engine.handle import RunHandle
 from keepstep.model import MOVES, Kind
 from keepstep.policies.classify import ErrorClass
 from keepstep.policies.retry import CLASS_RETRIES, Retry
+from keepstep.ports import ClaimRequest
+from keepstep.stores.files import FilesStore
+from keepstep.stores.files_entry import Facts, Head
 from keepstep.stores.open import open_store
 from keepstep.stores.postgres import PostgresStore
 from keepstep.stores.records import Record, StoredError
 from keepstep.stores.sqlite import SQLiteStore
+from keepstep.testing.store_contract import record, started
 from keepstep.workflows.definition import START_OPTIONS, Step, Workflow
 from tests import page
 
@@ -164,12 +168,13 @@ def test_the_classes_of_errors_are_the_real_ones():
         ("## Options of `ks.open`", Engine),
         ("## Options of the SQLite store", SQLiteStore),
         ("## Options of the PostgreSQL store", PostgresStore),
+        ("## Options of the files store", FilesStore),
     ],
 )
 def test_options_and_their_defaults_are_the_real_ones(heading, function):
     real = {name: p.default for name, p in inspect.signature(function).parameters.items() if p.kind != p.VAR_KEYWORD}
     if function is not Engine:
-        real = {name: default for name, default in real.items() if name not in {"path", "url", "clock"}}
+        real = {name: default for name, default in real.items() if name not in {"path", "url", "clock", "disk"}}
     rows = table(section(read("reference/configuration.md"), heading))
     assert {name: default for name, default, _ in rows} == {name: str(default) for name, default in real.items()}
 
@@ -241,6 +246,30 @@ def test_the_files_beside_the_database_are_described(tmp_path):
     store.close()
     described = set(re.findall(r"`(runs\.db[^`]*)`", section(read("data.md"), "## Files")))
     assert made <= described
+
+
+def test_the_files_of_a_files_store_are_described(tmp_path):
+    store = FilesStore(tmp_path / "runs")
+    writer = started(store, "digest-42")
+    for _ in range(15):
+        writer.write(record("digest-42"), record("digest-42", value=b'"' + b"x" * 200_000 + b'"'))
+    store.claim_runs(ClaimRequest("w1"))
+    text = section(read("data.md"), "## The files store")
+    stands_for = {"WORKER": "[^/]+", "WORD": r"\w+", "RUN": "[^/]+", "NAME": r"[\w\-]+", "AB": "..", "N": r"\d+"}
+    patterns = [
+        re.sub("WORKER|WORD|RUN|NAME|AB|N", lambda word: stands_for[word[0]], re.escape(name))
+        for cell in re.findall(r"^\| (`[^|]+) \|", text, flags=re.MULTILINE)
+        for name in re.findall(r"`([^`]+)`", cell)
+    ]
+    for found in (tmp_path / "runs").rglob("*"):
+        name = str(found.relative_to(tmp_path / "runs"))
+        assert found.is_dir() or any(re.fullmatch(one, name) for one in patterns), name
+    store.close()
+
+
+@pytest.mark.parametrize("heading, kind", [("### An entry's head", Head), ("### What creates a run", Facts)])
+def test_every_field_of_an_entry_is_described(heading, kind):
+    assert first_column(section(read("data.md"), heading)) == list(kind.__struct_fields__)
 
 
 def test_every_field_of_a_record_is_described():

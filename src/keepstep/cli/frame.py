@@ -65,12 +65,13 @@ class Settings:
 
     def _check(self, *, create: bool) -> None:
         path = _path_of(self.store)
-        empty = path is not None and path.is_file() and path.stat().st_size == 0
+        empty = path is not None and _is_empty(path, self.store)
         if path is None or (path.exists() and not empty):
             return
         if not create:
             raise exits.Refused(
-                f"there is no store at {self.store}" + (": the file is empty" if empty else ""),
+                f"there is no store at {self.store}"
+                + (f": the {'folder' if path.is_dir() else 'file'} is empty" if empty else ""),
                 "name another with --store or KEEPSTEP_STORE, or make this one with `keepstep run` or `start`",
                 exits.STORE,
             )
@@ -98,10 +99,18 @@ class Settings:
 
 
 def _path_of(store: str) -> Path | None:
-    """The file that a store is in, if it is one of a file."""
-    if store.lower().startswith("sqlite:"):
-        return Path(store[len("sqlite:") :].removeprefix("///"))
+    """The file or folder that a store is in, if it is in one."""
+    scheme, _, path = store.partition(":")
+    if scheme.lower() in ("sqlite", "files"):
+        return Path(path.removeprefix("///"))
     return None if _SCHEME.match(store) else Path(store)
+
+
+def _is_empty(path: Path, store: str) -> bool:
+    """Whether there is nothing yet where a store should be."""
+    if path.is_dir():
+        return store.lower().startswith("files:") and not any(path.iterdir())
+    return path.is_file() and path.stat().st_size == 0
 
 
 def _make_folder(folder: Path) -> None:
@@ -131,7 +140,7 @@ def common_options() -> list[click.Parameter]:
         envvar="KEEPSTEP_STORE",
         callback=keep,
         expose_value=False,
-        help=f"Where runs are kept: a path, or a URL such as sqlite:///runs.db.  [default: {DEFAULT_STORE}]",
+        help=f"Where runs are kept: a path, or a URL like sqlite:///runs.db, files:runs.  [default: {DEFAULT_STORE}]",
         show_envvar=True,
     )
     as_json = click.Option(
@@ -201,7 +210,7 @@ async def unattended(engine: Engine, workflow: str) -> bool:
 
 def shown_url(store: Store) -> str:
     """The store, as briefly as it can be named from here."""
-    url = store.url.removeprefix("sqlite:///")
+    url = store.url.removeprefix("sqlite:///").removeprefix("files:")
     try:
         return os.path.relpath(url) if url.startswith(os.getcwd()) else url  # noqa: PTH109 - compared as text
     except OSError:

@@ -264,6 +264,8 @@ class FilesStore:
         state = self._logs.state(run_id)
         if state is None:
             return None
+        if state.outbox:  # what this entry begins elsewhere, a successor above all, must be there when it is told of
+            finish(self._disk, self._commits.carry_on(state))
         head = state.head
         run = run_of(run_id, self._logs.facts(run_id, head), head)
         kind = rules.outcome_kind(head.status)

@@ -144,7 +144,7 @@ class Commits:
             known = self._logs.known_signals(change.run, state)
             for signal in draft.signals:
                 self._logs.learn(known, signal, "")
-        yield from self._do_elsewhere(state)
+        yield from self.carry_on(state)
         if _is_news(before[0], draft):
             self.note(change.run, state, change.worker)
         return Answer(Verdict.DONE, seq=draft.head.seq)
@@ -229,7 +229,7 @@ class Commits:
 
     # -- elsewhere -----------------------------------------------------------------------------------------------------
 
-    def _do_elsewhere(self, state: State) -> Steps[None]:
+    def carry_on(self, state: State) -> Steps[None]:
         """Do what an entry says is to be done in other runs; done twice it is done once."""
         outbox = state.outbox
         if not outbox:
@@ -263,7 +263,7 @@ class Commits:
         known = self._index.line(run)
         state = self._logs.state(run)
         if state is not None:
-            yield from self._do_elsewhere(state)
+            yield from self.carry_on(state)
             self.note(run, state, None)
         elif known is not None and not known.gone:
             self._index.tell(Line(run=run, born=known.born, entry=known.entry, gone=True))
@@ -343,7 +343,7 @@ class Commits:
         if state is not None:
             if isinstance(draft, Draft):
                 self._logs.learn(self._logs.known_signals(signal.run, state), draft.signals[0], token)
-                yield from self._do_elsewhere(state)
+                yield from self.carry_on(state)
             # Also when it was there already: whoever sent it may have died before anyone was told.
             self.note(signal.run, state, None)
         return draft if isinstance(draft, Answer) else Answer(Verdict.DONE, seq=draft.head.signals)

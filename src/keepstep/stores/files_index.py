@@ -1,4 +1,4 @@
-"""The index of a files store: which runs there are, how they stand, when they are due; the logs say it all, too.
+"""The index of a files store: which runs there are, how they stand and when they are due, as the logs tell it, too.
 
 Every process that writes keeps a file of its own, to which it appends a line whenever a run changes in a way that
 others must see; every process reads the files of all. Lines about one run are ordered by the number of the entry that
