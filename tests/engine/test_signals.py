@@ -538,6 +538,42 @@ async def test_a_signal_that_comes_while_the_history_is_loaded_brings_the_old_on
     await engine.close()
 
 
+async def test_a_signal_that_is_missing_among_others_sets_its_run_aside(tmp_path):
+    @ks.workflow
+    async def hearing():
+        return [await ks.wait_for("go"), await ks.wait_for("go")]
+
+    path = tmp_path / "runs.db"
+    async with ks.open(path, worker=False) as engine:
+        run = await engine.start(hearing, run_id="r")
+        for number in range(3):
+            await run.signal("go", number)
+    database = apsw.Connection(str(path))
+    database.execute("DELETE FROM keepstep_signal WHERE seq = 2")
+    database.close()
+    async with ks.open(path, linger_seconds=0.01) as engine:
+        with pytest.raises(ks.RunSetAside, match="its signal 2 is gone: 3 follows"):
+            await (await engine.get("r")).result(5)
+
+
+async def test_a_signal_that_is_missing_while_its_run_is_driven_sets_it_aside(tmp_path):
+    @ks.workflow
+    async def hearing():
+        return [await ks.wait_for("go") for _ in range(3)]
+
+    path = tmp_path / "runs.db"
+    async with ks.open(path, linger_seconds=60) as engine:
+        run = await engine.start(hearing, run_id="r")
+        await run.signal("go", 1)
+        await until_recorded(run, "wait_for:go#1")
+        database = apsw.Connection(str(path))
+        database.execute("UPDATE keepstep_head SET signals = signals + 2")
+        database.close()
+        await run.signal("go", 2)
+        with pytest.raises(ks.RunSetAside, match="its signal 2 is gone: 4 follows"):
+            await run.result(5)
+
+
 @pytest.mark.parametrize("waits", [True, False], ids=["when it waits", "when it ends"])
 async def test_a_signal_that_was_accepted_and_is_gone_sets_its_run_aside(tmp_path, waits):
     """Its worker would look for it again and again."""

@@ -445,13 +445,13 @@ class Runner:
             signals = await self.engine.read(self.engine.store.list_signals, context.id, context.signals_seen)
             if not signals:
                 await self.engine.check_missed(context)
+            receive(context, signals)
         except CheckpointCorrupt as error:
             self.set_aside(context, "CheckpointCorrupt", str(error))
             return
         except StoreError as error:
             context.halt(error)
             return
-        receive(context, signals)
         again()
 
     # -- setting aside ------------------------------------------------------------------------------------------------

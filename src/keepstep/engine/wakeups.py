@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import StoreError
+from ..errors import CheckpointCorrupt, StoreError
 from ..model import Signal
 from ..model.signal import CANCEL, PAUSE, RESUME
 from .steering import steer
@@ -55,12 +55,14 @@ def fulfil(future: asyncio.Future[T], value: T) -> None:
 
 
 def receive(run: RunContext, signals: list[Signal]) -> None:
-    """Take in signals that the store has for the run."""
+    """Take in signals that the store has for the run; one that is missing among them is damage."""
     if run.detached:
         return
     for signal in signals:
         if signal.seq <= run.signals_seen:
             continue
+        if signal.seq != run.signals_seen + 1:
+            raise CheckpointCorrupt(f"run {run.id!r}: its signal {run.signals_seen + 1} is gone: {signal.seq} follows")
         run.signals_seen = signal.seq
         if signal.seq in run.consumed:
             continue

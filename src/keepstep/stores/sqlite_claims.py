@@ -48,15 +48,15 @@ def by_name(cursor: Cursor, request: ClaimRequest, alive: set[str]) -> list[Foun
 def orphans(cursor: Cursor, request: ClaimRequest, alive: set[str]) -> list[Found]:
     """Runs whose owner is dead. Only those that the request can take count against its limit."""
     found: list[Found] = []
-    owner = ""
+    owner, beyond = "", ">="  # an owner without a name is none that lives, and has only damage to thank for its lease
     while True:
         # One step of the index per owner, however many runs each has.
         next_owner = cursor.execute(
-            "SELECT worker FROM keepstep_head WHERE worker > ? ORDER BY worker LIMIT 1", (owner,)
+            f"SELECT worker FROM keepstep_head WHERE worker {beyond} ? ORDER BY worker LIMIT 1", (owner,)
         ).fetchall()
         if not next_owner:
             return found
-        owner = next_owner[0][0]
+        owner, beyond = next_owner[0][0], ">"
         if owner in alive:
             continue
         for workflow in sorted(request.workflows):

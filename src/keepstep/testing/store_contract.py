@@ -1000,6 +1000,11 @@ class StoreContract:
         (claim,) = self.claim(store, "w2").claims
         assert claim.taken_from == "never enrolled"
 
+    def test_a_lease_of_someone_without_a_name_is_free(self, store: Store) -> None:
+        """No worker is called so: only damage makes such a lease, and nobody would ever give it back."""
+        started(store, "r", "")
+        assert ids(self.claim(store)) == ["r"]
+
     def test_crashes_without_progress_are_counted(self, store: Store, clock: SteppedClock) -> None:
         started(store, "r", "w0")
         for count in (1, 2, 3):
