@@ -16,7 +16,7 @@ from keepstep.model import Kind, RunQuery, Signal, Status, WorkerInfo
 from keepstep.ports import ClaimRequest, Create, Send, Verdict
 from keepstep.stores import postgres_commit, postgres_connection
 from keepstep.stores.postgres import PostgresStore
-from keepstep.stores.postgres_connection import Address
+from keepstep.stores.postgres_connection import Address, ServerClock
 from keepstep.stores.records import unseal
 from keepstep.testing.store_contract import (
     SteppedClock,
@@ -459,3 +459,44 @@ def test_a_lease_that_is_lost_meanwhile_undoes_everything(shop, admin, account):
 
     assert within(shop, move).verdict is Verdict.FENCED
     assert account() == {"a": 100, "b": 0}
+
+
+# -- the server's time -------------------------------------------------------------------------------------------------
+
+
+class Elsewhere:
+    """A server whose clock shows another time, and which takes a while to answer."""
+
+    def __init__(self, ahead, late=0.0):
+        self.ahead, self.late = ahead, late
+
+    def execute(self, _):
+        time.sleep(self.late / 2)
+        self.said = time.time() + self.ahead
+        time.sleep(self.late / 2)
+        return self
+
+    def fetchall(self):
+        return [(self.said,)]
+
+
+def test_time_is_the_servers_however_far_it_is_off():
+    clock = ServerClock()
+    for ahead in (3600.0, -86_400.0, 0.0):
+        clock.measure(Elsewhere(ahead))
+        assert clock.now() - time.time() == pytest.approx(ahead, abs=0.1)
+        assert clock.boot() == ("server", pytest.approx(clock.now(), abs=0.1))
+
+
+def test_a_difference_that_the_way_explains_is_none():
+    clock = ServerClock()
+    clock.measure(Elsewhere(100.0))
+    before = clock._apart
+    clock.measure(Elsewhere(100.02, late=0.2))
+    assert clock._apart == before
+
+
+def test_a_store_judges_by_the_servers_clock_unless_told_otherwise(url):
+    store = PostgresStore(url)
+    assert isinstance(store.clock, ServerClock)
+    store.close()
