@@ -44,7 +44,7 @@ def compare(jobs: list[str], effort: Effort) -> list[Finding]:
     if place is None:
         print("no scripts of peers were found; PEERS=FOLDER names them")
         return []
-    findings = []
+    findings = _on_postgres(place, effort) if "postgres" in jobs else []
     for job in [job for job in UNITS if job in jobs]:
         for name, options in PEERS.items():
             ours, theirs = [], []
@@ -74,10 +74,45 @@ def compare(jobs: list[str], effort: Effort) -> list[Finding]:
     return findings
 
 
-def _peer(place: Path, name: str, job: str, options: list[str]) -> float | None:
+def _on_postgres(place: Path, effort: Effort) -> list[Finding]:
+    """DBOS and ours on one server, in turn."""
+    from . import postgres
+
+    findings = []
+    with postgres.server() as dsn:
+        port = dsn.rpartition(":")[2].partition("/")[0]
+        for job, least in (("j1", None), ("j2", 40.0)):
+            ours, theirs = [], []
+            for _ in range(effort.rounds(3)):
+                rate = _peer(place, "dbos", job, ["--backend", "postgres"], PGPORT=port)
+                if rate is None:
+                    break
+                theirs.append(rate)
+                ours.append(postgres.run("ours", job, postgres.fresh(dsn))["per_second"])
+            if not theirs:
+                print(f"dbos {job} on PostgreSQL: no result")
+                continue
+            ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
+            findings.append(
+                Finding(
+                    "postgres",
+                    f"{job} beside dbos on PostgreSQL",
+                    statistics.median(ours),
+                    UNITS[job],
+                    floor=statistics.median(theirs),
+                    ratio=statistics.median(ratios),
+                    least_ratio=least,
+                    detail={"ours": ours, "peer": theirs, "ratios": ratios},
+                )
+            )
+    return findings
+
+
+def _peer(place: Path, name: str, job: str, options: list[str], **env: str) -> float | None:
     try:
         done = subprocess.run(
             [str(place / "peer"), name, job, *options],
+            env={**os.environ, **env},
             capture_output=True,
             text=True,
             timeout=PATIENCE_SECONDS,
