@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ import pytest
 from keepstep.errors import CheckpointCorrupt, DefinitionError, SchemaMismatch, StoreError, StoreUnavailable
 from keepstep.model import Kind, RunQuery, Signal, Status, WorkerInfo
 from keepstep.ports import ClaimRequest, Create, Send, Verdict
-from keepstep.stores import postgres_commit, postgres_connection
+from keepstep.stores import postgres_claims, postgres_commit, postgres_connection
 from keepstep.stores.postgres import PostgresStore
 from keepstep.stores.postgres_connection import Address, ServerClock
 from keepstep.stores.records import unseal
@@ -296,6 +297,39 @@ def test_news_come_by_themselves_and_are_asked_for_when_they_do_not(store, url):
         assert (news.runs, news.changed) == (("r",), True)
         cursor = news.cursor
     other.close()
+
+
+def test_whoever_asked_for_it_is_told_at_once_what_concerns_a_worker_and_nothing_else(store, url):
+    started(store, "mine")
+    started(store, "theirs", "w2")
+    other = Attentive(url, clock=SteppedClock())
+    told = []
+    end = store.on_news(lambda: told.append(1))
+    store.news("w1", 0)
+    store._presence.ask(lambda connection: None)
+
+    def heard(*changes):
+        before = len(told)
+        other.commit(changes)
+        store._presence.ask(lambda connection: connection.execute("SELECT 1"))
+        return len(told) - before
+
+    assert heard(Create(queued("new", due_at=at(-9)))) == 1
+    assert heard(Send(Signal("mine", "x"))) == 1
+    assert heard(Send(Signal("theirs", "x"))) == 0
+    end()
+    assert heard(Send(Signal("mine", "x"))) == 0
+    other.close()
+
+
+def test_a_process_of_this_machine_that_has_ended_need_not_be_waited_for():
+    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    here = socket.gethostname()
+    assert postgres_claims._has_ended(here, int(gone.stdout))
+    assert not postgres_claims._has_ended(here, os.getpid())
+    assert not postgres_claims._has_ended("elsewhere", int(gone.stdout))
+    assert not postgres_claims._has_ended(here, 0)
+    assert not postgres_claims._has_ended(here, 2**40)
 
 
 def test_behind_a_proxy_no_session_is_held_and_all_goes_on(url, admin):

@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import threading
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,8 @@ log = logging.getLogger("keepstep")
 HEARTBEAT_SHARE = HEARTBEAT_SECONDS / LEASE_SECONDS
 #: How often the store is asked whether others wrote to it.
 POLL_SECONDS = 0.02
+#: A store that tells of news by itself is polled at once, but not more often than this.
+ALERT_SECONDS = 0.005
 #: How often the worker claims when nothing told it to: the backstop for every signal, and how soon a death is seen.
 CLAIM_SECONDS = 0.25
 #: A loop that has not moved for this long is taken for stuck, and its leases are no longer renewed.
@@ -69,6 +72,9 @@ class Worker:
         self._pace = Pace(engine.clock, POLL_SECONDS)
         self._poll_timer: asyncio.TimerHandle | None = None
         self._polling = False
+        self._polled_at = 0.0
+        self._alerted = False
+        self._silence: Callable[[], Any] = lambda: None
         self._beat = threading.Event()
         self._ended = threading.Event()
         self._on_loop = getattr(engine.clock, "on_loop", False)  # a clock that stands still unless the loop moves
@@ -89,6 +95,9 @@ class Worker:
         else:
             self._thread.start()
         self._cursor = (await self.engine.call(self.engine.store.news, self.id, 0)).cursor
+        on_news = getattr(self.engine.store, "on_news", None)  # some stores tell, and need not be asked
+        if on_news is not None:
+            self._silence = on_news(self._alert)
         self.claim_soon()
         self._poll()
 
@@ -98,6 +107,7 @@ class Worker:
     async def leave(self) -> None:
         """Nothing is leased any more: say good-bye."""
         self._stopping = True
+        self._silence()
         if self._poll_timer is not None:
             self._poll_timer.cancel()
         while self._claiming:  # noqa: ASYNC110 - at most one claim, a few milliseconds
@@ -200,6 +210,8 @@ class Worker:
 
     def _poll(self) -> None:
         """See what others wrote: signals for our runs, and runs that became due."""
+        self._alerted = False
+        self._polled_at = self.engine.loop.time()
         self._tick = self.engine.clock.boot()[1]
         if self.engine.closed:
             return
@@ -216,6 +228,19 @@ class Worker:
             log.warning("the store cannot be polled: %s", error)
             return
         self._heard(news)
+
+    def _alert(self) -> None:
+        """The store has news; it says so in a thread of its own."""
+        with contextlib.suppress(RuntimeError):  # the loop may have closed
+            self.engine.loop.call_soon_threadsafe(self._poll_now)
+
+    def _poll_now(self) -> None:
+        """Poll before it is time, but not so often that nothing else is done."""
+        if self._alerted or self._stopping or self.engine.closed:
+            return
+        self._alerted = True
+        wait = self._polled_at + ALERT_SECONDS - self.engine.loop.time()
+        self.engine.loop.call_later(max(0.0, wait), self._poll, context=self.engine.context)
 
     def look_soon(self) -> None:
         """Something has happened here: on a clock that jumps, there may be something to see sooner than thought."""

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -357,6 +357,11 @@ class PostgresStore:
             self._presence.listen()
         with self._news_lock:
             return self._news(worker, cursor)
+
+    def on_news(self, alert: Callable[[], None]) -> Callable[[], None]:
+        """Have `alert` called, in a thread of the store's, as soon as there are news for its workers; how to end it."""
+        self._presence.alerts.append(alert)
+        return lambda: self._presence.alerts.remove(alert)
 
     def _news(self, worker: str, cursor: int) -> News:
         now = time.monotonic()

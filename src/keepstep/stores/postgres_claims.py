@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -14,7 +16,7 @@ from ..ports import ClaimRequest, Clock
 from . import rules
 from .postgres_connection import Address, Connection
 from .postgres_liveness import Presence
-from .postgres_rows import RUN_COLUMNS, RUN_WIDTH, run_from, texts
+from .postgres_rows import RUN_COLUMNS, RUN_WIDTH, original, run_from, texts
 
 log = logging.getLogger("keepstep")
 
@@ -68,9 +70,11 @@ class Claimer:
         """Who is alive, by their leases and their locks, and who owns runs; all at one moment."""
         rows = connection.execute(self._sql.roll_call, (me,), binary=True).fetchall()
         workers: dict[str, Called] = {}
-        for worker, boot, renewed, gone, free, up, _ in rows:
+        for worker, boot, renewed, gone, free, up, _, host, pid in rows:
             if worker is not None:
-                alive = not gone and self._leased(boot, renewed) and not self._is_lost(worker, free=free, up=up)
+                ended = free and _has_ended(host, pid)
+                lost = ended or self._is_lost(worker, free=free, up=up)
+                alive = not gone and self._leased(boot, renewed) and not lost
                 workers[worker] = Called(worker, alive, gone, renewed)
         return RollCall(workers, frozenset(rows[0][6]))
 
@@ -157,6 +161,19 @@ class Claimer:
         return tuple(claims)
 
 
+def _has_ended(host: str, pid: int) -> bool:
+    """Whether a worker's process ran on this machine, and does no more: then there is nothing to wait for."""
+    if original(host) != socket.gethostname() or pid <= 0:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return False
+
+
 def _claim(row: Sequence[Any], worker: str) -> Claim:
     owner, before, since = row[RUN_WIDTH : RUN_WIDTH + 3]
     old = Status(before)
@@ -184,7 +201,7 @@ class _Statements:
                 CASE WHEN w.gone_at IS NULL AND w.lock IS NOT NULL
                     THEN pg_try_advisory_xact_lock_shared(w.lock) END,
                 extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())::float8,
-                ARRAY(SELECT id FROM owner WHERE id IS NOT NULL)
+                ARRAY(SELECT id FROM owner WHERE id IS NOT NULL), w.host, w.pid
             FROM (SELECT 1) one LEFT JOIN {worker} w ON w.gone_at IS NULL OR w.id = %s"""
         self.bury = (
             f"UPDATE {worker} w SET gone_at = %s FROM unnest(%s, %s::float8[]) i(id, seen)"

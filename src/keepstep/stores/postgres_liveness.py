@@ -16,6 +16,7 @@ import psycopg
 
 from ..errors import StoreError, StoreUnavailable
 from .postgres_connection import Address, Connection, close_socket
+from .postgres_statements import DUE
 
 log = logging.getLogger("keepstep")
 
@@ -51,6 +52,8 @@ class Presence:
         #: How many tidings came, of those that are for anyone, and for each worker.
         self.heard = 0
         self.called: dict[str, int] = {}
+        #: Who is called at once when something may be due, or a worker's run was signalled.
+        self.alerts: list[Callable[[], None]] = []
 
     # -- asked by any thread -------------------------------------------------------------------------------------------
 
@@ -216,8 +219,13 @@ class Presence:
             return
         if what.startswith("@"):
             self.called[what[1:]] = self.called.get(what[1:], 0) + 1
+            urgent = what[1:] in self._workers
         else:
             self.heard += 1
+            urgent = what == DUE
+        if urgent:
+            for alert in list(self.alerts):
+                alert()
 
     def _forget(self) -> None:
         self._since = None
