@@ -19,9 +19,9 @@ from ..errors import CheckpointCorrupt
 from ..model import Kind, Run, Signal, Status, may_move
 from ..ports import Advance, Answer, Change, Create, Rekey, Send, Verdict
 from . import rules
-from .postgres_connection import Connection, execute_arrays
+from .postgres_connection import Connection, execute_arrays, execute_binary
 from .postgres_rows import names, plain, run_from, texts
-from .postgres_statements import DUE, LOOK, Head, Move, Statements, Written
+from .postgres_statements import DUE, LOOK, STEP_TYPES, Head, Move, Statements, Written, step_values
 
 #: Records that someone in another process may be waiting for.
 _SHOWN = frozenset({Kind.REPLY.value, Kind.PUBLISHED.value, Kind.EMITTED.value})
@@ -33,50 +33,61 @@ def in_one_go(
     connection: Connection, statements: Statements, changes: Sequence[Change], now: datetime
 ) -> Written | None:
     """Write a batch whose every change concerns one run that is as expected; None, with nothing written, if not."""
-    written = Written()
-    extends: list[Advance] = []
-    moves: list[Move] = []
-    runs: set[str] = set()
-    for change in changes:
-        if type(change) is Advance:
-            runs.add(change.run)
-            if change.creates or change.sends or change.within is not None:
-                return None
-            if not rules.extends(change.rows, change.after):
-                return None
-            if (
-                change.rows
-                and change.status is None
-                and not change.release
-                and change.progress
-                and change.signals_seen is None
-            ):
-                extends.append(change)
-            else:
-                move = _move_of(change, now)
-                if move is None:
-                    return None
-                moves.append(move)
-                _tell(written, move.status, None if move.due_at is None else move.due_at <= now)
-            _add_rows(written, change)
-        elif type(change) is Create and change.over is None and not change.signals:
-            run = rules.check_create(change)
-            runs.add(run.id)
-            written.runs.append(run)
-            written.rows += [(run.id, row) for row in change.rows]
-            _tell(written, run.status, run.worker is None and run.due_at is not None and run.due_at <= now)
-        else:
-            return None
-    if len(runs) < len(changes):
+    simple = _Simple()
+    if not all(simple.takes(change, now) for change in changes) or len(simple.runs) < len(changes):
         return None
-    extends.sort(key=lambda change: change.run)
-    moves.sort(key=lambda move: move.change.run)
-    sql, values = statements.together(written, extends, moves, now)
+    written, extends = simple.written, sorted(simple.extends, key=lambda change: change.run)
+    prepare = not statements.address.proxy
     try:
-        execute_arrays(connection, sql, values, prepare=not statements.address.proxy)
+        if len(changes) == len(extends) == len(written.rows) == 1:
+            values = step_values(extends[0], now)
+            execute_binary(connection, statements.step, values, STEP_TYPES, prepare=prepare)
+        else:
+            moves = sorted(simple.moves, key=lambda move: move.change.run)
+            sql, arrays = statements.together(written, extends, moves, now)
+            execute_arrays(connection, sql, arrays, prepare=prepare)
     except (psycopg.errors.UniqueViolation, psycopg.errors.InvalidTextRepresentation):
         return None
     return written
+
+
+class _Simple:
+    """Gathers changes that one statement can write: new runs, and what lease holders do to their own runs."""
+
+    def __init__(self) -> None:
+        self.written = Written()
+        self.extends: list[Advance] = []
+        self.moves: list[Move] = []
+        self.runs: set[str] = set()
+
+    def takes(self, change: Change, now: datetime) -> bool:
+        """Take a change in, if it is one of these."""
+        if type(change) is Advance:
+            return self._takes_advance(change, now)
+        if type(change) is not Create or change.over is not None or change.signals:
+            return False
+        run = rules.check_create(change)
+        self.runs.add(run.id)
+        self.written.runs.append(run)
+        self.written.rows += [(run.id, row) for row in change.rows]
+        _tell(self.written, run.status, run.worker is None and run.due_at is not None and run.due_at <= now)
+        return True
+
+    def _takes_advance(self, change: Advance, now: datetime) -> bool:
+        if change.creates or change.sends or change.within is not None or not rules.extends(change.rows, change.after):
+            return False
+        self.runs.add(change.run)
+        _add_rows(self.written, change)
+        plain_step = change.rows and change.status is None and not change.release
+        if plain_step and change.progress and change.signals_seen is None:
+            self.extends.append(change)
+            return True
+        move = _move_of(change, now)
+        if move is None:
+            return False
+        self.moves.append(move)
+        _tell(self.written, move.status, None if move.due_at is None else move.due_at <= now)
+        return True
 
 
 def _move_of(change: Advance, now: datetime) -> Move | None:

@@ -248,21 +248,32 @@ class Connections:
 
 def execute_arrays(connection: Connection, sql: str, arrays: Sequence[Array], *, prepare: bool) -> None:
     """Run a statement over arrays, and look at none of its rows: with less ado than psycopg makes of any statement."""
+    execute_binary(connection, _numbered(sql), arrays, tuple(array.oid for array in arrays), prepare=prepare)
+
+
+def execute_binary(
+    connection: Connection, sql: bytes, values: Sequence[bytes | None], oids: tuple[int, ...], *, prepare: bool
+) -> None:
+    """Run a statement with values in PostgreSQL's binary form."""
     pgconn = connection.pgconn
-    formats = [pq.Format.BINARY] * len(arrays)
-    if prepare:
-        name = b"keepstep_" + sha256(sql.encode()).hexdigest()[:24].encode()
-        known = _prepared.setdefault(connection, set())
-        if name not in known:
-            _check(connection, pgconn.prepare(name, _numbered(sql), [array.oid for array in arrays]))
-            known.add(name)
-        result = pgconn.exec_prepared(name, arrays, formats)
+    formats = _BINARY[: len(values)]
+    if not prepare:
+        result = pgconn.exec_params(sql, values, oids, formats)
     else:
-        result = pgconn.exec_params(_numbered(sql), arrays, [array.oid for array in arrays], formats)
+        known = _prepared.get(connection)
+        if known is None:
+            known = _prepared[connection] = {}
+        name = known.get(sql)
+        if name is None:
+            name = b"keepstep_%d" % len(known)
+            _check(connection, pgconn.prepare(name, sql, oids))
+            known[sql] = name
+        result = pgconn.exec_prepared(name, values, formats)  # type: ignore[arg-type]  # None is NULL
     _check(connection, result)
 
 
-_prepared: weakref.WeakKeyDictionary[Connection, set[bytes]] = weakref.WeakKeyDictionary()
+_BINARY = [pq.Format.BINARY] * 100
+_prepared: weakref.WeakKeyDictionary[Connection, dict[bytes, bytes]] = weakref.WeakKeyDictionary()
 
 
 def _check(connection: Connection, result: pq.abc.PGresult) -> None:

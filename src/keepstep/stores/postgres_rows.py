@@ -85,6 +85,11 @@ def _packed(element: int, items: list[bytes], count: int) -> bytes:
     return struct.pack(">iiIii", 1, 1, element, count, 1) + b"".join(items)
 
 
+def eight_bytes(value: int) -> bytes:
+    """A whole number as PostgreSQL takes it; one beyond 64 bits is an OverflowError."""
+    return value.to_bytes(8, "big", signed=True)
+
+
 def texts(values: Iterable[str | None]) -> Texts:
     """Text, some of it perhaps missing."""
     return Texts(_bytes(25, [None if value is None else value.encode() for value in values]))
@@ -114,7 +119,7 @@ def numbers(values: Iterable[int | None]) -> Numbers:
 
 def times(values: Iterable[datetime | None]) -> Times:
     """Instants, some of them perhaps missing."""
-    return Times(_wide(1184, [None if value is None else _microseconds(value) for value in values]))
+    return Times(_wide(1184, [None if value is None else microseconds(value) for value in values]))
 
 
 def _wide(element: int, values: list[int | None]) -> bytes:
@@ -125,7 +130,8 @@ def _wide(element: int, values: list[int | None]) -> bytes:
         raise OverflowError(str(error)) from None
 
 
-def _microseconds(at: datetime) -> int:
+def microseconds(at: datetime) -> int:
+    """An instant as PostgreSQL counts it."""
     passed = at - _EPOCH
     return (passed.days * 86_400 + passed.seconds) * 1_000_000 + passed.microseconds
 

@@ -16,6 +16,8 @@ from .postgres_rows import (
     RUN_COLUMNS,
     Array,
     blobs,
+    eight_bytes,
+    microseconds,
     names_text,
     numbers,
     plain,
@@ -119,13 +121,22 @@ class Statements:
             "h.seq = excluded.number AND h.epoch = excluded.epoch AND h.worker = excluded.worker"
             " AND h.status = 'running'"
         )
+        extends = (
+            "ON CONFLICT (run) DO UPDATE SET seq = excluded.seq, checksum = excluded.checksum,"
+            f" updated_at = excluded.updated_at, recoveries = 0 WHERE {as_expected} RETURNING h.workflow"
+        )
         self.extend = (
             f"INSERT INTO {head} AS h ({columns}) SELECT run, after, '', '', 0, '', seq, checksum, epoch, worker,"
             f" NULL, '', 0, 0, at FROM unnest(%s, %s, %s, %s, %s, %s, %s)"
-            f" i(run, after, epoch, worker, seq, checksum, at) ON CONFLICT (run) DO UPDATE SET seq = excluded.seq,"
-            f" checksum = excluded.checksum, updated_at = excluded.updated_at, recoveries = 0"
-            f" WHERE {as_expected} RETURNING h.workflow"
+            f" i(run, after, epoch, worker, seq, checksum, at) {extends}"
         )
+        one = _checked("(SELECT count(*) FROM extended WHERE workflow <> '')", "1")
+        # One step of one run, the most common commit of all, does without arrays.
+        self.step = (
+            f"WITH extended AS (INSERT INTO {head} AS h ({columns}) VALUES ($1, $2, '', '', 0, '', $3, $4, $5, $6,"
+            f" NULL, '', 0, 0, $7) {extends}), added AS (INSERT INTO {checkpoint} (run, seq, kind, record, body)"
+            f" VALUES ($1, $3, $8, $9, $10)) {one}"
+        ).encode()
         self.move = (
             f"INSERT INTO {head} AS h ({columns}) SELECT run, after, '', '', freed, status, seq, checksum, epoch,"
             f" worker, due_at, wakes, seen, fresh, at FROM unnest(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
@@ -209,13 +220,37 @@ class Statements:
         expected = len(extends) + len(moves) + len(written.heads)
         if not counted:
             return f"WITH {', '.join(parts)} SELECT 0", values
-        # The cast fails when the numbers differ, and with it everything; the server's log then shows this sentence.
-        check = (
-            f"SELECT CASE WHEN n = (%s::bigint[])[1] THEN 0"
-            f" ELSE (n || ' heads were as Keepstep expected, so it will look')::int END"
-            f" FROM (SELECT {' + '.join(counted)} AS n) held"
-        )
+        check = _checked(" + ".join(counted), "(%s::bigint[])[1]")
         return f"WITH {', '.join(parts)} {check}", [*values, numbers([expected])]
+
+
+def _checked(count: str, expected: str) -> str:
+    """What makes a statement fail as a whole if not so many heads were as expected; the server's log says why."""
+    return (
+        f"SELECT CASE WHEN n = {expected} THEN 0"
+        f" ELSE (n || ' heads were as Keepstep expected, so it will look')::int END FROM (SELECT {count} AS n) held"
+    )
+
+
+#: The types of those values: text, bigint, timestamptz, bytea.
+STEP_TYPES = (25, 20, 20, 25, 20, 25, 1184, 25, 17, 17)
+
+
+def step_values(change: Advance, now: datetime) -> list[bytes | None]:
+    """One step of one run, for the statement that does without arrays."""
+    row = change.rows[0]
+    return [
+        change.run.encode(),
+        eight_bytes(change.after),
+        eight_bytes(row.seq),
+        change.checksum.encode(),
+        eight_bytes(change.epoch),
+        change.worker.encode(),
+        eight_bytes(microseconds(change.at or now)),
+        row.kind.encode(),
+        row.record,
+        row.body,
+    ]
 
 
 # -- columns ---------------------------------------------------------------------------------------------------------
