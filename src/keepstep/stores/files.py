@@ -117,6 +117,8 @@ class FilesStore:
             self._index.failed(batch)
             raise failures[0]
         self._index.did(batch, {None})
+        if scrub:
+            self._index.scrub()
         return len(removed)
 
     # -- leases ------------------------------------------------------------------------------------------------------

@@ -218,7 +218,16 @@ class Index:
             raise
         self._own, self._own_name = fd, name
 
-    def tend(self) -> None:
+    def scrub(self) -> None:
+        """Begin anew, so that nothing is left of what was removed but in the files of other living processes."""
+        self.refresh()
+        self.tend(anew=True)
+        with self._lock, translating(self._folder):
+            for name in [name for name in self._disk.names(self._folder) if name.startswith("settled-")]:
+                with contextlib.suppress(FileNotFoundError):
+                    self._disk.unlink(self._path(name))
+
+    def tend(self, *, anew: bool = False) -> None:
         """Now and then: begin anew if the file was taken away or has grown too long."""
         with self._lock:
             if self._own is None:
@@ -227,7 +236,7 @@ class Index:
                 found = os.fstat(self._own)
                 there = self._disk.identity(self._path(self._own_name))
                 lost = there is None or there.inode != found.st_ino
-                if not lost and found.st_size < max(_LARGEST_LOG, 1000 * len(self._lines)):
+                if not lost and not anew and found.st_size < max(_LARGEST_LOG, 1000 * len(self._lines)):
                     return
                 if lost:  # others may have been lost with it
                     self._loaded = False
