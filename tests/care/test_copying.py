@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import pytest
@@ -108,6 +109,34 @@ class Failing:
             raise StoreUnavailable("full")
         self._left -= 1
         return self._store.commit(changes, **options)
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_wherever_a_copy_breaks_off_no_run_is_driven_in_both(side):
+    """Each write fails in turn; after every one of them, and at the end, no run can be driven in both stores."""
+    for writes in range(20):
+        source, target = filled(MemoryStore()), MemoryStore()
+        failing = {"source": Failing(source, writes), "target": Failing(target, writes)}[side]
+        stores = (failing, target) if side == "source" else (source, failing)
+        with contextlib.suppress(StoreUnavailable):
+            copied(*stores, unfinished=True)
+        both = [name for name, one in everything(target).items() if is_open(one[0]) and is_open(source.get_run(name))]
+        assert both == []
+        bury_the_dead(source)
+        copied(source, target, unfinished=True)
+        done = copied(source, target, unfinished=True)
+        assert (done.same, done.whole) == (len(contents()), True)
+        assert not [name for name, one in everything(source).items() if is_open(one[0])]
+
+
+def is_open(run):
+    return run.status not in FINISHED and run.status is not Status.SET_ASIDE
+
+
+def bury_the_dead(store):
+    """Let go of what a copy that failed in the middle still held: its process is gone."""
+    for worker in store.list_workers():
+        store.bury(worker.id)
 
 
 def test_a_copy_that_broke_off_is_taken_up_again(store, target):

@@ -23,7 +23,8 @@ from .verify import check_named, rows_of, signals_of
 #: The `act` of the record that sets a run aside where it was taken from.
 HANDED_OVER = "copy"
 
-_FREE = frozenset({Status.QUEUED, Status.WAITING, Status.PAUSED})
+#: What may be handed over; one that is said to be driven, if its worker is dead.
+_OPEN = frozenset(Status) - FINISHED - {Status.SET_ASIDE}
 
 
 def copy_runs(
@@ -132,7 +133,7 @@ class _Copier:
             return True
 
     def _why_left(self, run: Run) -> str:
-        if run.worker is not None:
+        if run.worker is not None and any(one.id == run.worker and one.alive for one in self.source.list_workers()):
             return f"it is driven by {run.worker}"
         if not self.actor:
             return f"it is {run.status.value}"
@@ -155,7 +156,7 @@ def _set_aside_here(store: Store, run: Run, actor: str, target: str) -> Run | No
     """Take the lease of a run that nobody drives, and leave it to a person: from then on nobody drives it here."""
     worker = new_id("command")
     try:
-        claims = store.claim_runs(ClaimRequest(worker, run=run.id, statuses=_FREE)).claims
+        claims = store.claim_runs(ClaimRequest(worker, run=run.id, statuses=_OPEN)).claims
         if not claims:
             return None
         return _write_aside(store, claims[0], run, Reason(actor, HANDED_OVER, f"it goes on in {target}", _now(store)))
