@@ -54,3 +54,13 @@ def test_a_closed_engine_takes_care_of_nothing(store):
 
 async def keep(engine):
     return engine
+
+
+def test_blocking_code_looks_after_a_store_too(store):
+    with ks.open(store, workflows=[TOTAL], worker=False) as engine:
+        assert engine.care.verify().sound
+        assert engine.care.purge(dry_run=True).removed == 4
+        with pytest.raises(ks.RunNotFound):
+            engine.care.erase("nobody")
+        with pytest.raises(AttributeError):
+            engine.care.burn()

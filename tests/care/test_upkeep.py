@@ -208,6 +208,18 @@ def test_an_erased_run_is_gone(store):
         erased(store, "done")
 
 
+def test_nothing_of_an_erased_run_is_left_in_any_file(store, tmp_path):
+    async def say(engine):
+        return await (await engine.start("care total", 1, run_id="told", tags={"word": "hush-hush"})).result()
+
+    driven(store, say)
+    word = b"hush-hush"
+    held = [one for one in tmp_path.rglob("*") if one.is_file() and word in one.read_bytes()]
+    assert held or not any(tmp_path.iterdir())  # memory and a server keep nothing here
+    erased(store, "told")
+    assert [one for one in tmp_path.rglob("*") if one.is_file() and word in one.read_bytes()] == []
+
+
 def test_a_run_that_has_not_ended_is_erased_only_by_force(store):
     with pytest.raises(RunConflict, match="is waiting"):
         erased(store, "waits")

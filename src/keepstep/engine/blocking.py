@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..model import Checkpoint, Event, Run, RunPage, RunQuery, Status
     from ..workflows.definition import Workflow
     from .audit import AuditEntry
+    from .care import Care
     from .handle import RunHandle
 
 R = TypeVar("R")
@@ -116,6 +117,11 @@ class BlockingEngine:
         """Send a run a durable message."""
         self._do(self._engine.signal(run_id, name, payload, **options))
 
+    @property
+    def care(self) -> BlockingCare:
+        """What looks after the store: verify, repair, purge, erase, export, load, copy."""
+        return BlockingCare(self, self._engine.care)
+
     def close(self) -> None:
         """Hand unfinished runs back and stop."""
         if not self._closed and os.getpid() == self._pid:
@@ -127,6 +133,18 @@ class BlockingEngine:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+class BlockingCare:
+    """The care of a store, for code that blocks: each method of `engine.care`, to its end."""
+
+    def __init__(self, engine: BlockingEngine, care: Care) -> None:
+        self._engine = engine
+        self._care = care
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._care, name)
+        return lambda *args, **kwargs: self._engine._do(method(*args, **kwargs))  # noqa: SLF001 - its own kind
 
 
 async def _opened(make: Callable[[], Engine]) -> Engine:
