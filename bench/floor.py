@@ -7,12 +7,14 @@ faster of the two is the honest floor.
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import sqlite3
 import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +181,67 @@ async def j4(where: Path, n: int = 500, times: int = 1, library: str = "sqlite3"
     return watch.rate(n * times)
 
 
+# -- files -------------------------------------------------------------------------------------------------------------
+
+#: Threads whose syncs overlap.
+_THREADS = 16
+
+
+class Folders:
+    """A folder per run, a file per step: written, synced, given its name, and the folder synced."""
+
+    def __init__(self, where: Path) -> None:
+        self._where = where
+        self._pool = ThreadPoolExecutor(_THREADS)
+
+    def made(self, run: int) -> str:
+        folder = f"{self._where}/{run:04}"
+        os.makedirs(folder)  # noqa: PTH103 - as the calls below
+        return folder
+
+    def write(self, folders: list[str], step: int) -> None:
+        """One step of every run, all of them durable when this returns."""
+        data = _pack({"i": step, "ok": True})
+        fds = []
+        for folder in folders:
+            fd = os.open(f"{folder}/.tmp", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            os.write(fd, data)
+            fds.append(fd)
+        self._sync(fds)
+        for folder in folders:
+            os.rename(f"{folder}/.tmp", f"{folder}/{step:06}.json")  # noqa: PTH104
+        self._sync([os.open(folder, os.O_RDONLY) for folder in folders])
+
+    def _sync(self, fds: list[int]) -> None:
+        def some(first: int) -> None:
+            for fd in fds[first::_THREADS]:
+                os.fsync(fd)
+                os.close(fd)
+
+        if len(fds) == 1:
+            some(0)
+        else:
+            list(self._pool.map(some, range(_THREADS)))
+
+
+async def files_j1(where: Path, n: int = 500) -> dict[str, Any]:
+    disk = Folders(where)
+    folders = [disk.made(0)]
+    with gauges.Stopwatch() as watch:
+        for step in range(n):
+            disk.write(folders, step)
+    return watch.rate(n)
+
+
+async def files_j2(where: Path, runs: int = 200, steps: int = 20) -> dict[str, Any]:
+    disk = Folders(where)
+    with gauges.Stopwatch() as watch:
+        folders = [disk.made(run) for run in range(runs)]
+        for step in range(steps):
+            disk.write(folders, step)
+    return watch.rate(runs * steps)
+
+
 async def j6_kill(where: Path, at: int = 500, library: str = "sqlite3", **_: Any) -> dict[str, Any]:
     """The history that a killed run would have left."""
     journal = Journal(where, library, "OFF")
@@ -205,4 +268,4 @@ async def j6_resume(where: Path, n: int = 1000, library: str = "sqlite3", **_: A
     return {"moments": {"ready": ready, "first body": first[0]}}
 
 
-JOBS = {job.__name__: job for job in (j1, j2, j3, j4, j6_kill, j6_resume)}
+JOBS = {job.__name__: job for job in (j1, j2, j3, j4, files_j1, files_j2, j6_kill, j6_resume)}

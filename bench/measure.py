@@ -165,6 +165,32 @@ def j4(effort: Effort) -> list[Finding]:
     return _rate("j4", "500 parallel steps in one run", "steps/s", 0.25, effort, n=effort.size(500, 100))
 
 
+def files(effort: Effort) -> list[Finding]:
+    """A store in files beside the least that its promise takes: a file for each step, content and name synced."""
+    findings = []
+    for job, what, options in (
+        ("j1", "one run, one step after the other, in files", {"n": effort.size(500, 100)}),
+        ("j2", "200 runs of 20 steps at once, in files", {"runs": effort.size(200, 50)}),
+    ):
+        takes = [
+            (run("ours", job, store="files", **options), run("floor", f"files_{job}", **options))
+            for _ in range(effort.rounds(5))
+        ]
+        ratios = [ours["per_second"] / floor["per_second"] for ours, floor in takes]
+        findings.append(
+            Finding(
+                "files",
+                what,
+                statistics.median(ours["per_second"] for ours, _ in takes),
+                "steps/s",
+                floor=statistics.median(floor["per_second"] for _, floor in takes),
+                ratio=statistics.median(ratios),
+                detail={"takes": takes, "ratios": ratios},
+            )
+        )
+    return findings
+
+
 # -- being killed ------------------------------------------------------------------------------------------------------
 
 
@@ -366,6 +392,7 @@ JOBS: dict[str, Callable[[Effort], list[Finding]]] = {
     "j2": j2,
     "j3": j3,
     "j4": j4,
+    "files": files,
     "j6": j6,
     "j7": j7,
     "signal": signal,

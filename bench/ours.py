@@ -144,9 +144,9 @@ class Parked:
         self._count -= count
 
 
-def open_store(where: Path, **options: Any) -> ks.Engine:
-    """An engine on the store to be measured: a file in this folder, or what BENCH_STORE names."""
-    url = os.environ.get("BENCH_STORE")
+def open_store(where: Path, store: str = "sqlite", **options: Any) -> ks.Engine:
+    """An engine on the store to be measured: a file or files in this folder, or what BENCH_STORE names."""
+    url = f"files:{where}/runs" if store == "files" else os.environ.get("BENCH_STORE")
     if url is None:
         return ks.open(where / "runs.db", **options)
     options.pop("power_loss", None)
@@ -156,9 +156,9 @@ def open_store(where: Path, **options: Any) -> ks.Engine:
 # -- rates -------------------------------------------------------------------------------------------------------------
 
 
-async def j1(where: Path, n: int = 1000, times: int = 1) -> dict[str, Any]:
+async def j1(where: Path, n: int = 1000, times: int = 1, store: str = "sqlite") -> dict[str, Any]:
     """One run, one step after the other, each durable before the next."""
-    async with open_store(where) as engine:
+    async with open_store(where, store) as engine:
         await (await engine.start(sequence, 20)).result()
         with gauges.Stopwatch() as watch:
             for _ in range(times):
@@ -166,9 +166,9 @@ async def j1(where: Path, n: int = 1000, times: int = 1) -> dict[str, Any]:
     return watch.rate(n * times)
 
 
-async def j2(where: Path, runs: int = 200, steps: int = 20, times: int = 1) -> dict[str, Any]:
+async def j2(where: Path, runs: int = 200, steps: int = 20, times: int = 1, store: str = "sqlite") -> dict[str, Any]:
     """Many runs at once in one process."""
-    async with open_store(where) as engine:
+    async with open_store(where, store) as engine:
 
         async def one() -> None:
             await (await engine.start(sequence, steps)).result()
@@ -180,10 +180,12 @@ async def j2(where: Path, runs: int = 200, steps: int = 20, times: int = 1) -> d
     return watch.rate(runs * steps * times)
 
 
-async def j3(where: Path, runs: int = 2000, at_once: int = 100, times: int = 1) -> dict[str, Any]:
+async def j3(
+    where: Path, runs: int = 2000, at_once: int = 100, times: int = 1, store: str = "sqlite"
+) -> dict[str, Any]:
     """Runs of one step, a hundred at a time: what starting and finishing cost."""
     limit = asyncio.Semaphore(at_once)
-    async with open_store(where) as engine:
+    async with open_store(where, store) as engine:
 
         async def one() -> None:
             async with limit:
@@ -196,9 +198,9 @@ async def j3(where: Path, runs: int = 2000, at_once: int = 100, times: int = 1) 
     return watch.rate(runs * times)
 
 
-async def j4(where: Path, n: int = 500, times: int = 1) -> dict[str, Any]:
+async def j4(where: Path, n: int = 500, times: int = 1, store: str = "sqlite") -> dict[str, Any]:
     """Parallel steps in one run, from its start to its result."""
-    async with open_store(where) as engine:
+    async with open_store(where, store) as engine:
         await (await engine.start(sequence, 20)).result()
         with gauges.Stopwatch() as watch:
             for _ in range(times):

@@ -16,7 +16,10 @@ PEERS: dict[str, list[str]] = {
     "dbos": ["--backend", "sqlite"],
     "langgraph": ["--backend", "sqlite"],
     "restate": [],
+    "maf": [],
 }
+#: What ours is compared on, where it is not SQLite: with a peer that keeps files, files.
+OURS: dict[str, dict[str, str]] = {"maf": {"store": "files"}}
 #: How many times faster than a peer a job shall be.
 LEAST = {
     ("j1", "dbos"): 2.5,
@@ -25,6 +28,7 @@ LEAST = {
     ("j2", "langgraph"): 40.0,
     ("j2", "restate"): 5.0,
     ("j3", "restate"): 5.0,
+    ("j2", "maf"): 3.0,
 }
 UNITS = {"j1": "steps/s", "j2": "steps/s", "j3": "runs/s"}
 
@@ -53,7 +57,7 @@ def compare(jobs: list[str], effort: Effort) -> list[Finding]:
                 if rate is None:
                     break
                 theirs.append(rate)
-                ours.append(run("ours", job)["per_second"])
+                ours.append(run("ours", job, **OURS.get(name, {}))["per_second"])
             if not theirs:
                 print(f"{name} {job}: no result")
                 continue

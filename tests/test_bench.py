@@ -25,6 +25,15 @@ def test_a_rate_is_of_what_was_asked_for(side, job, tmp_path):
     assert answer["per_second"] == pytest.approx(answer["count"] / answer["seconds"])
 
 
+@pytest.mark.parametrize("job", ["j1", "j2"])
+def test_a_rate_in_files_is_of_what_was_asked_for(job, tmp_path):
+    count = {"j1": 3, "j2": 6}[job]
+    assert asyncio.run(ours.JOBS[job](tmp_path, store="files", **SMALL[job]))["count"] == count
+    assert (tmp_path / "runs" / "keepstep.json").is_file()
+    assert asyncio.run(floor.JOBS[f"files_{job}"](tmp_path / "floor", **SMALL[job]))["count"] == count
+    assert len(list((tmp_path / "floor").rglob("*.json"))) == count
+
+
 def test_the_floor_keeps_a_row_for_every_step(tmp_path):
     asyncio.run(floor.j2(tmp_path, runs=3, steps=2))
     rows = floor.Journal(tmp_path, "apsw")._execute("SELECT count(*) FROM step WHERE number >= 0").fetchall()

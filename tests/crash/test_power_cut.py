@@ -13,7 +13,8 @@ import pytest
 from keepstep.engine.engine import Engine
 from keepstep.model import RunQuery
 from keepstep.stores.sqlite import POWER_LOSS
-from keepstep.testing.crash import SQLiteDisk, live
+from keepstep.testing import faulty_files
+from keepstep.testing.crash import FilesDisk, SQLiteDisk, live
 from keepstep.testing.faulty_sqlite import LOSE, Chance, FaultyDisk, image, write_image
 from keepstep.testing.recorder import BODY, DURABLE, Recorder
 
@@ -121,6 +122,60 @@ async def cut_everywhere(example, place):
 @pytest.mark.parametrize("example", [pytest.param(one, id=one.name) for one in EXAMPLES])
 def test_after_a_power_cut_at_any_moment_the_run_ends_as_if_there_had_been_none(example, place):
     number, repeated = asyncio.run(cut_everywhere(example, place))
+    assert repeated == []
+    assert number > 10
+
+
+def moments_of(disk):
+    """What a power cut can leave of a files store, before every sync: all pending lost, and a drawn part of it."""
+    seen = set()
+    for number, moment in disk.moments():
+        if number < len(disk.journal) and disk.journal[number].what != "sync":
+            continue
+        for fate in (LOSE, Chance(number, sector=97)):
+            left = faulty_files.tree(moment, fate)
+            if repr(left) not in seen:
+                seen.add(repr(left))
+                yield {(run, step) for what, run, step in disk.marks(number) if what == DURABLE}, left
+
+
+async def cut_files_everywhere(example, place):
+    clock, repeated, number = Machine(), [], 0
+    (place / "first").mkdir()
+    disk = faulty_files.FaultyFiles(place / "first")
+    recorder = remember(MarkingRecorder(place / "effects", disk))
+    first = FilesDisk(place / "first" / "runs", clock, disk=disk)
+    ended, result, _ = await live(first, example.play, None, recorder, clock=clock, linger_seconds=0.01)
+    assert (ended, result) == (True, example.result)
+    for durable, left in moments_of(disk):
+        number += 1
+        folder = place / str(number)
+        faulty_files.write_tree(left, folder)
+        clock.boots += 1
+        recorder = remember(Recorder(folder / "effects"))
+        after = FilesDisk(folder / "runs", clock, power_loss="may_lose_last")
+        ended, result, _ = await live(after, example.play, None, recorder, clock=clock)
+        assert (ended, result) == (True, example.result)
+        repeated += [one for one in recorder.effects() if one.what == BODY and (one.run, one.step) in durable]
+        store = after.open()
+        async with Engine(store, worker=False) as engine:
+            for run in store.list_runs(RunQuery(limit=100)).runs:
+                assert run.status.finished
+                await (await engine.get(run.id)).checkpoints()  # verifies the chain
+        shutil.rmtree(folder)
+    return number, repeated
+
+
+#: All examples take a minute: with KEEPSTEP_EXAMPLES they do, otherwise these stand for them.
+ON_FILES = ["sequence", "conversation", "continuing"]
+if "KEEPSTEP_EXAMPLES" in os.environ:
+    ON_FILES = [one.name for one in EXAMPLES if "files" in one.stores]
+
+
+@pytest.mark.parametrize("name", ON_FILES)
+def test_in_files_too_the_run_ends_as_if_there_had_been_none(name, place):
+    (example,) = (one for one in EXAMPLES if one.name == name)
+    number, repeated = asyncio.run(cut_files_everywhere(example, place))
     assert repeated == []
     assert number > 10
 

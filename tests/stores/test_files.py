@@ -424,6 +424,19 @@ def test_a_killed_process_is_seen_at_once_and_a_stopped_one_is_left_alone(path):
     store.close()
 
 
+@pytest.mark.parametrize("text", ["", "{", "\x00" * 40])
+def test_a_heartbeat_that_cannot_be_read_is_no_sign_of_life(path, store, opened, text):
+    started(store, "r")
+    beat, lock = path / "workers" / "w1.json", path / "workers" / "w1.lock"
+    beat.write_text(text)
+    other = opened()
+    assert claim(other, "w2") == []  # its lock is
+    assert "cannot be read" in next(one.damage for one in other.list_workers() if one.id == "w1")
+    store.abandon()
+    lock.unlink()
+    assert claim(other, "w2") == ["r"]
+
+
 def test_a_forked_child_lets_go(store):
     started(store, "r")
     read, write = os.pipe()

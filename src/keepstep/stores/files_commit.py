@@ -22,8 +22,8 @@ from .files_log import Logs, State
 
 _change = msgspec.structs.replace
 
-#: Threads whose syncs overlap. More do not help: the disk's journal takes those of eight at once.
-THREADS = 8
+#: Threads whose syncs overlap. More do not help: they wait for the same journal of the disk.
+THREADS = 16
 
 _FINAL = frozenset({Kind.RUN_FINISHED.value, Kind.ERROR.value})
 

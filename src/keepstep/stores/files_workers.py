@@ -140,10 +140,8 @@ class Workers:
 
     def _lives(self, worker: str) -> bool:
         beat = self._beat(worker)
-        if not isinstance(
-            beat, Heartbeat
-        ):  # a damaged file says nothing: the lock does, and the next heartbeat mends it
-            return not self.locks.proves_death(worker)
+        if not isinstance(beat, Heartbeat):  # torn by a power cut, or damaged: the lock tells
+            return self.locks.proves_life(worker)
         boot, now = self._clock.boot()
         fresh = beat.boot == boot and now - beat.boot_seconds <= self._lease_seconds
         return fresh and not self.locks.proves_death(worker)

@@ -157,6 +157,12 @@ class WorkerLocks:
         finally:
             os.close(fd)
 
+    def proves_life(self, worker: str) -> bool:
+        """Whether the worker's file is there and someone holds it."""
+        if worker in self._held:
+            return True
+        return is_id(worker) and self._path(worker).exists() and not self.proves_death(worker)
+
     def remove(self, worker: str) -> None:
         """Remove the file of a worker that has left or is given up for dead."""
         if is_id(worker):
