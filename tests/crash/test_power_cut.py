@@ -169,7 +169,9 @@ async def cut_files_everywhere(example, place):
 #: All examples take a minute: with KEEPSTEP_EXAMPLES they do, otherwise these stand for them.
 ON_FILES = ["sequence", "conversation", "continuing"]
 if "KEEPSTEP_EXAMPLES" in os.environ:
-    ON_FILES = [one.name for one in EXAMPLES if "files" in one.stores]
+    # A step of `contended` does not wait for its own signal: in files, other than in one transaction, the power may go
+    # after the step is recorded and before the signal is, which nobody was promised.
+    ON_FILES = [one.name for one in EXAMPLES if "files" in one.stores and one.name != "contended"]
 
 
 @pytest.mark.parametrize("name", ON_FILES)
