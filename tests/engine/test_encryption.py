@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 from dataclasses import replace
@@ -21,6 +22,7 @@ from keepstep.stores.keys import Keys, key_id
 from keepstep.stores.memory import MemoryStore
 from keepstep.stores.records import origin
 from keepstep.stores.sealed import SealedStore
+from keepstep.testing import History, replay
 from tests import postgres
 from tests.engine.world import until, until_status
 
@@ -415,6 +417,43 @@ async def test_the_input_of_another_run_is_refused(world):
         run = await engine.get("a")
         await until_status(run, "set aside")
         assert "its input cannot be decrypted" in (await run.run()).error.message
+
+
+async def test_the_doctor_tells_of_runs_whose_key_is_not_here(world):
+    async with world.engine(keys=None, worker=False) as engine:
+        await engine.start(waiter, 1, run_id="plain")
+    async with world.engine(keys=keys(), worker=False) as engine:
+        await engine.start(waiter, 1, run_id="old")
+    async with world.engine(keys=keys("new", new=NEW), worker=False) as engine:
+        await engine.start(waiter, 1, run_id="new")
+        report = await examine(engine, deep=True)
+        told = {finding.runs: finding.message for finding in report.findings if finding.code == "no-key"}
+        assert told == {
+            ("old",): "1 run encrypted with the key 'old', which is not here: old",
+            ("plain",): "1 run in plain text, which keys refuse: plain",
+        }
+        assert report.healthy
+
+
+async def test_a_history_is_replayed_in_plain_text_for_those_who_have_the_key(world, tmp_path):
+    async with world.engine(keys=keys()) as engine:
+        run = await engine.start(waiter, MARK, run_id="r")
+        await run.signal("go", 1)
+        await run.result(5)
+        below = engine.encryption.store.inner
+        with pytest.raises(EncryptionError, match="no keys are given"):
+            History.of(below, "r")
+        history = History.of(below, "r", keys=keys())
+        assert [row.seq for row in history.rows] == [row.seq for row in History.of(engine.store, "r").rows]
+    history.save(tmp_path / "history.json")
+    assert MARK in (tmp_path / "history.json").read_text()
+    replayed = await asyncio.to_thread(replay, waiter, tmp_path / "history.json")
+    assert replayed.run == "r"
+
+
+def test_keys_are_keys():
+    with pytest.raises(ks.DefinitionError, match=r"keys= takes a ks\.Keys, not dict"):
+        ks.Engine("memory:", keys={"old": OLD})
 
 
 # -- moved and mended by those who have no key -------------------------------------------------------------------------

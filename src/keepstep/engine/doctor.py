@@ -12,11 +12,12 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from ..errors import CheckpointCorrupt, StoreError, StoreUnavailable
+from ..errors import CheckpointCorrupt, EncryptionError, StoreError, StoreUnavailable
 from ..model import FINISHED, Kind, Run, RunQuery, Signal, Status, WorkerInfo
 from ..model.signal import CHILD, RESERVED, RESOLVE, RESUME
 from ..ports import Send, instant
 from ..stores.records import unseal
+from ..stores.sealed import below
 from .verify import check_run
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ class _Doctor:
         self.late: dict[str, list[Run]] = {}
         self.orphans: dict[str, list[Run]] = {}
         self.unreadable: set[str] = set()
+        self.locked: dict[str, list[Run]] = {}
 
     def find(
         self,
@@ -117,7 +119,7 @@ class _Doctor:
         """Take a turn to write, without writing anything: a process that is stopped inside its turn is found so."""
         probe = Send(Signal("ks-doctor-probe", f"{RESERVED}probe", id="probe", sent_at=self.now))
         try:
-            await self.engine.call(self.engine.store.commit, [probe])
+            await self.engine.call(below(self.engine.store).commit, [probe])
         except StoreError as error:
             advice = "a stopped process goes on with kill -CONT, or ends with kill; its runs are then recovered"
             if not isinstance(error, StoreUnavailable):
@@ -187,7 +189,20 @@ class _Doctor:
         except CheckpointCorrupt as error:  # of this run alone: the others are looked at all the same
             self._corrupt(run.id, str(error))
 
+    def _key_wanted(self, run: Run) -> str | None:
+        """With keys at hand: the id of the one that the run needs and that is not here, if it is so."""
+        try:
+            if self.engine.encryption.store is not None:
+                self.engine.encryption.cipher(run)
+        except EncryptionError as error:
+            return error.key_id
+        return None
+
     async def _look_at_run(self, run: Run) -> None:
+        wanted = self._key_wanted(run)
+        if wanted is not None:
+            self.locked.setdefault(wanted, []).append(run)
+            return
         if run.worker is not None:
             self._leased(run)
         elif run.status in (Status.RUNNING, Status.RECOVERING):
@@ -337,6 +352,15 @@ class _Doctor:
                 "start one: keepstep worker FILE.py",
                 runs=[run.id for run in runs],
             )
+        for key, runs in self.locked.items():
+            what = f"encrypted with the key {key!r}, which is not here" if key else "in plain text, which keys refuse"
+            self.find(
+                Severity.WARNING,
+                "no-key",
+                f"{_count(len(runs), 'run')} {what}: {_named(runs)}",
+                "a worker needs the key to drive them" if key else "the word plaintext among the keys lets them pass",
+                runs=[run.id for run in runs],
+            )
         for workflow, runs in self.late.items():
             self.find(
                 Severity.WARNING,
@@ -351,7 +375,8 @@ class _Doctor:
         for flaw in await self.engine.call(self.engine.store.check):
             self.find(Severity.ERROR, "store", flaw.what, "keepstep repair mends what can be mended")
         async for run in self.runs(frozenset(Status)):
-            check = await self.engine.call(check_run, self.engine.store, run)
+            store = self.engine.store if self._key_wanted(run) is None else below(self.engine.store)
+            check = await self.engine.call(check_run, store, run)
             if check is not None and check.problems:
                 self._corrupt(run.id, "; ".join(check.problems))
 

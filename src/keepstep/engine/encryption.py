@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import EncryptionError
+from ..errors import DefinitionError, EncryptionError
 from ..stores.keys import Keys, key_id
 from ..stores.records import born
 from ..stores.sealed import Rekeyed, SealedStore, locked_with
@@ -24,6 +24,8 @@ class Encryption:
     """The keys of an engine, if it has any, and the store that it reads and writes with them."""
 
     def __init__(self, keys: Keys | None) -> None:
+        if keys is not None and not isinstance(keys, Keys):
+            raise DefinitionError(f"keys= takes a ks.Keys, not {type(keys).__name__}")
         self._keys = keys
         #: The store of the engine, if its runs are encrypted.
         self.store: SealedStore | None = None

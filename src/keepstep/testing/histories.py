@@ -18,13 +18,16 @@ from typing import Any
 import msgspec
 
 from ..engine.context import RunContext
+from ..engine.encryption import Encryption
 from ..engine.engine import Engine
 from ..errors import CheckpointCorrupt, DefinitionError, ReplayMismatch, RunNotFound, SchemaMismatch, StoreUnavailable
 from ..model import Kind, Run, Status
 from ..ports import Create, Row, Store
+from ..stores.keys import Keys
 from ..stores.memory import MemoryStore
-from ..stores.open import open_store
+from ..stores.open import is_store, open_store
 from ..stores.records import FORMAT, Instant, Record, origin, seal, unseal
+from ..stores.sealed import SealedStore
 from ..workflows.definition import Workflow
 from .virtual import VirtualClock, VirtualLoop
 
@@ -61,14 +64,17 @@ class History:
     rows: tuple[Row, ...]
 
     @staticmethod
-    def of(source: Any, run_id: str) -> History:
-        """The history of a run in a store, or in what a URL or a path names. Nothing is written there."""
-        if isinstance(source, Store):
-            return _read(source, run_id)
+    def of(source: Any, run_id: str, *, keys: Keys | None = None) -> History:
+        """The history of a run in a store, or in what a URL or a path names. Nothing is written there.
+
+        One that is encrypted is decrypted with the `keys`: what `save` writes is plain text.
+        """
+        if is_store(source):
+            return _read(source, run_id, keys)
         _must_exist(source)
         store = open_store(source)
         try:
-            return _read(store, run_id)
+            return _read(store, run_id, keys)
         finally:
             store.close()
 
@@ -105,15 +111,21 @@ class History:
         yield b"]}"
 
 
-def _read(store: Store, run_id: str) -> History:
+def _read(store: Store, run_id: str, keys: Keys | None) -> History:
+    store = store if keys is None else SealedStore(store, keys)
     run = store.get_run(run_id)
     if run is None:
         raise RunNotFound(f"no run {run_id!r} in {store.url}", run_id)
     rows: list[Row] = []
     while page := store.list_checkpoints(run_id, len(rows)):
         rows += page
-    list(unseal(rows, run_id, previous=origin(run)))
-    return History(run, tuple(rows))
+    records = [record for record, _ in unseal(rows, run_id, previous=origin(run))]
+    if not run.data_key:
+        return History(run, tuple(rows))
+    cipher = Encryption(keys).cipher(run) if not isinstance(store, SealedStore) else store.cipher(run)
+    data = run.input if cipher is None else cipher.reveal_text(run.input, "input")
+    plain = _sealed(replace(run, input=data, data_key=""), records)
+    return History(plain.run, tuple(plain.rows))
 
 
 def _sealed(run: Run, records: Iterable[Record]) -> Create:
