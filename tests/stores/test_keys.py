@@ -6,13 +6,16 @@ import base64
 import pickle
 import sys
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import keepstep as ks
 from keepstep.errors import CheckpointCorrupt, EncryptionError
+from keepstep.ports import Row
 from keepstep.stores.keys import Cipher, Keys, is_encrypted, key_id
+from keepstep.stores.records import Record, StoredError, opened, seal, unseal
 
 ONE, TWO = b"1" * 32, b"2" * 32
 TEXT = base64.b64encode(ONE).decode()
@@ -177,3 +180,48 @@ def test_without_the_package_one_is_told_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
     with pytest.raises(ks.DefinitionError, match=r"pip install 'keepstep\[encryption\]'"):
         Keys("one", {"one": ONE})
+
+
+# -- the format that is stored -----------------------------------------------------------------------------------------
+
+#: Written by the first version that encrypts, with the key `one`: what was stored then must be readable for ever.
+WRAPPED = "1:one:AgICAgICAgICAgICIM37D9WXM1+S4PJpqy5Eh3ewVgInWeQ6dlMr7C6+6lYWIH5iuy0Z94Q5IuWtt8Z7"
+INPUT = b'{"$":"encrypted","v":"BAQEBAQEBAQEBAQEtPpqHbXDxhSf0EK2BfvAKQKI8PZiWG/X"}'
+PAYLOAD = b'{"$":"encrypted","v":"BQUFBQUFBQUFBQUFNN/VlqZVmlq9txME0Sy2VaE="}'
+RECORD = (
+    b'{"run":"r","kind":"step failed","seq":7,"step":"pay#1","outcome":"failure","ordinal":1,"attempt":2,"worker":"w",'
+    b'"finished_at":"2026-01-01T00:00:00Z","packed":"aes-256-gcm","error":{"type":"E","message":""},"data":{"signal":3},'
+    b'"format":2,"previous":"pppppppppppppppppppppppppppppppppppppppppppppppppppppppppppppppp"}'
+)
+BODY = (
+    "AwMDAwMDAwMDAwMDkho27J7oQgyPxp1FrTsemcUfgynuqKfB2DKHZM5oqlFLgQuNM27XyZLhGKwhAb9cZ4UzdefP/I1yO6luCzEJnZ+scYcQ8yhw"
+    "qxSMoyURIcwfucN9TJ1XjJkRExl3wdOiskXNTVpQoeKBJyGyyUad"
+)
+CHECKSUM = "5dcb8feb433925903bdf51f1f6ee115edbd7330d8921b5120487bb00babf9063"
+
+
+def test_what_the_first_version_stored_is_read():
+    cipher = Keys("one", {"one": ONE}).cipher("r", WRAPPED)
+    assert cipher.reveal_text(INPUT, "input") == b"[[1],{}]"
+    assert cipher.reveal_text(PAYLOAD, "signal", "go", "i") == b"5"
+    row = opened(Row(7, "step failed", RECORD, base64.b64decode(BODY)), cipher)
+    ((record, checksum),) = unseal([row], "r", after=6)
+    assert checksum == CHECKSUM
+    assert (record.raw(), record.digest, record.data) == (b'{"a":1}', "d", {"signal": 3, "reason": "because"})
+    assert (record.error.message, record.error.traceback) == ("secret", "tb")
+
+
+@given(st.integers(0, 300_000), st.booleans())
+def test_a_record_of_any_size_comes_back(size, failed):
+    cipher = Cipher("r", ONE)
+    record = Record("r", "step completed", step="s#1", digest="d", value=msgspec.Raw(b'"%s"' % (b"x" * size)))
+    if failed:
+        record.error = StoredError("E", "m" * size, traceback="t")
+    row, checksum = seal(record, 1, "", cipher)
+    assert len(row.body) < 110_000  # what is large is compressed first
+    ((back, found),) = unseal([opened(row, cipher)], "r")
+    assert (back.raw(), back.error, found) == (record.raw(), record.error, checksum)
+    assert back.digest == "d"
+    ((hidden, _),) = unseal([row], "r")
+    with pytest.raises(EncryptionError, match="its key is needed"):
+        hidden.raw()
