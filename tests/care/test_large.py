@@ -67,7 +67,7 @@ def taken_up(store, path):
 ACTS = {
     "verify": lambda store, _path: verify(store),
     "export": lambda store, _path: export_runs(store, Nowhere()),
-    "import": lambda store, path: taken_up(store, path),
+    "import": taken_up,
     "retain": lambda store, _path: sweep(store, Retain(days=0, count=0), dry_run=True),
     "purge": lambda store, _path: purge(store),
 }
