@@ -236,6 +236,21 @@ def test_a_commit_whose_answer_is_lost_is_said_to_be_unknown(store):
     assert store.get_run("r").signals == 0
 
 
+def test_a_server_that_has_become_a_copy_is_asked_again_in_another_place(store, url):
+    """After a failover the old connections lead to a server that writes nothing: each is given up when it says so."""
+    store.commit([Create(queued("r"))])
+    words = store._address._words
+    kept = words["options"]
+    words["options"] = f"{kept} -c default_transaction_read_only=on"
+    terminate(sessions(store))
+    with pytest.raises(StoreUnavailable, match="read-only") as told:
+        store.commit([Send(Signal("r", "x"))])
+    words["options"] = kept
+    assert not told.value.unknown
+    (answer,) = store.commit([Send(Signal("r", "x"))])
+    assert (answer.verdict, answer.seq) == (Verdict.DONE, 1)
+
+
 def test_no_more_connections_than_allowed_are_opened_and_who_waits_too_long_is_told(url):
     store = PostgresStore(url, connections=1, wait_seconds=0.1)
     entered, leave = threading.Event(), threading.Event()

@@ -53,6 +53,7 @@ _SETTINGS = {
 
 #: What PostgreSQL says when it, or this session, cannot go on; or when it will not write just now.
 _UNAVAILABLE = re.compile(r"08...|53...|57...|58...|25006|40001|40P01|55P03|XX000")
+_READ_ONLY = "25006"
 _CONFLICTS = ("40001", "40P01")
 _LACKING = ("42P01", "42703", "3F000")
 _DAMAGED = ("XX001", "XX002")
@@ -183,6 +184,8 @@ class Connections:
                 return work(connection)
             except (psycopg.Error, UnicodeEncodeError, OverflowError) as error:
                 lost = connection.closed
+                if getattr(error, "sqlstate", None) == _READ_ONLY:
+                    connection.close()  # it leads to a server that was the first; another may be so now
                 conflict = getattr(error, "sqlstate", None) in _CONFLICTS and not lost
                 if (conflict and tries < TRIES) or (lost and again and used):
                     continue
