@@ -177,7 +177,11 @@ class Store(Protocol):
         """Signals of a run in sequence order, those after `after`; `CheckpointCorrupt` if one is damaged."""
 
     def news(self, worker: str, cursor: int) -> News:
-        """What others wrote since `cursor` that concerns this worker; cheap enough to ask 40 times a second."""
+        """What others wrote since `cursor` that concerns this worker; cheap enough to ask 40 times a second.
+
+        A store that hears of it by itself may have `on_news(alert)`, too: it calls `alert`, in any thread, when there is
+        something for its workers, and gives a function that ends that.
+        """
 
     def list_workers(self) -> list[WorkerInfo]:
         """Every worker that the store knows of, and whether it is alive."""
