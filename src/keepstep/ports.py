@@ -179,8 +179,8 @@ class Store(Protocol):
     def news(self, worker: str, cursor: int) -> News:
         """What others wrote since `cursor` that concerns this worker; cheap enough to ask 40 times a second.
 
-        A store that hears of it by itself may have `on_news(alert)`, too: it calls `alert`, in any thread, when there is
-        something for its workers, and gives a function that ends that.
+        A store that hears of it by itself may have `on_news(alert)`, too: it calls `alert`, in any thread, when there
+        is something for its workers, and gives a function that ends that.
         """
 
     def list_workers(self) -> list[WorkerInfo]:
