@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
+import os
 from pathlib import Path
 
 import apsw
+import psycopg
 import pytest
 
 import keepstep as ks
@@ -17,9 +20,11 @@ from keepstep.model import Status
 from keepstep.stores.migrations import scripts
 from keepstep.stores.open import open_store
 from keepstep.workflows.definition import Workflow
+from tests.postgres import session_dsn, store_url
 
 FOLDER = Path(__file__).parents[1] / "fixtures"
 SCHEMAS = sorted(FOLDER.glob("sqlite_schema_*.sql"))
+ON_SERVER = sorted(FOLDER.glob("postgres_schema_*.sql"))
 ARCHIVES = sorted(FOLDER.glob("archive_format_*.jsonl"))
 
 
@@ -67,13 +72,29 @@ def loaded(source, path):
     return path
 
 
-@pytest.fixture(params=SCHEMAS, ids=lambda path: path.stem)
+@contextlib.contextmanager
+def on_server(source):
+    """The same on PostgreSQL, in a schema of its own."""
+    schema = f"fixture_{os.getpid()}"
+    with psycopg.connect(session_dsn(), autocommit=True) as database:
+        database.execute(f"CREATE SCHEMA {schema}; SET search_path TO {schema}")
+        database.execute(source.read_bytes())
+        yield store_url(schema)
+        database.execute(f"DROP SCHEMA {schema} CASCADE")
+
+
+@pytest.fixture(params=[*SCHEMAS, *ON_SERVER], ids=lambda path: path.stem)
 def path(request, tmp_path):
-    return loaded(request.param, tmp_path / "runs.db")
+    if request.param in SCHEMAS:
+        yield loaded(request.param, tmp_path / "runs.db")
+        return
+    with on_server(request.param) as url:
+        yield url
 
 
 def test_there_is_a_store_of_every_schema_and_an_archive_of_every_format():
     assert len(SCHEMAS) == len(scripts("sqlite")), "python - tests/fixtures < tests/fixtures/make.py makes a new one"
+    assert len(ON_SERVER) == len(scripts("postgres")), "the same, with the URL of a database as a second argument"
     assert len(ARCHIVES) == FORMAT
 
 
