@@ -232,3 +232,13 @@ def test_every_command_explains_itself(keepstep, name):
     done = keepstep(name, "--help")
     assert done.code == 0
     assert "--json" in done.out
+
+
+def test_a_worker_removes_what_need_not_stay(kept):
+    for _ in range(5):  # one that has nothing to do leaves at once, perhaps before it has looked at everything
+        done = kept("worker", "program.py:total", "--until-idle", "--retain-days", "0", "--retain-count", "0")
+        assert done.code == 0
+        left = [one["id"] for one in kept("list", "--json").json["runs"]]
+        if len(left) == 1:
+            break
+    assert left == ["waits"]

@@ -34,6 +34,10 @@ IDLE_SECONDS = 0.5
     help="How long steps may go on after SIGTERM or Ctrl-C.",
 )
 @click.option("--until-idle", is_flag=True, help="Leave when nothing is due.")
+@click.option("--retain-days", type=click.FloatRange(0), help="Remove finished runs that are older, ...")
+@click.option(
+    "--retain-count", type=click.IntRange(0), default=1000, show_default=True, help="... but for so many of a workflow."
+)
 @click.option("-q", "--quiet", is_flag=True, help="Only tell of trouble.")
 @click.option("-v", "--verbose", is_flag=True, help="Tell of every step.")
 def worker(
@@ -43,6 +47,8 @@ def worker(
     max_runs: int,
     stop_seconds: float,
     until_idle: bool,
+    retain_days: float | None,
+    retain_count: int,
     quiet: bool,
     verbose: bool,
 ) -> int:
@@ -52,6 +58,10 @@ def worker(
     """
     chosen = _chosen(targets, debug=settings.debug)
     options: dict[str, Any] = {"max_runs": max_runs, "workflows": chosen}
+    if retain_days is not None:
+        from ..policies import Retain
+
+        options["retain"] = Retain(retain_days, retain_count)
     return asyncio.run(_serve(settings, options, stop_seconds, until_idle=until_idle, quiet=quiet, verbose=verbose))
 
 
