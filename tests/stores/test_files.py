@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -700,3 +701,46 @@ def test_an_outcome_is_found_at_once(store, monkeypatch):
     monkeypatch.setattr(Disk, "read", lambda self, path: reads.append(path) or real(self, path))
     assert get(store, "r").output == b"7"
     assert len(reads) <= 2
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_two_processes_list_the_same_runs_once_whatever_becomes_of_them(tmp_path, seed):
+    """Runs that are created, replaced, removed and created again, by two stores that are opened and closed."""
+    draw, clock = random.Random(seed), SteppedClock()
+
+    def opened():
+        return FilesStore(tmp_path / "runs", clock=clock, power_loss="may_lose_last")
+
+    stores = [opened(), opened()]
+
+    def replaced(store, run):
+        there = store.get_run(run)
+        if there is not None and there.worker is None:
+            commit(store, Create(queued(run, epoch=there.epoch), over=there.epoch))
+
+    def driven(store, _):
+        claims = store.claim_runs(ClaimRequest(f"w{stores.index(store)}", frozenset({"digest"})))
+        for claim in claims.claims:
+            status = draw.choice([Status.QUEUED, Status.COMPLETED, Status.SET_ASIDE])
+            Holder(store, claim.run).write(status=status, release=True)
+
+    def reopened(store, _):
+        place = stores.index(store)
+        store.close()
+        stores[place] = opened()
+
+    acts = [
+        lambda store, run: commit(store, Create(queued(run))),
+        lambda store, run: commit(store, Send(Signal(run, "x"))),
+        lambda store, run: store.delete_runs([run]),
+        replaced,
+        driven,
+        reopened,
+    ]
+    for _ in range(40):
+        draw.choice(acts)(draw.choice(stores), draw.choice(["r", "r~2", "a", "b"]))
+        first, second = ([run.id for run in store.list_runs(RunQuery()).runs] for store in stores)
+        assert first == second
+        assert len(set(first)) == len(first)
+    for store in stores:
+        store.close()

@@ -13,7 +13,7 @@ import fcntl
 import heapq
 import os
 import threading
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -341,12 +341,18 @@ class Index:
         if line.gone:
             return
         if old is None or old.number != line.number:
-            insort(self._numbers, (line.number, line.run))
+            self._number(line.number, line.run)
         if line.worker is not None:
             self._owned.setdefault(line.worker, set()).add(line.run)
         elif line.due is not None and line.status not in _ENDED:
             queue = self._queues.setdefault(line.workflow, _Queue())
             heapq.heappush(queue.later, (line.due, line.run, line.born, line.entry))
+
+    def _number(self, number: int, run: str) -> None:
+        """Give a run its place in the list, once: lines about two lives of a run may come in turns."""
+        place = bisect_left(self._numbers, (number, run))
+        if self._numbers[place : place + 1] != [(number, run)]:
+            self._numbers.insert(place, (number, run))
 
     def doubtful(self) -> list[str]:
         """Runs that must be looked at before the index can tell of them."""
