@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import io
 import os
+import shutil
 from pathlib import Path
 
 import apsw
@@ -17,6 +18,7 @@ from keepstep.engine.archive import FORMAT
 from keepstep.engine.transfer import check_archive, export_runs, import_runs
 from keepstep.engine.verify import verify
 from keepstep.model import Status
+from keepstep.stores.files_entry import LAYOUT
 from keepstep.stores.migrations import scripts
 from keepstep.stores.open import open_store
 from keepstep.workflows.definition import Workflow
@@ -25,6 +27,7 @@ from tests.postgres import session_dsn, store_url
 FOLDER = Path(__file__).parents[1] / "fixtures"
 SCHEMAS = sorted(FOLDER.glob("sqlite_schema_*.sql"))
 ON_SERVER = sorted(FOLDER.glob("postgres_schema_*.sql"))
+LAYOUTS = sorted(FOLDER.glob("files_layout_*"))
 ARCHIVES = sorted(FOLDER.glob("archive_format_*.jsonl"))
 
 
@@ -65,7 +68,10 @@ WORKFLOWS = [Workflow(one, name=f"fixture {one.__name__}") for one in (total, pa
 
 
 def loaded(source, path):
-    """A store of one schema, as it was written."""
+    """A store of one schema or layout, as it was written."""
+    if source.is_dir():
+        shutil.copytree(source, path)
+        return f"files:{path}"
     database = apsw.Connection(str(path))
     database.execute(source.read_text(encoding="utf-8"))
     database.close()
@@ -83,9 +89,9 @@ def on_server(source):
         database.execute(f"DROP SCHEMA {schema} CASCADE")
 
 
-@pytest.fixture(params=[*SCHEMAS, *ON_SERVER], ids=lambda path: path.stem)
+@pytest.fixture(params=[*SCHEMAS, *LAYOUTS, *ON_SERVER], ids=lambda path: path.stem)
 def path(request, tmp_path):
-    if request.param in SCHEMAS:
+    if request.param not in ON_SERVER:
         yield loaded(request.param, tmp_path / "runs.db")
         return
     with on_server(request.param) as url:
@@ -95,6 +101,7 @@ def path(request, tmp_path):
 def test_there_is_a_store_of_every_schema_and_an_archive_of_every_format():
     assert len(SCHEMAS) == len(scripts("sqlite")), "python - tests/fixtures < tests/fixtures/make.py makes a new one"
     assert len(ON_SERVER) == len(scripts("postgres")), "the same, with the URL of a database as a second argument"
+    assert len(LAYOUTS) == LAYOUT
     assert len(ARCHIVES) == FORMAT
 
 
