@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -19,6 +20,8 @@ from .files_disk import Steps
 from .files_entry import Draft, Head, Outbox, Sending, facts_of, head_of, numbered, run_of
 from .files_index import Index, Line
 from .files_log import Logs, State
+
+log = logging.getLogger("keepstep")
 
 _change = msgspec.structs.replace
 
@@ -239,6 +242,8 @@ class Commits:
                 answer = yield from self._create(create)
                 if answer.verdict is Verdict.EXISTS and answer.run is None:
                     raise CheckpointCorrupt(f"run {create.run.id!r} is there and cannot be read")
+                if answer.run is not None and not rules.same_child(answer.run, create.run):
+                    log.error("run %s was to be created, but another of that id was faster", create.run.id)
             for sending in outbox.sends:
                 yield from self._send(sending.signal, sending.token)
         except StoreUnavailable as error:
