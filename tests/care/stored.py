@@ -119,7 +119,11 @@ async def fill(engine) -> None:
         await handle.result()
     await engine.start(TOTAL, 9, run_id="later", delay=3600)
     await engine.start(PARENT, run_id="parent")
+    while not [run for run in (await engine.list(parent="parent")).runs if run.status is ks.Status.COMPLETED]:
+        await engine.changed(0.05)
     await parked(engine, "parent")
+    while (await (await engine.get("parent")).run()).due_at is not None:  # woken by its child's word: it parks again
+        await engine.changed(0.05)
 
 
 @cache

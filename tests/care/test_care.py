@@ -21,11 +21,11 @@ def test_a_store_is_looked_after_while_runs_go_on(store, tmp_path):
         found = await care.verify()
         assert list(found.damaged) == ["done"]
         assert (await care.verify("neighbour")).sound
+        assert await going.result() == 190
         assert await care.repair() == []
         assert (await care.assess("done")).repeats == ["add#3"]
         await care.accept_loss("done", aside, "a test")
         assert (await care.verify()).sound
-        assert await going.result() == 190
         assert (await care.export(archive, status=frozenset({ks.Status.COMPLETED}))).whole
         other = MemoryStore()
         assert (await care.copy_to(other, "neighbour")).written == 1
