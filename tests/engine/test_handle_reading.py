@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 
 import pytest
 
 import keepstep as ks
+from keepstep.stores.memory import MemoryStore
 
 pytestmark = pytest.mark.live_only
 
@@ -58,3 +60,23 @@ async def test_what_a_reader_has_no_type_for_is_read_as_it_is_stored(world):
         run = await engine.start(shows)
         assert await run.ask_raw("question") == b'{"$":"tuple","v":[3,4]}'
         assert await run.published_raw() == {"pair": b'{"$":"tuple","v":[1,2]}'}
+
+
+async def test_a_wait_for_a_result_outlives_its_engine_with_an_error_of_asyncios():
+    """On a store that is read beside the loop, the threads that read are gone when the engine is closed."""
+
+    @ks.workflow
+    async def waiting():
+        return await ks.wait_for("go")
+
+    store = MemoryStore()
+    store.quick = False
+    engine = ks.Engine(store, worker=False, workflows=[waiting])
+    await engine.open()
+    handle = await engine.start(waiting, run_id="r")
+    result = asyncio.ensure_future(handle.result())
+    await asyncio.sleep(0)
+    await engine.close()
+    for asked in (result, handle.status()):
+        with pytest.raises(ks.DefinitionError, match="the engine is closed"):
+            await asked

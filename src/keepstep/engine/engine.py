@@ -452,13 +452,16 @@ class Engine:
 
     async def read(self, function: Callable[..., R], *args: Any) -> R:
         """Read from the store: at once when it is quick, else beside the loop."""
-        if self.store.quick:
-            return function(*args)
-        return await self.loop.run_in_executor(self._pool, function, *args)
+        return function(*args) if self.store.quick else await self.call(function, *args)
 
     async def call(self, function: Callable[..., R], *args: Any) -> R:
         """Call the store beside the loop, since it may have to wait for others."""
-        return await self.loop.run_in_executor(self._pool, function, *args)
+        try:
+            answer = self.loop.run_in_executor(self._pool, function, *args)
+        except RuntimeError:  # the threads are gone: whoever asks has waited beyond the end of the engine
+            self._must_be_open()
+            raise
+        return await answer
 
     def background(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         """Do something of the engine's own, with no run's context."""
