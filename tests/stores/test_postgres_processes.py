@@ -63,7 +63,7 @@ def sessions(store, which="", dsn=None):
 def terminate(pids):
     with psycopg.connect(session_dsn(), autocommit=True) as admin:
         for pid in pids:
-            admin.execute("SELECT pg_terminate_backend(%s)", (pid,))
+            admin.execute("SELECT pg_terminate_backend(%s, 10000)", (pid,))  # and wait until it is gone
 
 
 # -- one winner --------------------------------------------------------------------------------------------------------

@@ -174,7 +174,6 @@ class PostgresStore:
 
     def _decide(self, connection: Connection, changes: Sequence[Change]) -> tuple[list[Answer], Written]:
         for _ in range(TRIES):
-            connection.execute("BEGIN")
             batch = Batch(connection, self._statements, changes, self._now())
             answers = batch.apply(changes)
             try:

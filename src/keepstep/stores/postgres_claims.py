@@ -16,7 +16,7 @@ from ..ports import ClaimRequest, Clock
 from . import rules
 from .postgres_connection import Address, Connection
 from .postgres_liveness import Presence
-from .postgres_rows import RUN_COLUMNS, RUN_WIDTH, original, run_from, texts
+from .postgres_rows import RUN_COLUMNS, RUN_WIDTH, original, plain, run_from, texts
 
 log = logging.getLogger("keepstep")
 
@@ -122,6 +122,8 @@ class Claimer:
         ids, seen = [one.id for one in dead], [one.renewed for one in dead]
         rows = connection.execute(self._sql.bury, (now, texts(ids), seen)).fetchall()
         connection.execute(self._sql.forget, (now - _REMEMBER_DEAD,))
+        for (worker,) in rows:
+            self._free_since.pop(worker, None)
         return {worker for (worker,) in rows}
 
     def _orphans(
@@ -146,7 +148,7 @@ class Claimer:
         self, connection: Connection, request: ClaimRequest, dead: list[str], now: datetime
     ) -> tuple[Claim, ...]:
         statuses = [status.value for status in Status if rules.claimable_by_name(status, request.statuses)]
-        values = (request.run, texts(statuses), texts(dead), request.worker, now)
+        values = (plain(request.run or ""), texts(statuses), texts(dead), request.worker, now)
         return self._taken(connection, request.worker, connection.execute(self._sql.by_name, values, binary=True))
 
     def _taken(self, connection: Connection, worker: str, rows: Any) -> tuple[Claim, ...]:

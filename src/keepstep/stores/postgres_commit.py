@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import psycopg
+from psycopg.pq import TransactionStatus
 
 from ..errors import CheckpointCorrupt
 from ..model import Kind, Run, Signal, Status, may_move
@@ -118,7 +119,7 @@ def _tell(written: Written, status: Status, due: bool | None) -> None:
 
 
 class Batch:
-    """One transaction's worth of changes, decided in order over heads that are locked. Made inside a transaction."""
+    """One transaction's worth of changes, decided in order over heads that are locked; it begins it if need be."""
 
     def __init__(
         self, connection: Connection, statements: Statements, changes: Sequence[Change], now: datetime
@@ -139,6 +140,8 @@ class Batch:
         for change in changes:
             _concerned(change, heads, runs, signals)
         with self._connection.pipeline():
+            if self._connection.info.transaction_status == TransactionStatus.IDLE:
+                self._connection.execute("BEGIN")
             locked = self._connection.execute(self._statements.lock, (texts(sorted(map(plain, heads))),), binary=True)
             sent = there = None
             if signals:
