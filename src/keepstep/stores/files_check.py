@@ -19,6 +19,8 @@ from .files_names import entry_name, entry_number
 
 #: What is younger may be someone's work of this moment.
 SETTLED_SECONDS = 60.0
+#: What the index says wrong is looked at so often, and so long apart: its writer tells it just after the log.
+_LOOKS, _LOOK_SECONDS = 20, 0.05
 
 _OTHERS = frozenset({"runs", "index", "workers", "trash", "aside", "keepstep.json", ".gitignore"})
 
@@ -210,10 +212,18 @@ class Check:
                     yield self._unlike(run, "the index does not name it")
                 continue
             wanted = self._said(run, seen)
-            if _essence(said) != _essence(wanted) and said.entry <= seen.number:
-                state = self._logs.state(run)
-                if state is not None and _essence(self._index.line(run)) != _essence(self._said(run, state)):
-                    yield self._unlike(run, f"the index has it as {said.status}, and it is {wanted.status}")
+            if _essence(said) != _essence(wanted) and said.entry <= seen.number and not self._comes_right(run):
+                yield self._unlike(run, f"the index has it as {said.status}, and it is {wanted.status}")
+
+    def _comes_right(self, run: str) -> bool:
+        """Whether the index says of a run what its log does, as soon as whoever writes to it has told the index."""
+        for _ in range(_LOOKS):
+            state = self._logs.state(run)
+            self._index.refresh()
+            if state is None or _essence(self._index.line(run)) == _essence(self._said(run, state)):
+                return True
+            time.sleep(_LOOK_SECONDS)
+        return False
 
     def _said(self, run: str, state: State) -> Any:
         facts: Facts = self._logs.facts(run, state.head)
