@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import psycopg
@@ -116,7 +117,14 @@ def test_what_the_server_says_is_shown_without_the_password(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "url", ["postgresql://ann:s3c%ret@h:5432x/y", "postgresql://a/b?s3cret=1", "postgresql://[s3cret"]
+    "url",
+    [
+        "postgresql://ann:s3c%ret@h:5432x/y",
+        "postgresql://a/b?s3cret=1",
+        "postgresql://[s3cret",
+        "postgresql://ann:x/s3cret@h/y",
+        "postgresql://ann:s3cret#x@h/y",
+    ],
 )
 def test_a_url_that_cannot_be_read_is_not_repeated(url):
     with pytest.raises(DefinitionError, match="no PostgreSQL URL") as told:
@@ -536,3 +544,24 @@ def test_a_store_judges_by_the_servers_clock_unless_told_otherwise(url):
     store = PostgresStore(url)
     assert isinstance(store.clock, ServerClock)
     store.close()
+
+
+def test_a_signal_that_comes_while_its_run_is_removed_goes_with_it(store, url, monkeypatch):
+    """Else the next run of that id would hear it, and nobody could send to that one."""
+    commit(store, Create(queued("r")))
+    other, write = PostgresStore(url), postgres_commit.Batch.write
+    removing = threading.Thread(target=other.delete_runs, args=(["r"],))
+
+    def remove_before_the_commit(batch):
+        write(batch)
+        removing.start()
+        time.sleep(0.3)
+
+    monkeypatch.setattr(postgres_commit.Batch, "write", remove_before_the_commit)
+    commit(store, Send(Signal("r", "x")))
+    monkeypatch.undo()
+    removing.join()
+    other.close()
+    assert store.list_signals("r") == []
+    commit(store, Create(queued("r")))
+    assert commit(store, Send(Signal("r", "x"))).seq == 1

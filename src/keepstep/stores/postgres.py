@@ -44,6 +44,7 @@ from .postgres_liveness import Presence
 from .postgres_rows import (
     RUN_COLUMNS,
     RUN_WIDTH,
+    Array,
     names,
     names_text,
     original,
@@ -209,11 +210,21 @@ class PostgresStore:
         removed = 0
         for start in range(0, len(wanted), _DELETE_AT_ONCE):
             some = texts(wanted[start : start + _DELETE_AT_ONCE])
-            removed += len(self._rows(self._sql.delete, (some, not finished), again=False))
+            removed += self._pool.run(lambda connection: self._delete(connection, some, finished=finished))  # noqa: B023
         if scrub and wanted:
             self._pool.run(lambda connection: self._scrub(connection, wanted))
         self._note_writers({None})
         return removed
+
+    def _delete(self, connection: Connection, runs: Array, *, finished: bool) -> int:
+        """Remove runs with all that belongs to them.
+
+        Their heads are locked first: else what someone else writes at this moment, such as a signal, would stay behind
+        and be heard by the next run of that id.
+        """
+        with connection.transaction():
+            connection.execute(self._statements.lock, (runs,), binary=True)
+            return len(connection.execute(self._sql.delete, (runs, not finished), binary=True).fetchall())
 
     def _scrub(self, connection: Connection, runs: list[str]) -> None:
         """Have the server write its tables anew, without what was removed; its log and its backups are not ours."""

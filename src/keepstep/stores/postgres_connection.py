@@ -129,6 +129,8 @@ class Address:
 def _take_ours(url: str) -> tuple[str, dict[str, str]]:
     """The URL as PostgreSQL knows it, and the options in it that are ours."""
     parts = urlsplit(url)
+    if "@" in parts.path or parts.fragment:  # of a password with a slash or a # in it: it would be told as a name
+        raise ValueError("a special character stands as it is")
     asked = parse_qsl(parts.query, keep_blank_values=True)
     ours = {name: value for name, value in asked if name in ("schema", "proxy")}
     rest = urlencode([pair for pair in asked if pair[0] not in ours], quote_via=quote)
