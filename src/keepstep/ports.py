@@ -39,13 +39,15 @@ class Create(msgspec.Struct):
     """Insert a run, with its first rows if it is leased at birth. An existing id is answered, never changed.
 
     A run that comes from elsewhere brings its `signals`, numbered and sealed. `over` is how a repair puts a run in
-    place of the damaged one: the existing run goes if nobody has leased it and its epoch is this one.
+    place of the damaged one: the existing run goes if nobody has leased it and its epoch is this one; and if `heard`
+    is given, only if it has received so many signals and no more.
     """
 
     run: Run
     rows: Sequence[Row] = ()
     signals: Sequence[Signal] = ()
     over: int | None = None
+    heard: int | None = None
 
 
 class Send(msgspec.Struct):

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 import keepstep as ks
+from keepstep.engine import repair
 from keepstep.engine.repair import accept_loss, assess
 from keepstep.engine.verify import verify
 from keepstep.errors import CheckpointCorrupt, DefinitionError, RunConflict, RunNotFound, StoreUnavailable
-from keepstep.model import RunQuery, Status
-from keepstep.ports import Row
+from keepstep.model import RunQuery, Signal, Status
+from keepstep.ports import Row, Send, Verdict
 from tests.care.stored import driven, everything, tampered
 from tests.care.test_copying import Failing
 from tests.care.test_verify import edited, renumbered
@@ -187,3 +188,21 @@ def test_a_run_is_never_cut_by_itself(store):
 
     driven(store, meet)
     assert list(store.list_checkpoints("waits"))[: len(rows)] == rows
+
+
+def test_a_signal_that_comes_meanwhile_is_not_lost(store, aside, monkeypatch):
+    tampered(store, "waits", rows=lambda rows: renumbered(rows[:-1]))
+    keep_whole = repair.keep_whole
+
+    def keep_and_send(*given):
+        keep_whole(*given)
+        (answer,) = store.commit([Send(Signal("waits", "last"))])
+        assert answer.verdict is Verdict.DONE
+
+    monkeypatch.setattr(repair, "keep_whole", keep_and_send)
+    with pytest.raises(RunConflict, match="changed by someone else"):
+        accept_loss(store, "waits", str(aside), actor="ann")
+    assert store.list_signals("waits")[-1].name == "last"
+    monkeypatch.undo()
+    accept_loss(store, "waits", f"{aside}.again", actor="ann")
+    assert store.list_signals("waits")[-1].name == "last"

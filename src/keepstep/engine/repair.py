@@ -77,7 +77,7 @@ def accept_loss(store: Store, run_id: str, aside: str, *, actor: str, reason: st
     kept = replace(run, seq=loss.kept, checksum=checksum, signals=len(signals), epoch=run.epoch + 1)
     more = {"repeats": loss.repeats[:100], "aside": aside}
     create = set_aside(kept, rows, signals, Reason(actor, "repair", f"{why}: {reason}" if reason else why, now), **more)
-    create.over = run.epoch
+    create.over, create.heard = run.epoch, run.signals
     (answer,) = store.commit([create])
     if answer.verdict is not Verdict.DONE:
         raise RunConflict(f"run {run_id!r} was changed by someone else meanwhile; {aside} holds it as it was", run_id)

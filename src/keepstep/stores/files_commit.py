@@ -296,7 +296,8 @@ class Commits:
         def decide(state: State | None) -> Draft | Answer:
             if state is not None and create.over is None:
                 return Answer(Verdict.EXISTS)
-            if state is not None and (state.head.worker is not None or state.head.epoch != create.over):
+            head = None if state is None else state.head
+            if head is not None and not rules.may_replace(create, head.worker, head.epoch, head.signals):
                 return Answer(Verdict.FENCED, about=run.id)
             if state is None:
                 logs.make_folder(run.id)

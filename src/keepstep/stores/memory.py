@@ -122,7 +122,9 @@ class MemoryStore:
         existing = self._runs.get(create.run.id)
         if existing is not None and create.over is None:
             return Answer(Verdict.EXISTS, run=existing.snapshot())
-        if existing is not None and (existing.worker is not None or existing.epoch != create.over):
+        if existing is not None and not rules.may_replace(
+            create, existing.worker, existing.epoch, len(existing.signals)
+        ):
             return Answer(Verdict.FENCED, run=existing.snapshot(), about=create.run.id)
         if existing is not None:
             self._forget(create.run.id)

@@ -256,7 +256,7 @@ class Batch:
             shown = head.of(there) if head and there else there
             if create.over is None:
                 return Answer(Verdict.EXISTS, run=shown)
-            if head is not None and (head.worker is not None or head.epoch != create.over):
+            if head is not None and not rules.may_replace(create, head.worker, head.epoch, head.signals):
                 return Answer(Verdict.FENCED, run=shown, about=run.id)
             self._remove(run.id)
         self._runs[run.id] = run

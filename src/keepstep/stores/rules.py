@@ -51,6 +51,11 @@ def check_create(create: Create) -> Run:
     return replace(run, updated_at=updated_at, due_at=due_at)
 
 
+def may_replace(create: Create, worker: str | None, epoch: int, signals: int) -> bool:
+    """Whether a run may be put in place of one whose head says this."""
+    return worker is None and epoch == create.over and create.heard in (None, signals)
+
+
 def seal_signal(signal: Signal, seq: int, now: datetime) -> Signal:
     """The signal as it is stored: with its number, its time, and a checksum over all of it."""
     numbered = replace(signal, seq=seq, sent_at=signal.sent_at or now, checksum="")

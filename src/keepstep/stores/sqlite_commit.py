@@ -289,7 +289,7 @@ class Batch:
     def _create(self, create: Create) -> Answer:
         run = rules.check_create(create)
         cursor = self._cursor
-        if create.over is not None and not self._make_room(run.id, create.over):
+        if create.over is not None and not self._make_room(create):
             return Answer(Verdict.FENCED, run=self._existing(run.id), about=run.id)
         cursor.execute(
             _ADD_RUN,
@@ -342,11 +342,13 @@ class Batch:
             self._add_signal(signal)
         return Answer(Verdict.DONE, run, run.seq)
 
-    def _make_room(self, run: str, epoch: int) -> bool:
+    def _make_room(self, create: Create) -> bool:
         """Remove a run that another is to stand for; False if it is leased, or was since."""
-        head = self._cursor.execute("SELECT worker, epoch FROM keepstep_head WHERE run = ?", (run,)).fetchall()
-        if head and head != [(None, epoch)]:
-            return False
+        run = create.run.id
+        asked = "SELECT worker, epoch, signals FROM keepstep_head WHERE run = ?"
+        for worker, epoch, signals in self._cursor.execute(asked, (run,)).fetchall():
+            if not rules.may_replace(create, worker, epoch, signals):
+                return False
         self._cursor.execute("DELETE FROM keepstep_head WHERE run = ?", (run,))
         forget(self._cursor, run)
         return True

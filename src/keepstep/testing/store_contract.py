@@ -1386,7 +1386,9 @@ class StoreContract:
         run = replace(get(store, "r"), seq=1, checksum=checksum, signals=0, error=None)
         assert commit(store, Create(run, rows, over=run.epoch + 1)).verdict is Verdict.FENCED
         assert get(store, "r").seq == 3
-        answer = commit(store, Create(run, rows, over=run.epoch))
+        assert commit(store, Create(run, rows, over=run.epoch, heard=0)).verdict is Verdict.FENCED
+        assert get(store, "r").seq == 3
+        answer = commit(store, Create(run, rows, over=run.epoch, heard=1))
         assert (answer.verdict, answer.seq) == (Verdict.DONE, 1)
         assert get(store, "r") == run
         assert (store.list_checkpoints("r"), store.list_signals("r")) == (rows, [])
