@@ -289,3 +289,21 @@ def test_age_is_told_by_the_stores_clock():
     store = filled(MemoryStore(clock=Later()))
     assert sweep(store, Retain(count=0)).removed == len(ENDED)
     assert instant(store.clock.now()) - contents()[0][0].created_at >= timedelta(days=40)
+
+
+def test_a_run_that_is_retried_meanwhile_is_not_erased(store, monkeypatch):
+    async def act():
+        async with ks.Engine(store, workflows=WORKFLOWS, worker=False) as engine:
+            call = engine.call
+
+            async def retry_first(function, *given):
+                if function is upkeep._erase:
+                    await engine.retry("failed")
+                return await call(function, *given)
+
+            monkeypatch.setattr(engine, "call", retry_first)
+            with pytest.raises(RunConflict, match="let go on meanwhile"):
+                await erase(engine, "failed")
+
+    asyncio.run(act())
+    assert store.get_run("failed").status is Status.QUEUED

@@ -155,13 +155,13 @@ async def erase(engine: Engine, run_id: str, *, force: bool = False, reason: str
             raise RunConflict(f"run {run_id!r} {what}, so it is not erased unless that is forced", run_id)
         with contextlib.suppress(CheckpointCorrupt):  # no history is so damaged that it could not go
             await engine.cancel_now(run_id, reason or "it is erased", actor)
-    removed = await engine.call(_erase, engine.store, run_id)
+    removed = await engine.call(_erase, engine.store, run_id, force)
     if not removed:
-        raise RunConflict(f"run {run_id!r} is driven by a worker: cancel it first", run_id)
+        raise RunConflict(f"run {run_id!r} is driven by a worker, or was let go on meanwhile: cancel it first", run_id)
 
 
-def _erase(store: Store, run_id: str) -> int:
-    return store.delete_runs([run_id], scrub=True)
+def _erase(store: Store, run_id: str, force: bool) -> int:
+    return store.delete_runs([run_id], finished=not force, scrub=True)
 
 
 # -- at the door -------------------------------------------------------------------------------------------------------
