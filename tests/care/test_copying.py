@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import pytest
 
+from keepstep.engine import copying
 from keepstep.engine.copying import copy_runs, shown
 from keepstep.engine.verify import verify
 from keepstep.errors import StoreUnavailable
 from keepstep.model import FINISHED, RunQuery, Status
-from keepstep.ports import ClaimRequest
+from keepstep.ports import Advance, ClaimRequest, Verdict
 from keepstep.stores.memory import MemoryStore
+from keepstep.stores.sqlite import SQLiteStore
 from tests.care.stored import STORES, contents, driven, everything, filled, tampered
 
 ALL = frozenset({"care total", "care patient", "care breaking", "care parent"})
@@ -180,3 +182,47 @@ def test_a_paused_run_stays_paused(store, target):
 def test_an_address_is_shown_without_its_password():
     assert shown("postgresql://ann:secret@host/db") == "postgresql://host/db"
     assert shown("sqlite:///a@b/runs.db") == "sqlite:///a@b/runs.db"
+
+
+def test_what_was_handed_over_does_not_go_to_a_third_store(store, target, tmp_path):
+    assert copied(store, target, "waits", unfinished=True).whole
+    third = SQLiteStore(tmp_path / "third.db", power_loss="may_lose_last")
+    for unfinished in (True, False):
+        done = copied(store, third, "waits", unfinished=unfinished)
+        assert done.left == {"waits": f"it was handed over to {shown(target.url)}, and may go on there"}
+    assert third.get_run("waits") is None
+    third.close()
+
+
+def test_what_was_handed_over_and_has_ended_and_gone_there_does_not_come_back_by_itself(store, target):
+    assert copied(store, target, "waits", unfinished=True).whole
+    target.delete_runs(["waits"])
+    assert copied(store, target, "waits").left == {"waits": "it was handed over, and is not there"}
+    assert target.get_run("waits") is None
+
+
+@pytest.mark.parametrize("at", ["before the look", "after it"])
+def test_a_run_that_someone_pauses_meanwhile_stays_paused(store, target, monkeypatch, at):
+    """It was listed a while ago: what was done to it since is not undone by the claim."""
+
+    def pause():
+        (claim,) = store.claim_runs(ClaimRequest("ann", run="waits", statuses=frozenset(Status))).claims
+        change = Advance("waits", "ann", claim.lease.epoch, claim.run.seq, status=Status.PAUSED, release=True)
+        (answer,) = store.commit([change])
+        assert answer.verdict is Verdict.DONE
+
+    if at == "after it":
+        claim_runs = store.claim_runs
+
+        def pause_first(request):
+            monkeypatch.undo()
+            pause()
+            return claim_runs(request)
+
+        monkeypatch.setattr(store, "claim_runs", pause_first)
+    else:
+        set_aside = copying._set_aside_here
+        monkeypatch.setattr(copying, "_set_aside_here", lambda *given: (pause(), set_aside(*given))[1])
+    assert copied(store, target, "waits", unfinished=True).left == {"waits": "someone else took it up meanwhile"}
+    assert store.get_run("waits").status is Status.PAUSED
+    assert target.get_run("waits") is None

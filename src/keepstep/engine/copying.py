@@ -66,7 +66,12 @@ class _Copier:
         self._written: list[str] = []
 
     def copy(self, run: Run) -> None:
-        handed = _handed_over(self.source, run)
+        handed, went = _handed_over(self.source, run)
+        if handed is not None and not is_there(self.target, handed):
+            why = self._why_not_again(went)
+            if why:
+                self.done.left[run.id] = why
+                return
         if handed is None and run.status not in FINISHED and run.status is not Status.SET_ASIDE:
             handed = self._hand_over(run)
             if handed is None:
@@ -126,6 +131,12 @@ class _Copier:
             self.done.left[run.id] = "someone else took it up meanwhile"
         return handed
 
+    def _why_not_again(self, went: str) -> str:
+        """Why a run that was handed over, and is not in the target, does not come there now."""
+        if went not in ("", shown(self.target.url)):
+            return f"it was handed over to {went}, and may go on there"
+        return "" if self.actor else "it was handed over, and is not there"
+
     def _taken(self, run_id: str) -> bool:
         try:
             return self.target.get_run(run_id) is not None
@@ -154,26 +165,31 @@ def _is_going_on(store: Store, run_id: str) -> bool:
 
 def _set_aside_here(store: Store, run: Run, actor: str, target: str) -> Run | None:
     """Take the lease of a run that nobody drives, and leave it to a person: from then on nobody drives it here."""
+    fresh = store.get_run(run.id)
+    if fresh is None or (fresh.epoch, fresh.seq, fresh.status) != (run.epoch, run.seq, run.status):
+        return None  # it was taken up since it was listed: to claim it would undo what was done to it
     worker = new_id("command")
     try:
         claims = store.claim_runs(ClaimRequest(worker, run=run.id, statuses=_OPEN)).claims
         if not claims:
             return None
-        return _write_aside(store, claims[0], run, Reason(actor, HANDED_OVER, f"it goes on in {target}", _now(store)))
+        why = Reason(actor, HANDED_OVER, f"it goes on in {target}", _now(store))
+        return _write_aside(store, claims[0], run, why, target)
     finally:
         store.renew_leases(WorkerInfo(worker), leaving=True)
 
 
-def _write_aside(store: Store, claim: Claim, run: Run, why: Reason) -> Run | None:
+def _write_aside(store: Store, claim: Claim, run: Run, why: Reason, target: str) -> Run | None:
     held = claim.run
     moved = claim.lease.epoch != run.epoch + 1 or held.seq != run.seq  # someone else was first, and has left again
     due = run.due_at.timestamp() if run.due_at is not None and run.status is Status.QUEUED else None
-    record = record_of(run, why, due_at=due, wakes=list(run.wakes))
+    record = record_of(run, why, due_at=due, wakes=list(run.wakes), target=target)
     record.worker, record.claimed = claim.lease.worker, claimed(claim)
     row, checksum = seal(record, held.seq + 1, held.checksum)
     change = Advance(run.id, claim.lease.worker, claim.lease.epoch, held.seq, release=True, progress=False)
     if moved:
-        change.status, change.due_at = Status.QUEUED, why.at
+        paused = claim.before is Status.PAUSED
+        change.status, change.due_at = (Status.PAUSED, None) if paused else (Status.QUEUED, why.at)
     else:
         change.rows, change.checksum, change.status = [row], checksum, Status.SET_ASIDE
     (answer,) = store.commit([change])
@@ -182,24 +198,25 @@ def _write_aside(store: Store, claim: Claim, run: Run, why: Reason) -> Run | Non
     return replace(freed(run, why.at), epoch=claim.lease.epoch)
 
 
-def _handed_over(store: Store, run: Run) -> Run | None:
-    """The run as it is to go on elsewhere, if it was set aside here for that."""
+def _handed_over(store: Store, run: Run) -> tuple[Run | None, str]:
+    """The run as it is to go on elsewhere, if it was set aside here for that, and where."""
     if run.status is not Status.SET_ASIDE or not run.seq:
-        return None
+        return None, ""
     rows = store.list_checkpoints(run.id, run.seq - 1, 1)
     record, _ = next(unseal(rows, run.id, run.seq - 1)) if rows else (None, "")
     data: dict[str, Any] = (record.data if record is not None else None) or {}
     if record is None or record.kind != Kind.ERROR.value or data.get("act") != HANDED_OVER:
-        return None
+        return None, ""
     before, due, wakes = Status(data["before"]), data.get("due_at"), data.get("wakes")
     now = _now(store)
     paused = before is Status.PAUSED
-    return replace(
+    handed = replace(
         freed(replace(run, status=before, due_at=instant(due) if isinstance(due, float) else now), now),
         wakes=tuple(str(one) for one in wakes) if paused and isinstance(wakes, list) else (),
         seq=run.seq - 1,
         checksum=record.previous,
     )
+    return handed, str(data.get("target") or "")
 
 
 def _now(store: Store) -> datetime:
