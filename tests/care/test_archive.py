@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 from dataclasses import fields
+from hashlib import sha256
 
 import pytest
 
@@ -17,6 +19,7 @@ from keepstep.model import FINISHED, Run, RunQuery, Status
 from keepstep.stores.memory import MemoryStore
 from tests.care.stored import contents, driven, everything, filled, tampered
 
+BIG = b"%d" % 2**61
 ENDED = FINISHED | {Status.SET_ASIDE}
 
 
@@ -224,6 +227,10 @@ HEADER = b'{"keepstep":"archive","format":1}\n'
         b'{"run":{"id":"x","workflow":"w","status":"queued","created_at":"0001-01-01T00:00:00Z","input":1}}',
         b'{"run":{"id":"x","workflow":"w","status":"queued","created_at":"2026-01-01T00:00:00Z","seq":-1}}',
         b'{"run":{"id":"x","workflow":"w","status":"queued","created_at":"2026-01-01T00:00:00Z","worker":"me"}}',
+        b'{"run":{"id":"x","workflow":"w","status":"queued","created_at":"2026-01-01T00:00:00Z","data_key":"x"}}',
+        b'{"run":{"id":"x","workflow":"w","status":"queued","created_at":"2026-01-01T00:00:00Z","epoch":%s}}' % BIG,
+        b'{"run":{"id":"x","workflow":"w","status":"queued","created_at":"2026-01-01T00:00:00Z","recoveries":%s}}'
+        % BIG,
         b'{"checkpoint":{"seq":1,"kind":"x","record_base64":"!"},"run":null,"total":{"runs":1}}',
         b'{"total":{"runs":1}}',
         b'{"nothing":1}',
@@ -288,6 +295,22 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path):
     assert (tmp_path / "runs.jsonl").read_bytes() == b"whole"
 
 
+def test_of_two_who_write_one_file_only_the_first_does(tmp_path):
+    """Both have looked before either was done; what the second has seen may be what the first has left."""
+    path = tmp_path / "runs.jsonl"
+
+    def write_both():
+        with writing(str(path)) as second:
+            second.write(b"2")
+            with writing(str(path)) as first:
+                first.write(b"1")
+
+    with pytest.raises(DefinitionError, match="is there already"):
+        write_both()
+    assert path.read_bytes() == b"1"
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_an_archive_is_packed_if_its_name_says_so(tmp_path, archive):
     path = tmp_path / "runs.jsonl.gz"
     with writing(str(path)) as file:
@@ -317,3 +340,15 @@ def test_a_run_that_is_not_there_is_an_error(store):
 def test_every_fact_of_a_run_is_in_an_archive():
     left_out = {"worker", "output", "error", "continued_as", "progress"}
     assert {one.name for one in fields(Run)} - left_out == set(RunLine.__struct_fields__) - {"input_base64"}
+
+
+def test_what_an_archive_says_there_is_of_a_run_is_not_counted_up_to(archive):
+    """A number in a line must not cost time and memory."""
+    lines = archive.splitlines(keepends=True)
+    first = next(i for i, line in enumerate(lines) if b'"signals":2' in line)
+    end = next(i for i, line in enumerate(lines) if i > first and line.startswith(b'{"end"'))
+    lines[first] = lines[first].replace(b'"signals":2', b'"signals":%d' % 2**61)
+    digest = sha256(b"".join(lines[first:end])).hexdigest()
+    lines[end] = re.sub(rb'"sha256":"\w+"', b'"sha256":"%s"' % digest.encode(), lines[end])
+    store = refused(b"".join(lines), "it must bring the")
+    assert store.get_run("waits") is None

@@ -21,10 +21,11 @@ from typing import IO, Annotated, Any
 
 import msgspec
 
-from ..errors import CheckpointCorrupt, DefinitionError, SchemaMismatch, StoreFull, StoreUnavailable
+from ..errors import CheckpointCorrupt, DefinitionError, SchemaMismatch, StoreError, StoreFull, StoreUnavailable
 from ..model import Run, Signal, Status
-from ..model.ids import check_id, check_name
+from ..model.ids import check_id, check_name, draw
 from ..ports import Row
+from ..stores.keys import key_id
 from ..stores.records import EARLIEST_YEAR, LATEST_YEAR, Count, Instant
 
 #: The format that this version writes; a newer one is refused.
@@ -33,6 +34,8 @@ FORMAT = 1
 MAX_LINE = 256_000_000
 
 Whole = Annotated[int, msgspec.Meta(ge=-(2**62), lt=2**62)]
+#: What goes on being counted where the run goes on: no store could count beyond its own limit.
+Growing = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 Maybe = msgspec.Raw | msgspec.UnsetType
 
 
@@ -74,11 +77,11 @@ class RunLine(_Line):
     data_key: str = ""
     seq: Count = 0
     checksum: str = ""
-    epoch: Count = 0
+    epoch: Growing = 0
     due_at: Instant | None = None
     wakes: tuple[str, ...] = ()
     signals: Count = 0
-    recoveries: Count = 0
+    recoveries: Growing = 0
     updated_at: Instant | None = None
 
 
@@ -233,7 +236,7 @@ def writing(path: str, *, replace: bool = False) -> Iterator[IO[bytes]]:
     target = Path(path)
     if target.exists() and not replace:
         raise DefinitionError(f"{path} is there already; choose another name")
-    half = target.with_name(f".{target.name}.{os.getpid()}")
+    half = target.with_name(f".{target.name}.{os.getpid()}-{draw(4).hex()}")
     try:
         with half.open("wb") as file:
             if target.suffix == ".gz":
@@ -243,13 +246,27 @@ def writing(path: str, *, replace: bool = False) -> Iterator[IO[bytes]]:
                 yield file
             file.flush()
             os.fsync(file.fileno())
-        half.replace(target)
+        _put(half, target, replace=replace)
         _sync(target.parent)
     except OSError as error:
         failure = StoreFull if error.errno in {28, 122} else StoreUnavailable
         raise failure(f"{path} cannot be written: {error.strerror or error}") from None
     finally:
         half.unlink(missing_ok=True)
+
+
+def _put(half: Path, target: Path, *, replace: bool) -> None:
+    """Give a whole file its name; someone else may have been given it since it was looked for."""
+    if not replace:
+        try:
+            os.link(half, target)
+        except FileExistsError:
+            raise DefinitionError(f"{target} is there already; choose another name") from None
+        except OSError:  # no hard links here
+            pass
+        else:
+            return
+    half.replace(target)
 
 
 def _sync(folder: Path) -> None:
@@ -348,7 +365,7 @@ class _Reader:
         self.number = number
         try:
             return self._take(number, data)
-        except (msgspec.MsgspecError, ValueError, RecursionError, DefinitionError, CheckpointCorrupt) as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError, DefinitionError, StoreError) as error:
             self._run, self._skipping = None, True  # what follows belongs to nothing, up to the next run
             return Broken(number, str(error))
 
@@ -409,6 +426,8 @@ def _run(line: RunLine) -> Run:
     for value, what in ((line.parent, "parent"), (line.origin, "origin")):
         if value is not None:
             check_id(value, what)
+    if line.data_key:
+        key_id(line.data_key)
     for at in (line.created_at, line.deadline_at, line.due_at, line.updated_at):
         _check_near(at)
     values = {name: getattr(line, name) for name in _RUN_FIELDS}
