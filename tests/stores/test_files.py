@@ -744,3 +744,35 @@ def test_two_processes_list_the_same_runs_once_whatever_becomes_of_them(tmp_path
         assert len(set(first)) == len(first)
     for store in stores:
         store.close()
+
+
+KILLED = """
+import sys, os, signal
+from keepstep.ports import Create
+from keepstep.stores.files import FilesStore
+from keepstep.testing.store_contract import commit, queued
+store = FilesStore(sys.argv[1])
+store._index.note = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+if sys.argv[2] == "removes":
+    store.delete_runs(["here"])
+else:
+    commit(store, Create(queued("new")))
+"""
+
+
+@pytest.mark.parametrize("does, left", [("removes", ["other"]), ("creates", ["new", "other", "here"])])
+def test_what_a_killed_process_did_is_seen_by_whoever_looks_next(path, does, left):
+    """And by all after them, in whatever order they read the files of the index."""
+    store = FilesStore(path)
+    for run in ("here", "other"):
+        commit(store, Create(queued(run)))
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, "-c", KILLED, str(path), does], env=env, check=False, timeout=30)
+    assert done.returncode == -signal.SIGKILL
+    for _ in range(4):
+        other = FilesStore(path)
+        assert [run.id for run in other.list_runs(RunQuery()).runs] == left
+        assert other.check() == []
+        other.close()
+    assert [run.id for run in store.list_runs(RunQuery()).runs] == left
+    store.close()

@@ -163,13 +163,16 @@ class FilesStore:
     def _catch_up(self) -> None:
         """Read what others have written, and finish what the dead have begun."""
         self._index.refresh()
-        for name, runs in self._index.left_by_the_dead():
-            self._settle(runs)
-            self._index.retire(name)
+        self._finish_for_the_dead()
         for batch, owed in self._index.owed().items():
             self._settle(owed)
             self._index.did(batch, {None})
         self._settle(self._index.doubtful())
+
+    def _finish_for_the_dead(self) -> None:
+        for name, runs in self._index.left_by_the_dead():
+            self._settle(runs)
+            self._index.retire(name)
 
     def _settle(self, runs: Iterable[str]) -> None:
         for run in runs:
@@ -311,8 +314,10 @@ class FilesStore:
         return RunPage(tuple(runs), None, tuple(unreadable))
 
     def _catch_up_reading(self) -> None:
-        """Read what others have written; where two lives of one run are told of, its folder says which is which."""
+        """Read what others have written; of what the dead have begun, and of two lives of one run, its folder tells."""
         self._index.refresh()
+        with contextlib.suppress(StoreUnavailable):  # it can only be read here, and is seen as far as the index goes
+            self._finish_for_the_dead()
         for run in self._index.doubtful():
             try:
                 finish(self._disk, self._commits.settle(run))
