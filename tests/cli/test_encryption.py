@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import sqlite3
 
 import pytest
 
@@ -71,7 +73,24 @@ def test_rekey(encrypted, monkeypatch):
     assert "1 run encrypted with 'old', which is not here" in left.out
     monkeypatch.setenv("KEEPSTEP_KEYS", f"{NEW},{OLD}")
     done = encrypted("rekey", "--json")
-    assert (done.code, json.loads(done.out)) == (0, {"current": "new", "runs": 1, "changed": 1, "plain": 0, "left": {}})
+    counts = {"runs": 1, "changed": 1, "plain": 0, "left": {}, "damaged": 0}
+    assert (done.code, json.loads(done.out)) == (0, {"current": "new", **counts})
     assert "0 data keys of 1 run" in encrypted("rekey").out
+    monkeypatch.setenv("KEEPSTEP_KEYS", NEW)
+    assert "hello Ann" in encrypted("show", "r").out
+
+
+def test_rekey_does_not_say_that_a_damaged_run_needs_its_key_no_longer(encrypted, folder, monkeypatch):
+    """A repair makes its head again, and then its data key is as old as it was."""
+    (path,) = folder.rglob("*.db")
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE keepstep_head SET status = 'flying'")
+    monkeypatch.setenv("KEEPSTEP_KEYS", f"{NEW},{OLD}")
+    told = encrypted("rekey")
+    assert told.code == exits.STORE
+    assert "1 run damaged, left so: keep the older keys" in told.out
+    assert "no longer needed" not in told.out
+    assert encrypted("repair").code == 0
+    assert encrypted("rekey").code == 0
     monkeypatch.setenv("KEEPSTEP_KEYS", NEW)
     assert "hello Ann" in encrypted("show", "r").out

@@ -17,7 +17,7 @@ def rekey(settings: Settings) -> int:
     """Encrypt the data keys of all runs with the current key: the first one in KEEPSTEP_KEYS.
 
     The values themselves stay as they are, and workers go on meanwhile. Stopped half-way, it is begun again. Exit code
-    6 if there are runs whose key is not in KEEPSTEP_KEYS.
+    6 if there are runs whose key is not in KEEPSTEP_KEYS, or that are damaged.
     """
     from ..stores.keys import VARIABLE, Keys
 
@@ -29,9 +29,10 @@ def rekey(settings: Settings) -> int:
         return await engine.rekey()
 
     done = settings.talk(change)
-    value = {"current": keys.current} | {name: getattr(done, name) for name in ("runs", "changed", "plain", "left")}
+    counts = ("runs", "changed", "plain", "left", "damaged")
+    value = {"current": keys.current} | {name: getattr(done, name) for name in counts}
     settings.answer(value, lambda: _told(done, keys.current))
-    return exits.STORE if done.left else exits.OK
+    return exits.STORE if done.left or done.damaged else exits.OK
 
 
 def _told(done: Rekeyed, current: str) -> str:
@@ -45,6 +46,9 @@ def _told(done: Rekeyed, current: str) -> str:
         f"{words.count(number, 'run')} encrypted with {name!r}, which is not here: left so"
         for name, number in done.left.items()
     ]
-    if not done.left:
+    if done.damaged:
+        damaged = words.count(done.damaged, "run")
+        lines.append(f"{damaged} damaged, left so: keep the older keys, and see keepstep repair")
+    if not (done.left or done.damaged):
         lines.append("older keys are no longer needed, unless a process still begins runs with one")
     return "\n".join(lines)

@@ -106,4 +106,4 @@ class Encryption:
             changed += seen.changed
             if not seen.changed:
                 break
-        return Rekeyed(seen.runs, changed, seen.plain, seen.left)
+        return Rekeyed(seen.runs, changed, seen.plain, seen.left, seen.damaged)

@@ -245,24 +245,27 @@ class SealedStore:
         answers = self.inner.commit(changes) if changes else []
         changed = sum(answer.verdict is Verdict.DONE for answer in answers)
         plain = sum(not run.data_key for run in page.runs)
-        return Rekeyed(len(page.runs), changed, plain, dict(left)), page.next
+        return Rekeyed(len(page.runs), changed, plain, dict(left), len(page.unreadable)), page.next
 
 
 @dataclass(frozen=True, slots=True)
 class Rekeyed:
     """How far a change of keys has come.
 
-    Runs seen, data keys wrapped anew, runs in plain text, and by the id of their key those that could not be read.
+    Runs seen, data keys wrapped anew, runs in plain text, by the id of their key those whose key is not here, and how
+    many are damaged, so that their data keys could not be read.
     """
 
     runs: int = 0
     changed: int = 0
     plain: int = 0
     left: dict[str, int] = field(default_factory=dict)
+    damaged: int = 0
 
     def plus(self, other: Rekeyed) -> Rekeyed:
         left = dict(Counter(self.left) + Counter(other.left))
-        return Rekeyed(self.runs + other.runs, self.changed + other.changed, self.plain + other.plain, left)
+        runs, changed, plain = self.runs + other.runs, self.changed + other.changed, self.plain + other.plain
+        return Rekeyed(runs, changed, plain, left, self.damaged + other.damaged)
 
 
 def below(store: Store) -> Store:
