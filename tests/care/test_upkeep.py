@@ -307,3 +307,14 @@ def test_a_run_that_is_retried_meanwhile_is_not_erased(store, monkeypatch):
 
     asyncio.run(act())
     assert store.get_run("failed").status is Status.QUEUED
+
+
+def test_an_erase_that_broke_off_is_finished_by_force(store, tmp_path):
+    async def say(engine):
+        return await (await engine.start("care total", 1, run_id="told", tags={"word": "hush-hush"})).result()
+
+    driven(store, say)
+    store.delete_runs(["told"])  # and killed before the files were written anew
+    with pytest.raises(RunNotFound):
+        erased(store, "told", force=True)
+    assert [one for one in tmp_path.rglob("*") if one.is_file() and b"hush-hush" in one.read_bytes()] == []
