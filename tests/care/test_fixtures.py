@@ -18,6 +18,7 @@ from keepstep.engine.archive import FORMAT
 from keepstep.engine.transfer import check_archive, export_runs, import_runs
 from keepstep.engine.verify import verify
 from keepstep.model import Status
+from keepstep.ports import SystemClock
 from keepstep.stores.files_entry import LAYOUT
 from keepstep.stores.migrations import scripts
 from keepstep.stores.open import open_store
@@ -134,8 +135,15 @@ def test_the_first_schema_is_legacy_and_the_newest_is_not(tmp_path):
     assert (newest.records.legacy, newest.signals.legacy, newest.runs.legacy) == (0, 0, 0)
 
 
+class Tomorrow(SystemClock):
+    """A clock by which everything that was kept is due."""
+
+    def now(self):
+        return super().now() + 86_400
+
+
 async def go_on(store):
-    async with ks.open(store, workflows=WORKFLOWS, linger_seconds=0.05) as engine:
+    async with ks.open(store, workflows=WORKFLOWS, linger_seconds=0.05, clock=Tomorrow()) as engine:
         assert await (await engine.get("done")).result() == 6
         for name, size in (("waits", 10), ("packed", 120_000)):
             handle = await engine.get(name)
@@ -143,6 +151,11 @@ async def go_on(store):
                 await handle.retry()
             await handle.signal("second", "end")
             assert await handle.result(10) == [size, {"yes": True}, "end"]
+        later = await engine.get("later")  # its chain begins now, if it was made before chains began with something
+        if await later.status() is Status.SET_ASIDE:
+            await later.retry()
+        assert await later.result(10) == 9
+        assert len(await later.checkpoints()) == (await later.run()).seq
         failed = await engine.get("failed")
         with pytest.raises(ks.RunFailed):
             await failed.result()

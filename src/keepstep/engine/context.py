@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..model import ErrorInfo, Signal, Status
 from ..ports import CURRENT, Answer, Verdict, instant
-from ..stores.records import Record, claimed
+from ..stores.records import Record, chain_end, claimed
 from .branch import ASKED, CANCELLED, DONE, NEW, PATIENCE, Branch, Detached, DurableCall, StepCall
 from .delivery import tell_next
 from .history import History
@@ -58,7 +58,7 @@ class RunContext:
         self.epoch = claim.lease.epoch
         self.worker = claim.lease.worker
         self.seq = run.seq
-        self.checksum = run.checksum
+        self.checksum = chain_end(run)
         self.claimed = claimed(claim)
         self.cipher = engine.encryption.cipher(run)
         self.loop = engine.loop

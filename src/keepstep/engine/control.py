@@ -14,7 +14,7 @@ from ..model import FINISHED, Kind, Outcome, RunQuery, Signal, Status, WorkerInf
 from ..model.ids import check_text, new_id
 from ..model.signal import CANCEL, CHILD, RESERVED
 from ..ports import Advance, ClaimRequest, Send, Verdict, instant
-from ..stores.records import Record, claimed, seal
+from ..stores.records import Record, chain_end, claimed, seal
 from .history import read_records
 from .steering import DEADLINE, in_doubt
 
@@ -185,7 +185,7 @@ async def _append_and_release(engine: Engine, claim: Claim, record: Record, stat
     now = instant(engine.clock.now())
     record.finished_at = now
     record.claimed = claimed(claim)
-    row, checksum = seal(record, run.seq + 1, run.checksum, engine.encryption.cipher(run))
+    row, checksum = seal(record, run.seq + 1, chain_end(run), engine.encryption.cipher(run))
     change = Advance(
         run.id,
         claim.lease.worker,

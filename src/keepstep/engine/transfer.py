@@ -15,7 +15,7 @@ from ..model import FINISHED, Kind, Outcome, Run, RunQuery, Signal, Status
 from ..model.ids import new_id
 from ..ports import Create, Row, Store, Verdict, instant
 from ..stores.memory import MemoryStore
-from ..stores.records import Record, StoredError, seal, unseal
+from ..stores.records import Record, StoredError, chain_end, seal, unseal
 from ..stores.sealed import below
 from .archive import Archived, ArchiveWriter, Broken, runs_in
 from .verify import PAGE, all_runs, check_run, head_of, rows_of, signals_of
@@ -240,7 +240,7 @@ def record_of(run: Run, why: Reason, **more: Any) -> Record:
 
 def set_aside(run: Run, rows: Sequence[Row], signals: Sequence[Signal], why: Reason, **more: Any) -> Create:
     """The run with one more record, which leaves it to a person."""
-    row, checksum = seal(record_of(run, why, **more), run.seq + 1, run.checksum)
+    row, checksum = seal(record_of(run, why, **more), run.seq + 1, chain_end(run))
     aside = replace(freed(run, why.at), status=Status.SET_ASIDE, seq=row.seq, checksum=checksum, due_at=None, wakes=())
     return Create(replace(aside, updated_at=why.at), [*rows, row], signals)
 

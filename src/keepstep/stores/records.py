@@ -136,6 +136,11 @@ def born(run: Run, first: Record | None = None, cipher: Cipher | None = None) ->
     return Create(run, rows)
 
 
+def chain_end(run: Run) -> str:
+    """What the next record of a run names as the one before; a run of format 1 that has none begins its chain now."""
+    return run.checksum if run.checksum or run.seq else origin(run)
+
+
 def check_origin(run: Run) -> None:
     """Refuse a run without records whose input, seed or other facts are not those that it was created with."""
     if not run.seq and run.checksum:
