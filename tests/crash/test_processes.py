@@ -659,7 +659,7 @@ def test_a_disk_that_fails_for_a_while_loses_nothing(fail, mend, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("store", STORES)
 def test_a_short_soak_loses_repeats_and_forgets_nothing(store):
-    report = soak(seconds=10.0, workers=2, store=store, seed=5)
+    report = soak(seconds=7.0, workers=2, store=store, seed=5)
     print(report)
     assert report.good, str(report)
     everyone = report.faults["torn log"] + report.faults["cut log"] + report.faults["cut server"]

