@@ -192,7 +192,8 @@ class Store(Protocol):
         """Remove runs that are not leased, whole: head, checkpoints and signals. The number removed.
 
         With `finished`, only those that have ended by then, whatever they were when they were listed. With `scrub`,
-        nothing of them can be read from any file of the store afterwards, as far as the store can see to that.
+        nothing of them can be read from any file of the store afterwards, as far as the store can see to that; if it
+        may not do that, it raises and removes nothing. (A store may have a `check_scrub()` that raises as well.)
         """
 
     def check(self, *, mend: bool = False) -> list[Flaw]:

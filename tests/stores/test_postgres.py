@@ -13,6 +13,7 @@ import time
 import psycopg
 import pytest
 
+import keepstep as ks
 from keepstep.errors import CheckpointCorrupt, DefinitionError, SchemaMismatch, StoreError, StoreUnavailable
 from keepstep.model import Kind, RunQuery, Signal, Status, WorkerInfo
 from keepstep.ports import ClaimRequest, Create, Send, Verdict
@@ -194,6 +195,79 @@ def test_a_role_that_may_not_make_tables_is_told_who_must(url, admin):
             PostgresStore(asked)
     finally:
         admin.execute("DROP ROLE guest")
+
+
+@pytest.fixture
+def owned(admin):
+    """The URLs of a store as the manual sets one up: of its owner, and of a role that only works with it."""
+    schema = f"keepstep_roled_{os.getpid()}"
+    owner, worker = f"{schema}_owner", f"{schema}_worker"
+    admin.execute(f"CREATE ROLE {owner} LOGIN; CREATE ROLE {worker} LOGIN")
+    admin.execute(f"CREATE SCHEMA {schema} AUTHORIZATION {owner}")
+    urls = [f"{session_dsn().replace('postgres@', f'{role}@', 1)}?schema={schema}" for role in (owner, worker)]
+    try:
+        PostgresStore(urls[0]).close()
+        admin.execute(
+            f"GRANT USAGE ON SCHEMA {schema} TO {worker};"
+            f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {worker};"
+            f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {worker}"
+        )
+        yield urls
+    finally:
+        admin.execute(f"DROP SCHEMA {schema} CASCADE; DROP ROLE {owner}; DROP ROLE {worker}")
+
+
+def _kept(store, admin, text):
+    """Whether a text is in the file of a table, written or not."""
+    admin.execute("CHECKPOINT")
+    found = b""
+    for table in store._sql.tables:
+        ((place,),) = admin.execute("SELECT pg_relation_filepath(%s::regclass)", (table,)).fetchall()
+        ((held,),) = admin.execute("SELECT pg_read_binary_file(%s)", (place,)).fetchall()
+        found += held
+    return text in found
+
+
+def test_only_the_owner_erases_and_another_is_refused_before_anything_is_removed(owned, admin):
+    owner, worker = map(PostgresStore, owned)
+    try:
+        commit(worker, Create(queued("told", input=b'"a private word"')))
+        assert _kept(worker, admin, b"a private word")
+        with pytest.raises(StoreError, match=r"nothing was erased.*does not own the tables.*erase as \S+_owner"):
+            worker.delete_runs(["told"], scrub=True)
+        assert get(worker, "told").input == b'"a private word"'
+        assert owner.delete_runs(["told"], scrub=True) == 1
+        assert not _kept(owner, admin, b"a private word")
+    finally:
+        owner.close()
+        worker.close()
+
+
+def test_a_role_that_may_maintain_the_tables_erases_as_their_owner_does(owned, admin):
+    if admin.info.server_version < 170_000:
+        pytest.skip("from PostgreSQL 17 on")
+    worker = PostgresStore(owned[1])
+    try:
+        commit(worker, Create(queued("told", input=b'"a private word"')))
+        for table in worker._sql.tables:
+            admin.execute(f"GRANT MAINTAIN ON {table} TO {worker.url.partition('@')[0].rpartition('/')[2]}")
+        assert worker.delete_runs(["told"], scrub=True) == 1
+        assert not _kept(worker, admin, b"a private word")
+    finally:
+        worker.close()
+
+
+def test_a_run_that_cannot_be_erased_is_not_cancelled_for_it(owned):
+    with contextlib.closing(PostgresStore(owned[1])) as store:
+        commit(store, Create(queued("told")))
+        with ks.open(store, worker=False) as engine, pytest.raises(StoreError, match="nothing was erased"):
+            engine.care.erase("told", force=True)
+        assert get(store, "told").status is Status.QUEUED
+
+
+def test_the_owner_of_an_empty_schema_makes_the_store_in_it(owned, admin):
+    with contextlib.closing(PostgresStore(owned[0])) as store:  # the role may make no schema itself
+        assert store.get_run("r") is None
 
 
 # -- what is kept ------------------------------------------------------------------------------------------------------

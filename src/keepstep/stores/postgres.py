@@ -207,6 +207,8 @@ class PostgresStore:
 
     def delete_runs(self, run_ids: Sequence[str], *, finished: bool = False, scrub: bool = False) -> int:
         wanted = sorted(set(map(plain, run_ids)))
+        if scrub and wanted:
+            self.check_scrub()
         removed = 0
         for start in range(0, len(wanted), _DELETE_AT_ONCE):
             some = texts(wanted[start : start + _DELETE_AT_ONCE])
@@ -225,6 +227,20 @@ class PostgresStore:
         with connection.transaction():
             connection.execute(self._statements.lock, (runs,), binary=True)
             return len(connection.execute(self._sql.delete, (runs, not finished), binary=True).fetchall())
+
+    def check_scrub(self) -> None:
+        """Raise if the server would not write the tables anew for this role: to others it says so, and goes on."""
+
+        def look(connection: Connection) -> list[Any]:
+            granted = _MAINTAIN if connection.info.server_version >= _MAINTAIN_SINCE else "false"
+            return connection.execute(_NOT_OURS.format(granted=granted), (self._address.schema,)).fetchall()
+
+        if rows := self._pool.run(look, again=True):
+            whose = " or ".join(sorted({str(owner) for _, owner in rows}))
+            raise StoreError(
+                f"{self.url}: nothing was erased, because this role does not own the tables, and the server writes them"
+                f" anew only for their owner; erase as {whose}"
+            )
 
     def _scrub(self, connection: Connection, runs: list[str]) -> None:
         """Have the server write its tables anew, without what was removed; its log and its backups are not ours."""
@@ -475,6 +491,17 @@ def _progress_in(stored: bytes | None) -> dict[str, msgspec.Raw]:
         return _progress(stored) if stored is not None else {}
     except (TypeError, ValueError, msgspec.MsgspecError):
         return {}
+
+
+#: The tables that `VACUUM FULL` would skip, with a warning.
+_NOT_OURS = (
+    "SELECT c.relname, pg_get_userbyid(c.relowner) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+    " WHERE n.nspname = %s AND c.relkind = 'r' AND c.relname IN ('keepstep_head', 'keepstep_run',"
+    " 'keepstep_checkpoint', 'keepstep_signal', 'keepstep_worker') AND NOT (pg_has_role(c.relowner, 'USAGE')"
+    " OR {granted} OR (SELECT pg_has_role(d.datdba, 'USAGE') FROM pg_database d WHERE d.datname = current_database()))"
+)
+_MAINTAIN = "has_table_privilege(c.oid, 'MAINTAIN')"
+_MAINTAIN_SINCE = 170_000
 
 
 class _Statements:

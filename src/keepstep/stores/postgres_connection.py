@@ -331,7 +331,7 @@ def migrate(connection: Connection, address: Address, *, create: bool) -> None:
         with connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (address.key("migrate"),))
             version = _version(connection, address)  # another process may have been first
-            if not version:
+            if not version and not _has_schema(connection, address):  # or it would want CREATE on the database
                 connection.execute(f"CREATE SCHEMA IF NOT EXISTS {_quoted(address.schema)}")
             connection.execute(f"SET LOCAL search_path TO {_quoted(address.schema)}")
             for script in pending("postgres", version, address.text):
@@ -346,6 +346,10 @@ def migrate(connection: Connection, address: Address, *, create: bool) -> None:
             f"{address.text}: this role may not make or change the tables ({' '.join(str(error).split())}); open the "
             "store once as their owner"
         ) from None
+
+
+def _has_schema(connection: Connection, address: Address) -> bool:
+    return bool(connection.execute("SELECT FROM pg_namespace WHERE nspname = %s", (address.schema,)).fetchall())
 
 
 def _version(connection: Connection, address: Address) -> int:
