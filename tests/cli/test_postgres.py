@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from keepstep.cli import exits
-from tests.postgres import empty_store, session_dsn
+from tests.cli.test_runs import wait_for
+from tests.postgres import Server, empty_store, session_dsn
 
 
 @pytest.fixture
@@ -44,3 +47,46 @@ def test_a_store_that_cannot_be_reached_is_told_in_a_sentence(keepstep, store, s
         assert told.code in (exits.STORE, exits.USAGE, exits.FAILED), told
         assert said in told.err + told.out
         assert "s3cret" not in told.err + told.out
+
+
+SLOW = """
+import asyncio
+from pathlib import Path
+
+import keepstep as ks
+
+
+@ks.step
+async def price(name: str, number: int) -> int:
+    Path(f"{name}{number}").touch()
+    await asyncio.sleep(0.5)
+    return number
+
+
+@ks.workflow
+async def seq(name: str) -> int:
+    return sum([await price(name, number) for number in range(6)])
+"""
+
+
+@pytest.mark.crash
+def test_a_worker_that_leaves_when_idle_waits_for_a_server_that_went_away(keepstep, spawn, folder):
+    (folder / "shop.py").write_text(SLOW, encoding="utf-8")
+    server = Server.make()
+    try:
+        for name in ("a", "b"):
+            assert keepstep("start", "shop.py:seq", name, "--id", name, "--store", server.dsn).code == 0
+        worker = spawn("worker", "shop.py", "--until-idle", "--store", server.dsn)
+        wait_for(lambda: (folder / "a1").exists() and (folder / "b1").exists())
+        server.kill()
+        time.sleep(6)  # longer than a commit is tried again
+        assert worker.poll() is None
+        server.start_again()
+        _, err = worker.communicate(timeout=60)
+        assert worker.returncode == 0, err
+        for name in ("a", "b"):
+            shown = keepstep("show", name, "--store", server.dsn, "--json")
+            assert shown.json["status"] == "completed", err
+        assert err.count("Connection refused") < 8, err  # once in ten seconds, and once for each run
+    finally:
+        server.remove()

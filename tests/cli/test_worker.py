@@ -9,6 +9,9 @@ from unittest import mock
 
 import pytest
 
+from keepstep.cli import exits
+from keepstep.engine.engine import Engine
+from keepstep.errors import StoreError, StoreUnavailable
 from keepstep.workflows.definition import KNOWN
 from tests.cli.test_runs import wait_for
 
@@ -21,6 +24,29 @@ def test_a_worker_drives_what_was_started_and_leaves_when_idle(keepstep):
     assert "t2  completed" in done.err
     assert "add" in done.err
     assert [run["status"] for run in keepstep("list", "--json").json["runs"]] == ["completed"] * 3
+
+
+def test_a_worker_does_not_leave_for_idle_when_it_was_not_told_so(keepstep, monkeypatch):
+    keepstep("start", "program.py:total", "1", "--id", "t")
+    ask, asked = Engine.list, []
+
+    async def failing(engine, query):
+        asked.append(query)
+        if len(asked) < 20:
+            raise StoreUnavailable("no server at all")
+        return await ask(engine, query)
+
+    monkeypatch.setattr(Engine, "list", failing)
+    assert keepstep("worker", "program.py", "--until-idle").code == 0
+    assert len(asked) > 20
+
+    async def broken(engine, query):
+        raise StoreError("it is closed")
+
+    monkeypatch.setattr(Engine, "list", broken)
+    done = keepstep("worker", "program.py", "--until-idle")
+    assert done.code == exits.STORE
+    assert "it is closed" in done.err
 
 
 def test_a_quiet_worker_says_nothing(keepstep):

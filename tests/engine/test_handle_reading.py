@@ -8,6 +8,7 @@ import os
 import pytest
 
 import keepstep as ks
+from keepstep.errors import CheckpointCorrupt, StoreError, StoreUnavailable
 from keepstep.stores.memory import MemoryStore
 
 pytestmark = pytest.mark.live_only
@@ -80,3 +81,74 @@ async def test_a_wait_for_a_result_outlives_its_engine_with_an_error_of_asyncios
     for asked in (result, handle.status()):
         with pytest.raises(ks.DefinitionError, match="the engine is closed"):
             await asked
+
+
+# -- a store that does not answer --------------------------------------------------------------------------------------
+
+
+class Away(MemoryStore):
+    """A store that cannot be asked for a run, and says why."""
+
+    error = None
+
+    def get_run(self, run_id):
+        if self.error is not None:
+            raise self.error
+        return super().get_run(run_id)
+
+
+def _answered():
+    @ks.workflow
+    async def answered():
+        return await ks.wait_for("answer")
+
+    return answered
+
+
+async def test_who_waits_for_a_result_waits_on_while_the_store_does_not_answer(caplog):
+    store = Away()
+    async with ks.open(store) as engine, ks.open(store, worker=False) as other:
+        run = await engine.start(_answered())
+        waiting = asyncio.ensure_future((await other.get(run.id)).result(timeout=10))
+        await asyncio.sleep(0)
+        store.error = StoreUnavailable("no server at all")
+        await run.signal("answer", 42)
+        for _ in range(20):
+            other.pulse()
+            await asyncio.sleep(0.01)
+        assert not waiting.done()
+        store.error = None
+        assert await waiting == 42
+    assert [record.levelname for record in caplog.records if "no server at all" in record.getMessage()] == ["WARNING"]
+
+
+async def test_a_timeout_is_kept_while_the_store_does_not_answer():
+    store = Away()
+    async with ks.open(store) as engine, ks.open(store, worker=False) as other:
+        run = await other.get((await engine.start(_answered())).id)
+        store.error = StoreUnavailable("no server at all")
+        with pytest.raises(ks.TimedOut, match=r"within 0\.2 s"):
+            await run.result(timeout=0.2)
+
+
+@pytest.mark.parametrize("error", [StoreError("the store is closed"), CheckpointCorrupt("broken")])
+async def test_a_store_that_is_closed_or_damaged_is_not_waited_for(error):
+    store = Away()
+    async with ks.open(store) as engine, ks.open(store, worker=False) as other:
+        run = await other.get((await engine.start(_answered())).id)
+        store.error = error
+        with pytest.raises(type(error), match=str(error)):
+            await run.result(timeout=10)
+
+
+async def test_who_waits_without_a_store_is_told_when_the_engine_closes():
+    store = Away()
+    async with ks.open(store) as engine:
+        run = await engine.start(_answered())
+        async with ks.open(store, worker=False) as other:
+            waiting = asyncio.ensure_future((await other.get(run.id)).result())
+            store.error = StoreUnavailable("no server at all")
+            await asyncio.sleep(0.05)
+        store.error = None
+        with pytest.raises(ks.DefinitionError, match="closed"):
+            await waiting

@@ -104,6 +104,8 @@ async def _serve(
             idle = [asyncio.ensure_future(_idle(engine))] if until_idle else []
             await stop.or_(*idle)
             for task in idle:
+                if task.done():
+                    task.result()  # nothing is due only if the store has said so
                 task.cancel()
             if stop.asked.is_set() and not quiet:
                 under_way = f", {len(engine.live)} runs are under way" if engine.live else ""
@@ -116,19 +118,29 @@ async def _serve(
 
 
 async def _idle(engine: Engine) -> None:
-    """Come back when nothing has been driven or due for a moment."""
+    """Come back when nothing has been driven or due for a moment; a store that does not answer is waited for."""
+    from ..errors import StoreUnavailable
     from ..model import FINISHED, RunQuery, Status
 
     waiting = frozenset(set(Status) - FINISHED - {Status.SET_ASIDE, Status.PAUSED})
+    ours: set[str] = set()
     since = time.monotonic()
     while time.monotonic() - since < IDLE_SECONDS:
         await asyncio.sleep(0.05)
-        page = await engine.list(RunQuery(status=waiting, limit=1000))
+        if engine.worker is not None:
+            ours.add(engine.worker.id)  # it gets another if the store takes it for dead
+        try:
+            page = await engine.list(RunQuery(status=waiting, limit=1000))
+        except StoreUnavailable as error:
+            engine.outage.tell("the store cannot be asked what is due", error)
+            since = time.monotonic()
+            continue
         now = engine.clock.now()
         due = [
             run
             for run in page.runs
             if run.workflow in engine.workflows and run.due_at is not None and run.due_at.timestamp() <= now
         ]
+        due += [run for run in page.runs if run.worker in ours]  # let go, but not given back yet
         if engine.live or due:
             since = time.monotonic()

@@ -50,6 +50,7 @@ from .context import RunContext
 from .encryption import Encryption
 from .handle import RunHandle, event_name, this_process
 from .journal import Journal
+from .outage import Outage
 from .pace import Pace
 from .parking import LINGER_SECONDS, hand_back
 from .rest import RestWatch
@@ -143,6 +144,7 @@ class Engine:
         self._background: set[asyncio.Task[Any]] = set()
         self._pulse: asyncio.Future[None] | None = None
         self._fetching: set[str] = set()
+        self.outage = Outage()
         #: Runs that have signals which were told before their code began: they are read when it does.
         self.unheard: set[str] = set()
 
@@ -179,7 +181,7 @@ class Engine:
         self.run_threads = ThreadExecutor(RUN_THREADS, "keepstep-run")
         self.step_threads = ThreadExecutor(STEP_THREADS, "keepstep-step")
         worker = Worker(self, self.max_runs)
-        self.journal = Journal(self.store, worker.id, self.rest, self.clock)
+        self.journal = Journal(self.store, worker.id, self.rest, self.clock, self.outage)
         try:
             if self._with_worker:
                 self.worker = worker
@@ -544,7 +546,7 @@ class Engine:
         except CheckpointCorrupt as error:
             self.runner.set_aside(context, "CheckpointCorrupt", str(error))
         except StoreError as error:
-            log.warning("signals of run %s cannot be read yet: %s", context.id, error)
+            self.outage.tell(f"signals of run {context.id} cannot be read yet", error)
             self.loop.call_later(FETCH_AGAIN_SECONDS, self.fetch_signals, context, context=self.context)
         finally:
             self._fetching.discard(context.id)
@@ -587,14 +589,14 @@ class Engine:
         try:
             cursor = self._noticed(self.store.news("", cursor))
         except StoreError as error:
-            log.warning("the store cannot be polled: %s", error)
+            self.outage.tell("the store cannot be polled", error)
         self._poll_again(cursor)
 
     async def _poll_slowly(self, cursor: int) -> None:
         try:
             cursor = self._noticed(await self.call(self.store.news, "", cursor))
         except StoreError as error:
-            log.warning("the store cannot be polled: %s", error)
+            self.outage.tell("the store cannot be polled", error)
         self._poll_again(cursor)
 
     def _noticed(self, news: News) -> int:

@@ -20,6 +20,7 @@ from ..errors import (
     RunNotFound,
     RunSetAside,
     RunTimedOut,
+    StoreUnavailable,
     TimedOut,
 )
 from ..model import FINISHED, Checkpoint, ErrorInfo, Event, Kind, Run, Signal, Status
@@ -144,7 +145,10 @@ class RunHandle(Generic[R]):
     # -- waiting ------------------------------------------------------------------------------------------------------
 
     async def result(self, timeout: float | None = None) -> R:  # noqa: ASYNC109 - part of the promise
-        """The one result of the run, now or when it ends; raises if it ended without one."""
+        """The one result of the run, now or when it ends; raises if it ended without one.
+
+        While the store does not answer, it waits on.
+        """
         if timeout is None:
             return await self._result()
         try:
@@ -157,7 +161,10 @@ class RunHandle(Generic[R]):
         while True:
             end = await self._local_end()
             if end is None:
-                end = await self._stored_end()
+                try:
+                    end = await self._stored_end()
+                except StoreUnavailable as away:  # it may answer again, as it may to the worker
+                    self._engine.outage.tell(f"the result of run {self.id} cannot be asked for yet", away)
             if end is None:
                 await self._engine.changed(LOOK_SECONDS)
                 continue

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ..ports import Clock, Store
     from .branch import DurableCall
     from .context import RunContext
+    from .outage import Outage
     from .rest import RestWatch
 
 log = logging.getLogger("keepstep")
@@ -58,8 +59,9 @@ class Draft(msgspec.Struct):
 class Journal:
     """The one committer of an engine: it gives sequence numbers and checksums, and settles what became of them."""
 
-    def __init__(self, store: Store, worker: str, rest: RestWatch, clock: Clock) -> None:
+    def __init__(self, store: Store, worker: str, rest: RestWatch, clock: Clock, outage: Outage) -> None:
         self._store = store
+        self._outage = outage
         self._rest_watch = rest
         self._boot = clock.boot
         self.worker = worker
@@ -271,7 +273,7 @@ class Journal:
         if batch.tries >= SAVE_TRIES:
             self._give_up(batch, error)
             return
-        log.warning("a commit failed (try %d of %d): %s", batch.tries, SAVE_TRIES, error)
+        self._outage.tell(f"a commit failed (try {batch.tries} of {SAVE_TRIES})", error)
         self._in_flight = True
         pause = SAVE_PAUSE_SECONDS * 2 ** (batch.tries - 1)
         batch.unknown |= error.unknown  # and stays so, however the tries after it fail

@@ -177,7 +177,7 @@ class Worker:
         try:
             known = self._renew()
         except StoreError as error:
-            log.warning("the heartbeat failed: %s", error)
+            self.engine.outage.tell("the heartbeat failed", error)
             return
         except Exception:
             log.exception("the heartbeat failed")
@@ -225,7 +225,7 @@ class Worker:
         try:
             news = self.engine.store.news(self.id, self._cursor)
         except StoreError as error:
-            log.warning("the store cannot be polled: %s", error)
+            self.engine.outage.tell("the store cannot be polled", error)
             return
         self._heard(news)
 
@@ -257,7 +257,7 @@ class Worker:
         try:
             self._heard(await self.engine.call(self.engine.store.news, self.id, self._cursor))
         except StoreError as error:
-            log.warning("the store cannot be polled: %s", error)
+            self.engine.outage.tell("the store cannot be polled", error)
         finally:
             self._polling = False
 
@@ -295,7 +295,7 @@ class Worker:
                 if not full and not self._claim_again:
                     break
         except StoreError as error:
-            log.warning("the store cannot be asked for runs: %s", error)
+            self.engine.outage.tell("the store cannot be asked for runs", error)
             self.doubt()
         finally:
             self._claiming = False
@@ -401,7 +401,7 @@ class Worker:
             try:
                 await self._find_lost()
             except StoreError as error:
-                log.warning("the runs of this worker cannot be listed yet: %s", error)
+                self.engine.outage.tell("the runs of this worker cannot be listed yet", error)
                 return
         for run_id, epoch in list(self._to_give_back.items()):
             try:
@@ -412,7 +412,7 @@ class Worker:
                 else:
                     self._to_give_back.pop(run_id, None)
             except StoreError as error:
-                log.warning("run %s could not be given back yet: %s", run_id, error)
+                self.engine.outage.tell(f"run {run_id} could not be given back yet", error)
                 return
         self.claim_soon()
 
