@@ -95,13 +95,8 @@ def _find(scheme: str) -> tuple[Callable[..., Store], str]:
         module, _, name = BUILT_IN[scheme].partition(":")
         try:
             return getattr(import_module(module), name), ""
-        except ModuleNotFoundError as error:
-            extra = EXTRAS.get(error.name or "")
-            if extra is None:
-                raise
-            raise DefinitionError(
-                f'{scheme}: needs {error.name}, which is not installed here: pip install "keepstep[{extra}]"'
-            ) from None
+        except ImportError as error:
+            raise _cannot_import(scheme, error) from None
     points = {point.value: point for point in _registered() if point.name.lower() == scheme}
     if not points:
         known = schemes()
@@ -125,6 +120,22 @@ def _find(scheme: str) -> tuple[Callable[..., Store], str]:
     if not callable(opener):
         raise DefinitionError(f"the store for {scheme + ':'!r}{whose} cannot be opened: it is no function")
     return opener, whose
+
+
+def _cannot_import(scheme: str, error: ImportError) -> ImportError | DefinitionError:
+    """What to install for a scheme: a package is not there, or cannot be imported, such as psycopg without libpq."""
+    if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
+        package, why = error.name, "which is not installed here"
+    else:
+        trace, found = error.__traceback__, set()
+        while trace is not None:
+            found.add(str(trace.tb_frame.f_globals.get("__name__")).partition(".")[0])
+            trace = trace.tb_next
+        package = next((name for name in EXTRAS if name in found), "")
+        why = f"which cannot be imported here ({' '.join(str(error).split())})"
+    if not package:
+        return error
+    return DefinitionError(f'{scheme}: needs {package}, {why}: pip install "keepstep[{EXTRAS[package]}]"')
 
 
 def _package(point: Any) -> str:
