@@ -190,7 +190,7 @@ async def test_a_store_without_transactions_runs_it_plainly(mode):
         await move(1)
 
     async with ks.Engine("memory:", replay_always=mode == "replay") as engine:
-        with pytest.raises(ks.RunFailed, match="transactional, which 'memory:' cannot offer"):
+        with pytest.raises(ks.RunFailed, match="transactional, which 'memory:' cannot offer; use SQLite or PostgreSQL"):
             await (await engine.start(paying)).result(5)
 
 

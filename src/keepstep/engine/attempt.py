@@ -396,7 +396,8 @@ async def _transact(call: StepCall[Any], scope: Attempt, started_at: datetime) -
     run, step = call.run, call.step
     if not run.engine.store.transactional:
         raise DefinitionError(
-            f"step {step.name!r} is transactional, which {run.engine.store.url!r} cannot offer; use SQLite"
+            f"step {step.name!r} is transactional, which {run.engine.store.url!r} cannot offer; use SQLite or "
+            "PostgreSQL"
         )
     context = copy_context()
 
