@@ -181,6 +181,7 @@ def test_a_paused_run_stays_paused(store, target):
 
 def test_an_address_is_shown_without_its_password():
     assert shown("postgresql://ann:secret@host/db") == "postgresql://host/db"
+    assert shown("postgresql://ann:sec@ret@host/db") == "postgresql://host/db"
     assert shown("sqlite:///a@b/runs.db") == "sqlite:///a@b/runs.db"
 
 

@@ -123,7 +123,12 @@ def test_what_the_server_says_is_shown_without_the_password(monkeypatch):
         "postgresql://ann:s3c%ret@h:5432x/y",
         "postgresql://a/b?s3cret=1",
         "postgresql://[s3cret",
+        "postgresql://ann:x@s3cret@127.0.0.1/y",
         "postgresql://ann:x/s3cret@h/y",
+        "postgresql://ann:x@y/s3cret@h/y",
+        "postgresql://ann:x#s3cret@h/y",
+        "postgresql://ann:x?s3cret@h/y",
+        "postgresql://h/y?password=x&s3cret",
         "postgresql://ann:s3cret#x@h/y",
     ],
 )
@@ -144,6 +149,29 @@ def test_options_of_a_url_are_ours_or_the_servers():
         PostgresStore("postgresql://h/x", connections=0)
 
 
+@pytest.mark.parametrize(
+    "url, said",
+    [
+        (
+            "postgresql://h/x?schemma=jobs",
+            "that is no PostgreSQL URL: it has no parameter 'schemma'; did you mean schema?",
+        ),
+        ("postgresql://h/x?sslmoed=require", "it has no parameter 'sslmoed'; did you mean sslmode?"),
+        ("postgresql://h/x?zzz=1", "it has no parameter 'zzz'$"),
+        ("postgresql://h/x?proxy=maybe", "proxy='maybe' is refused: it is true or false"),
+        ("postgresql://h/x?proxy=", "proxy='' is refused"),
+    ],
+)
+def test_what_is_wrong_with_a_url_is_told_by_name(url, said):
+    with pytest.raises(DefinitionError, match=said.replace("?", r"\?")):
+        PostgresStore(url)
+
+
+def test_a_url_may_say_that_there_is_no_proxy():
+    assert not Address("postgresql://h/x?proxy=off").proxy
+    assert Address("postgresql://h/x?proxy=off", proxy=True).proxy
+
+
 def test_it_says_who_it_is(store, admin):
     names = {name for (name,) in admin.execute("SELECT application_name FROM pg_stat_activity").fetchall()}
     assert f"keepstep {os.getpid()}" in names
@@ -158,6 +186,23 @@ def test_without_psycopg_it_says_what_to_install():
         "except keepstep.DefinitionError as error: print(error)"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30).stdout
+    assert 'pip install "keepstep[postgres]"' in said
+
+
+def test_psycopg_that_cannot_be_imported_is_told_with_the_reason(tmp_path):
+    (tmp_path / "psycopg").mkdir()
+    (tmp_path / "psycopg" / "__init__.py").write_text("raise ImportError('no pq wrapper available: libpq is missing')")
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import keepstep\n"
+        "from keepstep.stores.open import open_store\n"
+        "try: open_store('postgresql://h/x')\n"
+        "except keepstep.DefinitionError as error: print(error)"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True, timeout=30
+    ).stdout
+    assert "libpq is missing" in said
     assert 'pip install "keepstep[postgres]"' in said
 
 

@@ -225,4 +225,4 @@ def _now(store: Store) -> datetime:
 
 def shown(url: str) -> str:
     """A store's address without the name and the password in it."""
-    return re.sub(r"(?<=:)//[^/@]+@", "//", url)
+    return re.sub(r"(?<=:)//[^/]+@", "//", url)

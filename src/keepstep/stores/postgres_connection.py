@@ -10,6 +10,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from functools import cache
 from hashlib import sha256
 from typing import Any, TypeVar
@@ -67,14 +68,11 @@ class Address:
             rest, asked = _take_ours(url)
             known = conninfo.conninfo_to_dict(rest)
         except (psycopg.Error, ValueError):  # libpq repeats what it was given, and that may hold a password
-            raise DefinitionError(
-                "that is no PostgreSQL URL: write postgresql://user@host:5432/database, with special characters of "
-                "the password as %XX"
-            ) from None
+            raise DefinitionError(f"that is no PostgreSQL URL: {_what_is_wrong(url)}") from None
         self.schema = schema or asked.get("schema") or DEFAULT_SCHEMA
         if len(self.schema.encode()) > _LONGEST_NAME or "\0" in self.schema:
             raise DefinitionError(f"schema={self.schema[:80]!r} is refused: it is longer than {_LONGEST_NAME} bytes")
-        self.proxy = proxy or _is_true(asked.get("proxy", ""))
+        self.proxy = _is_true(asked.get("proxy", "no")) or proxy
         self._password = str(known.get("password") or "")
         self._words: dict[str, Any] = {**_PATIENCE, "application_name": f"keepstep {os.getpid()}", **known}
         if not self.proxy:
@@ -129,16 +127,44 @@ class Address:
 def _take_ours(url: str) -> tuple[str, dict[str, str]]:
     """The URL as PostgreSQL knows it, and the options in it that are ours."""
     parts = urlsplit(url)
-    if "@" in parts.path or parts.fragment:  # of a password with a slash or a # in it: it would be told as a name
-        raise ValueError("a special character stands as it is")
+    if not _is_clear(url):
+        raise ValueError
     asked = parse_qsl(parts.query, keep_blank_values=True)
-    ours = {name: value for name, value in asked if name in ("schema", "proxy")}
+    ours = {name: value for name, value in asked if name in _OURS}
     rest = urlencode([pair for pair in asked if pair[0] not in ours], quote_via=quote)
     return f"postgresql://{parts.netloc}{parts.path or '/'}?{rest}", ours
 
 
+_OURS = ("schema", "proxy")
+
+
+def _is_clear(url: str) -> bool:
+    """Whether it is plain where the password ends: one that holds `@`, `/`, `?` or `#` as it is would be shown."""
+    parts = urlsplit(url)
+    return parts.netloc.count("@") <= 1 and "@" not in parts.path + parts.fragment
+
+
+def _what_is_wrong(url: str) -> str:
+    """What can be said of a URL without repeating what may be a password."""
+    known = [*_OURS, *(option.keyword.decode() for option in pq.Conninfo.get_defaults())]
+    try:
+        query = urlsplit(url).query if _is_clear(url) else ""
+    except ValueError:
+        query = ""
+    names = [name for name, _ in parse_qsl(query, keep_blank_values=True)] if "@" not in query else []
+    unknown = [name for name in names if name not in known and re.fullmatch(r"[a-z_]{1,30}", name)]
+    if not unknown or any("password" in name or "secret" in name for name in names):
+        return "write postgresql://user@host:5432/database, with special characters of the password as %XX"
+    near = get_close_matches(unknown[0], known, n=1)
+    return f"it has no parameter {unknown[0]!r}{f'; did you mean {near[0]}?' if near else ''}"
+
+
 def _is_true(text: str) -> bool:
-    return text.lower() in ("1", "true", "yes", "on")
+    if text.lower() in ("1", "true", "yes", "on"):
+        return True
+    if text.lower() in ("0", "false", "no", "off"):
+        return False
+    raise DefinitionError(f"proxy={text[:30]!r} is refused: it is true or false")
 
 
 def _shown(known: dict[str, Any], schema: str) -> str:
