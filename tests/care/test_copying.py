@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from keepstep.engine import copying
+from keepstep.engine import copying, transfer
 from keepstep.engine.copying import copy_runs, shown
-from keepstep.engine.verify import verify
+from keepstep.engine.verify import oldest_first, verify
 from keepstep.errors import StoreUnavailable
 from keepstep.model import FINISHED, RunQuery, Status
-from keepstep.ports import Advance, ClaimRequest, Verdict
+from keepstep.ports import Advance, ClaimRequest, Create, Verdict
 from keepstep.stores.memory import MemoryStore
+from keepstep.stores.records import origin
 from keepstep.stores.sqlite import SQLiteStore
 from tests.care.stored import STORES, contents, driven, everything, filled, tampered
 
@@ -39,6 +40,37 @@ def test_what_has_ended_is_copied_word_for_word(store, target):
     assert everything(target) == {name: whole for name, whole in before.items() if whole[0].status in FINISHED}
     assert everything(store) == before
     assert verify(target).sound
+
+
+@pytest.mark.parametrize("page", [200, 3])
+def test_a_copy_lists_its_runs_in_the_same_order(store, target, monkeypatch, page):
+    monkeypatch.setattr(transfer, "PAGE", page)
+    assert copied(store, target, unfinished=True).whole
+    assert listed(target) == listed(store)
+
+
+def listed(store):
+    return [run.id for run in store.list_runs(RunQuery(limit=100)).runs]
+
+
+def test_runs_that_come_and_go_meanwhile_hide_no_others(empty):
+    for number in range(30):
+        begun(empty, f"r{number:02}")
+    told = []
+    for run in oldest_first(empty, RunQuery(limit=7)):
+        told.append(run.id)
+        if run.id == "r05":
+            empty.delete_runs(["r06", "r07", "r08", "r20"])
+            for number in range(30, 40):
+                begun(empty, f"r{number:02}")
+    assert told == sorted(set(told))
+    assert {f"r{number:02}" for number in range(30)} - {"r06", "r07", "r08", "r20"} <= set(told)
+
+
+def begun(store, name):
+    run = replace(contents_of("later"), id=name)
+    (answer,) = store.commit([Create(replace(run, checksum=origin(run)))])
+    assert answer.verdict is Verdict.DONE
 
 
 def test_what_has_not_ended_is_left_and_named(store, target):

@@ -9,9 +9,10 @@ import pytest
 
 import keepstep as ks
 from keepstep.engine import upkeep
+from keepstep.engine.copying import copy_runs
 from keepstep.engine.upkeep import Sweep, erase, purge, sweep
 from keepstep.errors import CheckpointCorrupt, DefinitionError, RunConflict, RunNotFound
-from keepstep.model import FINISHED, Status
+from keepstep.model import FINISHED, RunQuery, Status
 from keepstep.policies import Retain
 from keepstep.ports import instant
 from keepstep.stores.memory import MemoryStore
@@ -140,6 +141,23 @@ def test_the_younger_ones_stay(empty):
     assert sweep(empty, Retain(days=1, count=0)).removed == 0
     assert sweep(empty, Retain(days=0, count=0), dry_run=True).removed == 3
     assert sweep(empty, Retain(days=0, count=0)).removed == 3
+
+
+def test_the_newest_are_told_by_their_creation_and_not_by_when_they_came(empty, monkeypatch):
+    monkeypatch.setattr(upkeep, "PAGE", 7)
+    bench = MemoryStore()
+    many(bench)
+    for run in bench.list_runs(RunQuery(limit=100)).runs:  # the newest first, as an older version copied them
+        copy_runs(bench, empty, [run.id], actor="ann")
+    assert empty.list_runs(RunQuery(limit=1)).runs[0].id == "r000"
+    assert sweep(empty, Retain(days=0, count=10), dry_run=True).removed == 20
+    assert sweep(empty, Retain(days=0, count=10)).removed == 20
+    assert left(empty) == {f"r{n:03}" for n in range(20, 30)}
+
+
+def test_what_completed_need_not_stay_though_it_is_new(store):
+    assert sweep(store, Retain(preserve=False)).removed == len(ENDED) - 1
+    assert "failed" in left(store)
 
 
 def test_a_workflow_has_its_own_rule(store):

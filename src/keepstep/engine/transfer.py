@@ -18,7 +18,7 @@ from ..stores.memory import MemoryStore
 from ..stores.records import Record, StoredError, chain_end, seal, unseal
 from ..stores.sealed import below
 from .archive import Archived, ArchiveWriter, Broken, runs_in
-from .verify import PAGE, all_runs, check_run, head_of, rows_of, signals_of
+from .verify import PAGE, check_run, head_of, oldest_first, rows_of, signals_of
 
 #: How many runs, and about how many bytes of them, are written in one transaction.
 BATCH = 100
@@ -47,10 +47,10 @@ class Transfer:
 
 
 def chosen(store: Store, run_ids: Iterable[str], query: RunQuery) -> Iterator[Run | str]:
-    """The runs that are meant, by their names or by a query; of one that cannot be read, its name."""
+    """The runs that are meant, by their names, or by a query the oldest first; of one that cannot be read, its name."""
     wanted = tuple(dict.fromkeys(run_ids))
     if not wanted:
-        yield from all_runs(store, replace(query, limit=PAGE))
+        yield from oldest_first(store, replace(query, limit=PAGE))
     for run_id in wanted:
         try:
             run = head_of(store, run_id)

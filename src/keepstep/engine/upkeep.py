@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
 import logging
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -85,28 +86,44 @@ def _remove(store: Store, runs: list[Run], done: Purged, *, dry_run: bool) -> No
 
 
 class Sweep:
-    """One look at all finished runs, newest first, a page at a time; those that the rule does not keep are removed."""
+    """One look at all finished runs, a page at a time; those that the rule does not keep are removed.
+
+    Which are the newest of a workflow goes by when they were created, not by when this store was given them.
+    """
 
     def __init__(self, store: Store, retain: Retain, *, dry_run: bool = False) -> None:
         self.done = Purged()
         self._store, self._retain, self._dry_run = store, retain, dry_run
         self._now = store.clock.now()
-        self._newer: Counter[str] = Counter()
+        self._newest: dict[str, list[tuple[datetime, int, Run | None]]] = {}  # of each workflow, as a heap
+        self._seen = 0
         self._after: str | None = None
 
     def page(self) -> bool:
         """Look at one page; whether there is another."""
         page = self._store.list_runs(RunQuery(status=FINISHED, limit=PAGE, after=self._after))
-        doomed = [run for run in page.runs if not self._keeps(run)]
+        doomed = [gone for run in page.runs for gone in self._gone(run)]
         _remove(self._store, doomed, self.done, dry_run=self._dry_run)
         self._after = page.next
         return page.next is not None
 
-    def _keeps(self, run: Run) -> bool:
+    def _gone(self, run: Run) -> Iterator[Run]:
+        """What need not stay, now that this one has been seen: it, or one that it shows to be too old."""
+        rule = self._retain.of(run.workflow)
         age = self._now - (run.updated_at or run.created_at).timestamp()
-        newer = self._newer[run.workflow]
-        self._newer[run.workflow] += 1
-        return run.worker is not None or self._retain.of(run.workflow).keeps(run.status, age, newer)
+        stays = run.worker is not None or rule.keeps(run.status, age, rule.count)
+        at_once = not stays and rule.count > 0 and not rule.keeps(run.status, age, 0)
+        if at_once:
+            yield run
+        self._seen += 1
+        newest = self._newest.setdefault(run.workflow, [])
+        place = (run.created_at, -self._seen, None if stays or at_once else replace(run, input=b""))
+        if len(newest) < rule.count:
+            heapq.heappush(newest, place)
+            return
+        older = heapq.heappushpop(newest, place)[2]
+        if older is not None:
+            yield older
 
 
 def sweep(store: Store, retain: Retain, *, dry_run: bool = False) -> Purged:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from ..errors import CheckpointCorrupt, RunNotFound, SchemaMismatch, StoreError
-from ..model import FINISHED, Flaw, Kind, Outcome, Run, RunQuery, Signal, Status
+from ..model import FINISHED, Flaw, Kind, Outcome, Run, RunPage, RunQuery, Signal, Status
 from ..ports import Row, Store
 from ..stores.records import FORMAT, Record, check_origin, origin, unseal
 from ..stores.rules import check_signal
@@ -126,6 +126,30 @@ def all_runs(store: Store, query: RunQuery) -> Iterator[Run | str]:
         if page.next is None:
             return
         query = replace(query, after=page.next)
+
+
+def oldest_first(store: Store, query: RunQuery) -> Iterator[Run | str]:
+    """As `all_runs`, from its end: a store that is given them in this order lists them as this one does.
+
+    Only the place where each page begins is remembered, and the newest page, since others may come before it meanwhile.
+    """
+    newest = page = store.list_runs(query)
+    places: list[str] = []
+    while page.next is not None:
+        places.append(page.next)
+        page = store.list_runs(replace(query, after=page.next))
+    told: set[str] = set()
+    for place in reversed(places):
+        page = store.list_runs(replace(query, after=place))
+        yield from _backwards(page, told)
+        told = {*page.unreadable, *(run.id for run in page.runs)}
+    yield from _backwards(newest, told)
+
+
+def _backwards(page: RunPage, told: set[str]) -> Iterator[Run | str]:
+    """A page from its end, without what it shares with the one before: it reaches further when runs are removed."""
+    yield from (name for name in reversed(page.unreadable) if name not in told)
+    yield from (run for run in reversed(page.runs) if run.id not in told)
 
 
 def _by_name(store: Store) -> Callable[[str], RunCheck]:
