@@ -221,6 +221,23 @@ def test_a_store_is_copied_and_what_has_not_ended_handed_over(kept):
     assert kept("verify", "--store", "new.db").code == 0
 
 
+def test_what_was_handed_over_does_not_go_on_in_both(kept):
+    kept("copy", STORE, "new.db", "--unfinished")
+    shown = kept("show", "waits")
+    assert "it goes on in sqlite:///" in shown.out
+    assert "retry" not in shown.out
+    for words in (("retry", "waits"), ("resume", "waits"), ("run", "program.py:approval", "--id", "waits")):
+        done = kept(*words)
+        assert done.code in (5, 7)
+        assert "it goes on in sqlite:///" in done.err
+        assert "keepstep retry" not in done.err
+    assert "it goes on in sqlite:///" in kept("signal", "waits", "approved").out
+    assert "keepstep retry" not in kept("doctor").out
+    assert kept("show", "waits", "--json").json["status"] == "set aside"
+    assert kept("retry", "waits", "--force").code == 0
+    assert kept("show", "waits", "--json").json["status"] == "queued"
+
+
 def test_copying_onto_itself_or_from_nothing_is_refused(kept):
     assert kept("copy", STORE, STORE).code == 2
     assert kept("copy", "none.db", "new.db").code == 6

@@ -136,7 +136,9 @@ def _words(error: BaseException, code: int) -> tuple[str, str]:
         return f"something unexpected happened: {about}", "run it again with --debug for the whole traceback"
     hint = ""
     if isinstance(error, (RunFailed, RunSetAside)):
-        hint = f"{line('history', error.run_id)} shows what happened\n{line('retry', error.run_id)} lets it go on"
+        hint = f"{line('history', error.run_id)} shows what happened"
+        if error.error is None or error.error.type != "Copy":  # one that was handed over goes on elsewhere
+            hint += f"\n{line('retry', error.run_id)} lets it go on"
     if isinstance(error, EncryptionError) and error.key_id:
         hint = f"set KEEPSTEP_KEYS to {error.key_id}=BASE64, the key itself, or to @FILE"
     if isinstance(error, RunConflict) and error.existing is not None:

@@ -203,6 +203,7 @@ def _shown(
     *,
     traceback: bool,
 ) -> str:
+    from ..engine.copying import handed_over
     from ..model import FINISHED
     from . import words
 
@@ -219,7 +220,7 @@ def _shown(
         ("status", words.coloured(run.status) + (f" after {took}" if ended else "")),
         ("cancelled", words.one_line(_who_cancelled(cancel)) if cancel is not None else ""),
         ("asked", words.one_line(_who_asked(asked)) if asked is not None else ""),
-        ("waits for", words.one_line(words.waits_for(run))),
+        ("waits for", "" if handed_over(run) else words.one_line(words.waits_for(run))),
         ("created", f"{words.local(run.created_at)} ({words.ago(run.created_at)})"),
         ("updated", f"{words.local(run.updated_at)} ({words.ago(run.updated_at)})"),
         ("deadline", f"{words.local(run.deadline_at)} ({words.ago(run.deadline_at)})" if run.deadline_at else ""),
@@ -269,6 +270,7 @@ def _who_cancelled(cancel: AuditEntry) -> str:
 
 def _hints(run: Run) -> list[str]:
     """What can be done now."""
+    from ..engine.copying import handed_over
     from ..model import Status
     from . import words
 
@@ -278,7 +280,7 @@ def _hints(run: Run) -> list[str]:
     hints += [f"{settle} --result JSON | --failed | --again" for settle in doubted]
     if run.status is Status.PAUSED:
         hints.append(line("resume", run.id))
-    if run.status in (Status.FAILED, Status.SET_ASIDE):
+    if run.status in (Status.FAILED, Status.SET_ASIDE) and not handed_over(run):
         hints.append(line("retry", run.id))
     if words.waits_for(run) == "a worker":
         hints.append("keepstep worker FILE.py    (a process that drives it, if none is there)")
@@ -329,6 +331,7 @@ def _timeline(run: Run, shown: list[Checkpoint], *, full: bool) -> str:
 
 def _summary(run: Run, found: list[Checkpoint], *, failed: bool) -> str:
     """The run in a sentence: how it stands, and how much of it there is."""
+    from ..engine.copying import handed_over
     from . import words
 
     steps = sum(1 for one in found if one.kind == "step completed")
@@ -340,7 +343,7 @@ def _summary(run: Run, found: list[Checkpoint], *, failed: bool) -> str:
         parts.append(f"{words.count(steps, 'step')} completed")
     if failures:
         parts.append(f"{words.count(failures, 'attempt')} failed")
-    waits = words.waits_for(run)
+    waits = "" if handed_over(run) else words.waits_for(run)
     hidden = f"; encrypted {_key_of(run)}" if is_hidden(run) else ""
     return f"{words.one_line(run.id)}: {', '.join(parts)}" + (f"; waits for {waits}" if waits else "") + hidden
 

@@ -71,6 +71,7 @@ def approve(settings: Settings, *, run_id: str, name: str | None, deny: bool) ->
 
 async def _prospect(engine: Engine, before: Run, name: str) -> tuple[bool | None, str]:
     """Whether the run waited for a signal when it was sent (None: it was driven), and the end of the sentence on it."""
+    from ..engine.copying import handed_over
     from ..model import Status
     from . import words
 
@@ -81,6 +82,9 @@ async def _prospect(engine: Engine, before: Run, name: str) -> tuple[bool | None
     kept = "; it is kept until the run asks for it"
     if before.status is Status.PAUSED:
         return False, f"{kept}. The run is paused: {exits.line('resume', before.id)} lets it go on"
+    elsewhere = handed_over(before)
+    if elsewhere:
+        return False, f"; but the run was handed over: {words.one_line(elsewhere)}. Send it there"
     if before.status is Status.SET_ASIDE:
         return False, f"{kept}. The run is set aside: {exits.line('retry', before.id)} lets it go on"
     return False, f"{kept}. Now it waits for {words.one_line(words.waits_for(before))}"
@@ -184,12 +188,13 @@ def resume(settings: Settings, *, run_id: str, reason: str) -> None:
 
 
 def _must_be_driven(run: Run, participle: str) -> None:
+    from ..engine.copying import handed_over
     from ..model import Status
 
     if run.status is Status.SET_ASIDE:
         raise exits.Refused(
             f"run {run.id!r} is set aside and cannot be {participle}",
-            f"{exits.line('retry', run.id)} lets it go on, {exits.line('cancel', run.id)} ends it",
+            handed_over(run) or f"{exits.line('retry', run.id)} lets it go on, {exits.line('cancel', run.id)} ends it",
             exits.CONFLICT,
         )
 
@@ -228,11 +233,12 @@ def cancel(settings: Settings, *, run_id: str, reason: str, force: bool) -> None
 @command("retry")
 @RUN
 @REASON
-def retry(settings: Settings, *, run_id: str, reason: str) -> None:
+@click.option("--force", is_flag=True, help="Also one that was handed over to another store, where it is lost.")
+def retry(settings: Settings, *, run_id: str, reason: str, force: bool) -> None:
     """Let a failed or set-aside run go on from where it failed; what it finished is kept."""
 
     async def act(engine: Engine) -> str:
-        await (await find(engine, run_id)).retry(reason)
+        await (await find(engine, run_id)).retry(reason, force=force)
         return await _alone(engine, run_id)
 
     alone = settings.talk(act)

@@ -212,9 +212,9 @@ class BlockingHandle(Generic[R]):
         """Let a paused run go on."""
         self._engine._do(self._handle.resume(reason))  # noqa: SLF001
 
-    def retry(self, reason: str = "") -> None:
+    def retry(self, reason: str = "", *, force: bool = False) -> None:
         """Let a failed or set-aside run go on from where it failed."""
-        self._engine._do(self._handle.retry(reason))  # noqa: SLF001
+        self._engine._do(self._handle.retry(reason, force=force))  # noqa: SLF001
 
     def watch(self, after: int = 0) -> Iterator[Event]:
         """What happens in the run, as it happens."""

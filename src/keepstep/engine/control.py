@@ -15,6 +15,7 @@ from ..model.ids import check_text, new_id
 from ..model.signal import CANCEL, CHILD, RESERVED
 from ..ports import Advance, ClaimRequest, Send, Verdict, instant
 from ..stores.records import Record, chain_end, claimed, seal
+from .copying import handed_over
 from .history import read_records
 from .steering import DEADLINE, in_doubt
 
@@ -29,8 +30,8 @@ _STEP_ENDS = frozenset({Kind.STEP_COMPLETED, Kind.STEP_FAILED, Kind.STEP_CANCELL
 _RETRIABLE = frozenset({Status.FAILED, Status.SET_ASIDE})
 
 
-async def retry(engine: Engine, run_id: str, reason: str, actor: str) -> None:
-    """Supersede the failures that ended a run, and let it go on from there."""
+async def retry(engine: Engine, run_id: str, reason: str, actor: str, *, force: bool = False) -> None:
+    """Supersede the failures that ended a run, and let it go on from there; one that was handed over only by force."""
     check_text(reason, "reason")
     run = await engine.read(engine.store.get_run, run_id)
     if run is None:
@@ -40,6 +41,13 @@ async def retry(engine: Engine, run_id: str, reason: str, actor: str) -> None:
             f"run {run_id!r} is {run.status.value}; only a failed or set-aside run can be retried", run_id
         )
     engine.encryption.cipher(run)  # without its key nothing can be written
+    elsewhere = handed_over(run)
+    if elsewhere and not force:
+        raise RunConflict(
+            f"run {run_id!r} was handed over: {elsewhere}; it would be driven in both stores. "
+            "Only if it is not there, or is lost, let it go on here by force (force=True, or --force)",
+            run_id,
+        )
     seqs = await _failures(engine, run)  # before the claim: a history that cannot be read leaves the run as it is
     claim = await _claim(engine, run, _RETRIABLE)
     if claim.run.seq != run.seq:

@@ -219,6 +219,13 @@ def _handed_over(store: Store, run: Run) -> tuple[Run | None, str]:
     return handed, str(data.get("target") or "")
 
 
+def handed_over(run: Run) -> str:
+    """Where a run goes on that was set aside because it was handed over, in words; nothing if it was not."""
+    if run.status is Status.SET_ASIDE and run.error is not None and run.error.type == HANDED_OVER.capitalize():
+        return run.error.message
+    return ""
+
+
 def _now(store: Store) -> datetime:
     return instant(store.clock.now())
 

@@ -18,6 +18,7 @@ from ..model.signal import CHILD, RESERVED, RESOLVE, RESUME
 from ..ports import Send, instant
 from ..stores.records import unseal
 from ..stores.sealed import below
+from .copying import handed_over
 from .verify import check_run
 
 if TYPE_CHECKING:
@@ -256,11 +257,14 @@ class _Doctor:
         error = whole.error if whole is not None else None
         reason = f"{error.type}: {error.message}" if error is not None else "no reason is recorded"
         parent = f"; its parent {run.parent} waits for it" if run.parent is not None else ""
+        advice = f"keepstep retry {quote(run.id)}, or keepstep cancel {quote(run.id)}"
+        if whole is not None and handed_over(whole):
+            advice = f"keepstep erase {quote(run.id)} --force removes it here, once you have seen it there"
         self.find(
             Severity.WARNING,
             "set-aside",
             f"run {run.id} ({run.workflow}) is set aside: {reason}{parent}",
-            f"keepstep retry {quote(run.id)}, or keepstep cancel {quote(run.id)}",
+            advice,
             runs=[run.id],
         )
 

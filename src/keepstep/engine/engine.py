@@ -411,9 +411,9 @@ class Engine:
             query = RunQuery(**{**filters, "status": _statuses(filters.get("status"))})
         return await self.call(self.store.list_runs, query)
 
-    async def retry(self, run_id: str, reason: str = "", actor: str = "") -> None:
-        """Let a failed or set-aside run go on from where it failed."""
-        await control.retry(self, run_id, reason, actor or self.actor)
+    async def retry(self, run_id: str, reason: str = "", actor: str = "", *, force: bool = False) -> None:
+        """Let a failed or set-aside run go on from where it failed; with `force` one that was handed over, too."""
+        await control.retry(self, run_id, reason, actor or self.actor, force=force)
         self.poke()
 
     async def cancel_successor(self, run_id: str) -> None:

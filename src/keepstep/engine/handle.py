@@ -257,9 +257,12 @@ class RunHandle(Generic[R]):
         payload = {"verdict": verdict, "value": msgspec.Raw(data), "reason": reason}
         await self._send(f"{RESOLVE}:{step}", msgspec.json.encode(payload))
 
-    async def retry(self, reason: str = "") -> None:
-        """Let a failed or set-aside run go on from where it failed; its history is kept."""
-        await self._engine.retry(self.id, reason, self._actor)
+    async def retry(self, reason: str = "", *, force: bool = False) -> None:
+        """Let a failed or set-aside run go on from where it failed; its history is kept.
+
+        One that was handed over to another store is refused, unless that is forced.
+        """
+        await self._engine.retry(self.id, reason, self._actor, force=force)
 
     async def _command(self, name: str, reason: str) -> None:
         await self._send(name, msgspec.json.encode({"reason": self._engine.redact(check_text(reason, "reason"))}))
