@@ -118,7 +118,13 @@ def test_a_function_that_fails_is_told_without_its_words():
 
 def test_keys_come_from_the_environment(monkeypatch, tmp_path):
     monkeypatch.delenv("KEEPSTEP_KEYS", raising=False)
-    assert Keys.from_env() is None
+    for unset in (lambda: None, lambda: monkeypatch.setenv("KEEPSTEP_KEYS", " ")):
+        unset()
+        assert Keys.if_in_env() is None
+        with pytest.raises(ks.DefinitionError, match="no keys in the environment variable KEEPSTEP_KEYS"):
+            Keys.from_env()
+    with pytest.raises(ks.DefinitionError, match="OTHER"):
+        Keys.from_env("OTHER")
     two = base64.b64encode(TWO).decode()
     monkeypatch.setenv("KEEPSTEP_KEYS", f"two={two}, one={TEXT}")
     keys = Keys.from_env()
@@ -139,6 +145,8 @@ def test_keys_come_from_the_environment(monkeypatch, tmp_path):
         ("a=not~base64", "the key 'a' is not base64"),
         ("plaintext", "holds no key"),
         ("@/no/such/file", "cannot be read"),
+        ("@/dev/null", "holds no key"),
+        (",", "holds no key"),
     ],
 )
 def test_what_is_wrong_in_the_environment_is_told_without_showing_it(monkeypatch, value, said):

@@ -44,7 +44,7 @@ class Settings:
         self._check(create=create)
         if not create and _SERVER.match(self.store):
             options["create"] = False
-        return Engine(self.store, worker=worker, keys=Keys.from_env(), **options)
+        return Engine(self.store, worker=worker, keys=Keys.if_in_env(), **options)
 
     @contextmanager
     def reading(self, *, create: bool = False) -> Iterator[Store]:

@@ -21,7 +21,7 @@ def rekey(settings: Settings) -> int:
     """
     from ..stores.keys import VARIABLE, Keys
 
-    keys = Keys.from_env()
+    keys = Keys.if_in_env()
     if keys is None:
         raise exits.Refused(f"there are no keys in {VARIABLE}", f"{VARIABLE}=new=BASE64,old=BASE64 keepstep rekey")
 

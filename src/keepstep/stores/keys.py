@@ -50,19 +50,32 @@ class Keys:
                 raise DefinitionError(f"the current key {current!r} is not among the keys: {', '.join(keys) or 'none'}")
 
     @classmethod
-    def from_env(cls, variable: str = VARIABLE) -> Keys | None:
-        """The keys in an environment variable, or in the file that `@path` in it names; None if it is not set.
+    def from_env(cls, variable: str = VARIABLE) -> Keys:
+        """The keys in an environment variable, or in the file that `@path` in it names; an error if it is not set.
 
         They are written `id=base64`, with a comma or a space between two; the first is the current one. The word
         `plaintext` among them lets runs pass that are not encrypted.
         """
+        keys = cls.if_in_env(variable)
+        if keys is None:
+            raise DefinitionError(
+                f"there are no keys in the environment variable {variable}: it is not set, or empty. "
+                "Without keys, leave keys= away: runs are then stored in plain text"
+            )
+        return keys
+
+    @classmethod
+    def if_in_env(cls, variable: str = VARIABLE) -> Keys | None:
+        """As `from_env`, but None if the variable is not set or empty: what is stored is not encrypted then."""
         text = os.environ.get(variable, "").strip()
+        if not text:
+            return None
         if text.startswith("@"):
             try:
                 text = Path(text[1:]).read_text(encoding="utf-8").strip()
             except (OSError, UnicodeDecodeError) as error:
                 raise DefinitionError(f"the file that {variable} names cannot be read: {error}") from None
-        words = re.split(r"[,\s]+", text) if text else []
+        words = [word for word in re.split(r"[,\s]+", text) if word]
         found: dict[str, Material] = {}
         for place, word in enumerate((word for word in words if word != _PLAINTEXT), 1):
             name, equals, key = word.partition("=")
@@ -72,9 +85,7 @@ class Keys:
                 raise DefinitionError(f"entry {place} of {variable} is not id=base64, or its id is there twice")
             found[name] = key
         if not found:
-            if words:
-                raise DefinitionError(f"{variable} holds no key; write id=base64")
-            return None
+            raise DefinitionError(f"{variable} holds no key; write id=base64")
         return cls(next(iter(found)), found, plaintext=_PLAINTEXT in words)
 
     def __repr__(self) -> str:
