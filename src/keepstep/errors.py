@@ -152,7 +152,9 @@ class RecoveryError(KeepstepError):
 
 
 class StoreError(KeepstepError):
-    """The store could not do what was asked."""
+    """The store could not do what was asked; `denied` says that whoever asks may only look at it."""
+
+    denied = False
 
 
 class LeaseLost(StoreError):

@@ -299,6 +299,7 @@ def test_a_damaged_run_is_named_by_list_and_doctor(keepstep, folder, what):
     assert (finding["code"], finding["runs"]) == ("corrupt", ["new-1"])
     assert "run 'new-1': " in finding["message"]
     assert "restore the store from a copy" in finding["advice"]
+    assert "keepstep repair --accept-loss new-1 shows" in finding["advice"]
     deep = keepstep("doctor", "--deep", "--json").json["findings"]
     assert [one["runs"] for one in deep if one["runs"]] == [["new-1"]]  # and what SQLite itself finds amiss
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import psycopg
 import pytest
 
 from keepstep.cli import exits
@@ -25,6 +26,27 @@ def test_a_run_is_started_shown_steered_and_found_healthy(keepstep, url):
     assert "r1" in keepstep("list", "--store", url).out
     assert keepstep("doctor", "--store", url, "--deep").code == 0
     assert keepstep("show", "nobody", "--store", url).code == exits.NOT_FOUND
+
+
+def test_a_role_that_may_only_look_is_told_so_and_nothing_is_wrong(keepstep, url):
+    assert keepstep("run", "program.py:total", "1", "--store", url, "--id", "r1").code == 0
+    with psycopg.connect(session_dsn(), autocommit=True) as admin:
+        admin.execute("CREATE ROLE looker LOGIN")
+        try:
+            schema = url.rpartition("schema=")[2]
+            admin.execute(f"GRANT USAGE ON SCHEMA {schema} TO looker")
+            admin.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO looker")
+            as_looker = url.replace("postgres@", "looker@", 1)
+            assert keepstep("show", "r1", "--store", as_looker).code == 0
+            done = keepstep("doctor", "--store", as_looker, "--json")
+            assert done.code == 0, done.out
+            (finding,) = done.json["findings"]
+            assert (finding["severity"], finding["code"]) == ("warning", "store")
+            assert "permission denied" in finding["message"]
+            assert "must be allowed to write" in finding["advice"]
+        finally:
+            admin.execute("DROP OWNED BY looker")
+            admin.execute("DROP ROLE looker")
 
 
 @pytest.mark.parametrize(

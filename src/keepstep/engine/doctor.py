@@ -122,6 +122,9 @@ class _Doctor:
         try:
             await self.engine.call(below(self.engine.store).commit, [probe])
         except StoreError as error:
+            if error.denied:
+                self.find(Severity.WARNING, "store", f"the store can only be read from here: {error}", _LOOK_ONLY)
+                return
             advice = "a stopped process goes on with kill -CONT, or ends with kill; its runs are then recovered"
             if not isinstance(error, StoreUnavailable):
                 advice = _RESTORE
@@ -182,7 +185,11 @@ class _Doctor:
         self._corrupt(run_id, said)
 
     def _corrupt(self, run_id: str, said: str) -> None:
-        self.find(Severity.ERROR, "corrupt", said, f"{_RESTORE}; no worker will drive the run as it is", runs=[run_id])
+        advice = (
+            f"keepstep repair mends what can be mended, and keepstep repair --accept-loss {quote(run_id)} shows what of it "
+            "would be lost; or restore the store from a copy. No worker will drive the run as it is"
+        )
+        self.find(Severity.ERROR, "corrupt", said, advice, runs=[run_id])
 
     async def look_at_run(self, run: Run) -> None:
         try:
@@ -385,7 +392,8 @@ class _Doctor:
                 self._corrupt(run.id, "; ".join(check.problems))
 
 
-_RESTORE = "restore the store from a copy"
+_RESTORE = "keepstep repair mends what can be mended; otherwise restore the store from a copy"
+_LOOK_ONLY = "that is enough to look; a worker, and who steers runs, must be allowed to write"
 _LATE = timedelta(seconds=LATE_SECONDS)
 #: The kinds of record that say that a signal was read.
 _READS = tuple(

@@ -55,6 +55,7 @@ _SETTINGS = {
 #: What PostgreSQL says when it, or this session, cannot go on; or when it will not write just now.
 _UNAVAILABLE = re.compile(r"08...|53...|57...|58...|25006|40001|40P01|55P03|XX000")
 _READ_ONLY = "25006"
+_NOT_ALLOWED = "42501"
 _CONFLICTS = ("40001", "40P01")
 _LACKING = ("42P01", "42703", "3F000")
 _DAMAGED = ("XX001", "XX002")
@@ -114,10 +115,14 @@ class Address:
         if code in _LACKING:
             return SchemaMismatch(f"{said}: it is no whole Keepstep store; restore it from a copy")
         if _UNAVAILABLE.fullmatch(code) or (not code and isinstance(error, psycopg.OperationalError)):
-            return StoreUnavailable(said, unknown=unknown)
+            unavailable = StoreUnavailable(said, unknown=unknown)
+            unavailable.denied = code == _READ_ONLY
+            return unavailable
         if isinstance(error, psycopg.DataError | UnicodeEncodeError | OverflowError):
             return DefinitionError(f"{self.text} cannot be asked for that: {self._said(error)}")
-        return StoreError(said)
+        failed = StoreError(said)
+        failed.denied = code == _NOT_ALLOWED
+        return failed
 
     def _said(self, error: Exception) -> str:
         text = " ".join(str(error).split())

@@ -64,7 +64,9 @@ def translated(error: apsw.Error | UnicodeDecodeError, path: str, *, committing:
             f"{path}: there is something already that should follow what is known of a run ({error})"
         )
     if isinstance(error, _UNAVAILABLE):
-        return StoreUnavailable(f"{path}: {error}", unknown=committing and isinstance(error, apsw.IOError))
+        unavailable = StoreUnavailable(f"{path}: {error}", unknown=committing and isinstance(error, apsw.IOError))
+        unavailable.denied = isinstance(error, apsw.ReadOnlyError)
+        return unavailable
     if isinstance(error, apsw.SQLError) and _LACKING.match(str(error)):
         return SchemaMismatch(f"{path} is no whole Keepstep store ({error}); restore it from a copy")
     return StoreError(f"{path}: {type(error).__name__}: {error}")
