@@ -178,11 +178,15 @@ class CheckpointCorrupt(StoreError):
 
 
 class EncryptionError(StoreError):
-    """A run is encrypted with a key that is not at hand, or is not encrypted where it must be; `key_id` is wanted."""
+    """A run is encrypted with a key that is not at hand, or is not encrypted where it must be; `key_id` is wanted.
 
-    def __init__(self, message: str, key_id: str = "") -> None:
+    `wrong` says that a key of that id is here, but is not the one.
+    """
+
+    def __init__(self, message: str, key_id: str = "", *, wrong: bool = False) -> None:
         super().__init__(message)
         self.key_id = key_id
+        self.wrong = wrong
 
 
 class SchemaMismatch(StoreError):

@@ -49,6 +49,9 @@ def test_without_keys_one_looks_and_does_not_read(encrypted, monkeypatch):
     assert encrypted("audit", "r").code == 0
     assert encrypted("watch", "r").code == 0
     assert encrypted("doctor").code == 0
+    for words in ("verify", "repair", "export runs.jsonl", "copy .keepstep/runs.db new.db", "purge --all --dry-run"):
+        assert encrypted(*words.split()).code == 0  # they need no value
+    assert encrypted("signal", "r", "x").code == exits.STORE
     for words in (("run", "program.py:greet", "Bob"), ("start", "program.py:greet", "Bob"), ("rekey",)):
         refused = encrypted(*words)
         assert refused.code in (exits.STORE, exits.USAGE), refused.err
@@ -57,7 +60,12 @@ def test_without_keys_one_looks_and_does_not_read(encrypted, monkeypatch):
 
 def test_a_wrong_key_is_told(encrypted, monkeypatch):
     monkeypatch.setenv("KEEPSTEP_KEYS", f"old={key('x')}")
-    assert "which is not here" in encrypted("show", "r").out
+    for words in (("show", "r"), ("history", "r")):
+        assert (
+            "with the key 'old', but the key of that name here is another: its values are not" in encrypted(*words).out
+        )
+    value = json.loads(encrypted("show", "r", "--json").out)
+    assert (value["hidden"], value["input"]["args"]) == (True, [])
     monkeypatch.setenv("KEEPSTEP_KEYS", "old=hunter2")
     refused = encrypted("list", "--json")
     assert refused.code == 0  # it needs no keys

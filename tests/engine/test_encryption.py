@@ -433,6 +433,11 @@ async def test_the_doctor_tells_of_runs_whose_key_is_not_here(world):
             ("plain",): "1 run in plain text, which keys refuse: plain",
         }
         assert report.healthy
+    async with world.engine(keys=keys("old", old=NEW), worker=False) as engine:
+        told = {
+            finding.runs: finding.message for finding in (await examine(engine)).findings if finding.code == "no-key"
+        }
+        assert told["old",] == "1 run encrypted with the key 'old', but the key of that name here is another: old"
 
 
 async def test_a_history_is_replayed_in_plain_text_for_those_who_have_the_key(world, tmp_path):

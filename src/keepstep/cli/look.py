@@ -162,8 +162,8 @@ async def _asked(engine: Engine, run: Run) -> Signal | None:
     return last if last is not None and last.name == PAUSE and run.status is not Status.PAUSED else None
 
 
-#: Stands for the input of a run whose key is not here.
-NOTHING = b"null"
+#: Stands for the input of a run whose key is not here, and of one for which the key that is here is wrong.
+NOTHING, WRONG = b"null", b" null"
 
 
 def readable(engine: Engine, run: Run) -> Run:
@@ -174,13 +174,13 @@ def readable(engine: Engine, run: Run) -> Run:
 
     try:
         return replace(run, input=engine.encryption.input(run)) if run.data_key else run
-    except EncryptionError:
-        return replace(run, input=NOTHING, progress=None)
+    except EncryptionError as error:
+        return replace(run, input=WRONG if error.wrong else NOTHING, progress=None)
 
 
 def is_hidden(run: Run) -> bool:
     """Whether `readable` could not read it."""
-    return bool(run.data_key) and run.input == NOTHING
+    return bool(run.data_key) and run.input in (NOTHING, WRONG)
 
 
 async def _cancel(engine: Engine, run: Run) -> AuditEntry | None:
@@ -257,7 +257,10 @@ def _key_of(run: Run) -> str:
 
     if not run.data_key:
         return ""
-    hidden = ", which is not here: its values are not shown" if is_hidden(run) else ""
+    hidden = ""
+    if is_hidden(run):
+        why = "but the key of that name here is another" if run.input == WRONG else "which is not here"
+        hidden = f", {why}: its values are not shown"
     return f"with the key {words.encrypted_with(run)!r}{hidden}"
 
 

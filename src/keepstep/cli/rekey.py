@@ -43,7 +43,7 @@ def _told(done: Rekeyed, current: str) -> str:
     if done.plain:
         lines.append(f"{words.count(done.plain, 'run')} in plain text, left so")
     lines += [
-        f"{words.count(number, 'run')} encrypted with {name!r}, which is not here: left so"
+        f"{words.count(number, 'run')} encrypted with {name!r}, which is not here, or is another there: left so"
         for name, number in done.left.items()
     ]
     if done.damaged:

@@ -100,7 +100,7 @@ class _Doctor:
         self.late: dict[str, list[Run]] = {}
         self.orphans: dict[str, list[Run]] = {}
         self.unreadable: set[str] = set()
-        self.locked: dict[str, list[Run]] = {}
+        self.locked: dict[tuple[str, bool], list[Run]] = {}
 
     def find(
         self,
@@ -186,8 +186,8 @@ class _Doctor:
 
     def _corrupt(self, run_id: str, said: str) -> None:
         advice = (
-            f"keepstep repair mends what can be mended, and keepstep repair --accept-loss {quote(run_id)} shows what of it "
-            "would be lost; or restore the store from a copy. No worker will drive the run as it is"
+            "keepstep repair mends what can be mended, and "
+            f"keepstep repair --accept-loss {quote(run_id)} shows what of it would be lost; or restore the store from a copy. No worker will drive the run as it is"
         )
         self.find(Severity.ERROR, "corrupt", said, advice, runs=[run_id])
 
@@ -197,13 +197,13 @@ class _Doctor:
         except CheckpointCorrupt as error:  # of this run alone: the others are looked at all the same
             self._corrupt(run.id, str(error))
 
-    def _key_wanted(self, run: Run) -> str | None:
-        """With keys at hand: the id of the one that the run needs and that is not here, if it is so."""
+    def _key_wanted(self, run: Run) -> tuple[str, bool] | None:
+        """With keys at hand: the id of the one that the run needs and that is not here, and whether another is."""
         try:
             if self.engine.encryption.store is not None:
                 self.engine.encryption.cipher(run)
         except EncryptionError as error:
-            return error.key_id
+            return error.key_id, error.wrong
         return None
 
     async def _look_at_run(self, run: Run) -> None:
@@ -363,13 +363,17 @@ class _Doctor:
                 "start one: keepstep worker FILE.py",
                 runs=[run.id for run in runs],
             )
-        for key, runs in self.locked.items():
+        for (key, wrong), runs in self.locked.items():
             what = f"encrypted with the key {key!r}, which is not here" if key else "in plain text, which keys refuse"
+            if wrong:
+                what = f"encrypted with the key {key!r}, but the key of that name here is another"
             self.find(
                 Severity.WARNING,
                 "no-key",
                 f"{_count(len(runs), 'run')} {what}: {_named(runs)}",
-                "a worker needs the key to drive them" if key else "the word plaintext among the keys lets them pass",
+                "a worker needs the right key to drive them"
+                if key
+                else "the word plaintext among the keys lets them pass",
                 runs=[run.id for run in runs],
             )
         for workflow, runs in self.late.items():

@@ -126,6 +126,7 @@ class Keys:
                 f"run {run!r}: the key {name!r} given here is not the one that its data key was encrypted with, "
                 "or its data key was changed",
                 name,
+                wrong=True,
             ) from None
 
     def _key(self, name: str, run: str) -> Any:
