@@ -12,6 +12,7 @@ import click
 import pytest
 
 import keepstep as ks
+from keepstep.cli import exits
 from tests.cli.conftest import ROOT
 
 
@@ -274,6 +275,39 @@ def test_a_store_that_cannot_be_this_ones_is_told(keepstep, folder, statement, s
     done = keepstep("doctor")
     assert done.code in (1, 6)
     assert said in done.out + done.err
+
+
+def test_commands_in_hints_name_the_store_that_was_named(keepstep, monkeypatch):
+    there = ("--store", "my runs.db")
+    name = "--store 'my runs.db'"
+    started = keepstep("start", "program.py:approval", "--id", "w", *there)
+    assert f"keepstep worker program.py {name}" in started.err
+    shown = keepstep(*there, "show", "w").out
+    assert f"keepstep history w {name}" in shown
+    assert f"keepstep worker FILE.py {name}" in shown
+    assert f"keepstep {name} worker FILE.py" in keepstep("doctor", *there).out
+    failed = keepstep("run", "program.py:call", "--id", "bad", *there)
+    assert f"keepstep retry bad {name} lets it go on" in failed.err
+    assert f"keepstep list {name} shows" in keepstep("show", "zzz", *there).err
+    monkeypatch.setenv("KEEPSTEP_STORE", "my runs.db")
+    assert "--store" not in keepstep("show", "w").out
+
+
+@pytest.mark.parametrize(
+    "store, said",
+    [
+        ("postgresql://ann:s3cret@host:5432/db", "'postgresql://ann:***@host:5432/db'"),
+        ("postgresql://ann:p@s:s3cret@host/db", "'postgresql://ann:***@host/db'"),
+        ("postgresql://ann@host:5432/db", "postgresql://ann@host:5432/db"),
+        ("postgresql://host/db?user=ann&password=s3cret", "'postgresql://host/db?user=ann&password=***'"),
+        ("files:a@b", "files:a@b"),
+        ("sqlite:///a:b@c.db", "sqlite:///a:b@c.db"),
+    ],
+)
+def test_a_password_is_in_no_hint(store, said, monkeypatch):
+    monkeypatch.setattr(exits.HERE, "store", store)
+    assert exits.line("list") == f"keepstep list --store {said}"
+    assert exits.advice("keepstep repair mends") == f"keepstep --store {said} repair mends"
 
 
 DAMAGE = {

@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # what cannot be written as it is must not stop an answer
-    settings = Settings()
+    settings, exits.HERE.store = Settings(), ""
     arguments = list(sys.argv[1:] if argv is None else argv)
     settings.json, settings.debug = "--json" in arguments, "--debug" in arguments  # for errors in the usage itself
     try:

@@ -94,7 +94,9 @@ def _verified(found: Verification, url: str) -> str:
     if found.sound:
         lines.append(click.style("everything is as it was written", fg="green"))
     else:
-        lines.append("keepstep repair mends what can be derived; keepstep repair --accept-loss RUN is for the rest")
+        lines.append(
+            exits.advice("keepstep repair mends what can be derived; keepstep repair --accept-loss RUN is for the rest")
+        )
     return "\n".join(lines)
 
 

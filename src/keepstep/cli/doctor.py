@@ -66,7 +66,7 @@ def _as_json(finding: Finding) -> dict[str, Any]:
         "severity": finding.severity.value,
         "code": finding.code,
         "message": finding.message,
-        "advice": finding.advice,
+        "advice": exits.advice(finding.advice),
         "runs": list(finding.runs),
         "worker": finding.worker or None,
     }
@@ -87,7 +87,7 @@ def _told(report: Report, url: str, *, bad: bool) -> str:
         name = click.style(finding.severity.value, fg=_COLOURS[finding.severity.value], bold=True)
         lines += ["", f"{name}: {words.printable(finding.message)}"]
         if finding.advice:
-            lines.append(f"  {finding.advice}")
+            lines.append(f"  {exits.advice(finding.advice)}")
     if not report.findings:
         end = "all is well: every unfinished run is driven, due, paused, or holds a wake-up"
         lines += ["", click.style(end, fg="green")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import Iterable
@@ -147,9 +148,33 @@ def _words(error: BaseException, code: int) -> tuple[str, str]:
     return str(error).replace("keepstep.errors.", ""), hint
 
 
+class _Here:
+    """Where this command works: the store that was named for it, which commands in hints must name too."""
+
+    store = ""
+
+
+#: Set before a command begins; one process runs one command.
+HERE = _Here()
+
+
 def line(*words: str) -> str:
-    """A command that can be pasted: what a shell would read in its own way is quoted."""
-    return shlex.join(("keepstep", *words))
+    """A command that can be pasted: what a shell would read in its own way is quoted, and the store is this one."""
+    return shlex.join(("keepstep", *words, *_store()))
+
+
+def advice(text: str) -> str:
+    """A sentence with commands in it, in which they name this store."""
+    store = shlex.join(("keepstep", *_store()))
+    return re.sub(r"\bkeepstep(?= [a-z])", lambda _: store, text)
+
+
+def _store() -> tuple[str, ...]:
+    return ("--store", _PASSWORD.sub(r"\1\2***", HERE.store)) if HERE.store else ()
+
+
+#: In a URL: what comes between a user's name and the host, and an option of that name.
+_PASSWORD = re.compile(r"((?<=:)//[^/@:]*:)[^/]*(?=@)|([?&]password=)[^&]*")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

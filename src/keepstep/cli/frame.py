@@ -133,6 +133,8 @@ def common_options() -> list[click.Parameter]:
     def keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         if value is not None and value is not False:
             setattr(ctx.ensure_object(Settings), str(param.name), value)
+            if param.name == "store":  # one that the shell names anyway need not be named to it
+                exits.HERE.store = "" if value in (DEFAULT_STORE, os.environ.get("KEEPSTEP_STORE")) else value
 
     store = click.Option(
         ["--store"],
@@ -185,7 +187,7 @@ async def find(engine: Engine, run_id: str) -> RunHandle[Any]:
         return await engine.get(run_id)
     except RunNotFound:
         near = await _near(engine, run_id)
-        hint = f"did you mean {' or '.join(near)}?" if near else "keepstep list shows the runs that there are"
+        hint = f"did you mean {' or '.join(near)}?" if near else f"{exits.line('list')} shows the runs that there are"
         raise exits.Refused(f"no run {run_id!r} in {shown_url(engine.store)}", hint, exits.NOT_FOUND) from None
 
 

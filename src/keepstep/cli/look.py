@@ -88,14 +88,14 @@ def list_(
             return f"no runs {'like that ' if chosen else ''}in {url}"
         rows = [_row(run) for run in page.runs]
         shown = words.table(("RUN", "WORKFLOW", "STATUS", "CREATED", "WAITS FOR"), rows)
-        return shown + (f"\nmore: keepstep list --after {page.next}" if page.next else "")
+        return shown + (f"\nmore: {exits.line('list', '--after', page.next)}" if page.next else "")
 
     settings.answer(value, text)
     if not page.unreadable:
         return exits.OK
     if not settings.json:
         named = ", ".join(map(words.one_line, page.unreadable))
-        click.echo(f"cannot be read, for their rows are damaged: {named} (keepstep doctor tells more)", err=True)
+        click.echo(f"cannot be read, for their rows are damaged: {named} ({exits.line('doctor')} tells more)", err=True)
     return exits.STORE
 
 
@@ -286,7 +286,7 @@ def _hints(run: Run) -> list[str]:
     if run.status in (Status.FAILED, Status.SET_ASIDE) and not handed_over(run):
         hints.append(line("retry", run.id))
     if words.waits_for(run) == "a worker":
-        hints.append("keepstep worker FILE.py    (a process that drives it, if none is there)")
+        hints.append(f"{line('worker', 'FILE.py')}    (a process that drives it, if none is there)")
     return hints
 
 

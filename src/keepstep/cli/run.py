@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import click
 
 from . import exits
-from .frame import DEFAULT_STORE, Settings, command, shown_url, unattended
+from .frame import Settings, command, shown_url, unattended
 from .look import tag_of
 
 if TYPE_CHECKING:
@@ -183,8 +183,7 @@ class _Driven:
         lines.plain(f"stopping: a step that is under way has {STOP_SECONDS:g} s to finish (Ctrl-C again: at once)")
         await engine.close(STOP_SECONDS)
         lines.stop()
-        store = [] if self.settings.store == DEFAULT_STORE else ["--store", self.settings.store]
-        again = exits.line("run", self.target, "--id", handle.id, *store)
+        again = exits.line("run", self.target, "--id", handle.id)
         if self.settings.json:
             click.echo(json.dumps({"run": handle.id, "status": "interrupted", "again": again}), file=sys.__stdout__)
         lines.plain(f"run {handle.id} is not finished; nothing that it finished is lost. It goes on with\n  {again}")

@@ -95,7 +95,7 @@ async def _alone(engine: Engine, run_id: str) -> str:
     run = await (await engine.get(run_id)).run()
     if run.worker is not None or run.status.finished or not await unattended(engine, run.workflow):
         return ""
-    return "; it goes on when a worker takes it (none is there: keepstep worker FILE.py)"
+    return f"; it goes on when a worker takes it (none is there: {exits.line('worker', 'FILE.py')})"
 
 
 async def _settled(engine: Engine, run_id: str) -> Run:

@@ -187,7 +187,8 @@ class _Doctor:
     def _corrupt(self, run_id: str, said: str) -> None:
         advice = (
             "keepstep repair mends what can be mended, and "
-            f"keepstep repair --accept-loss {quote(run_id)} shows what of it would be lost; or restore the store from a copy. No worker will drive the run as it is"
+            f"keepstep repair --accept-loss {quote(run_id)} shows what of it would be lost; or "
+            "restore the store from a copy. No worker will drive the run as it is"
         )
         self.find(Severity.ERROR, "corrupt", said, advice, runs=[run_id])
 
