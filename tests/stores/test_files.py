@@ -251,7 +251,7 @@ def test_the_newest_entry_is_found_in_a_few_looks_however_many_there_are(store, 
     monkeypatch.setattr(Disk, "names", lambda *_: pytest.fail("a folder was listed"))
     other = opened()
     looks.clear()
-    assert get(other, "r").seq == HINT_EVERY * 12 + 6
+    assert other.list_checkpoints("r", HINT_EVERY * 12 + 5)[0].seq == HINT_EVERY * 12 + 6
     assert len(looks) < 16
 
 
@@ -636,23 +636,55 @@ def test_leftovers_go_when_a_run_is_taken_over(path, store, opened, clock):
     assert not left.exists()
 
 
-def test_a_run_whose_newest_entry_is_damaged_is_set_aside(path, store, opened):
+def test_a_broken_log_is_told_and_never_cut_by_itself(path, store, opened):
     writer = started(store, "r")
     for _ in range(3):
         writer.write()
     entries(path, "r")[-1].write_text("{")
+    before = {one: one.read_text() for one in entries(path, "r")}
     other = opened()
-    assert flaws(other) == [("dangling", "r", "")]
-    ((kind, _, mended),) = flaws(other, mend=True)
-    assert kind == "dangling"
-    assert "put aside" in mended
-    assert flaws(other) == []
-    run = get(other, "r")
-    assert (run.status, run.seq, run.worker, run.epoch) == (Status.SET_ASIDE, 3, None, 2)
-    assert len(other.list_checkpoints("r")) == 3
-    assert [one.read_text() for one in (path / "aside").iterdir()] == ["{"]
+    assert flaws(other) == flaws(other, mend=True) == [("dangling", "r", "")]
+    assert {one: one.read_text() for one in entries(path, "r")} == before
+    assert not (path / "aside").exists()
     assert claim(other, "w2") == []
-    assert writer.write().verdict is Verdict.FENCED
+    with pytest.raises(CheckpointCorrupt):
+        other.get_run("r")
+    assert [row.seq for n in range(3) for row in other.list_checkpoints("r", n, 1)] == [1, 2, 3]
+    with pytest.raises(CheckpointCorrupt):
+        other.list_checkpoints("r", 3, 1)
+
+
+def test_a_damaged_beginning_is_a_flaw_of_its_run_alone(path, store, opened):
+    some_runs(store)
+    file = entries(path, "run")[0]
+    file.write_text(file.read_text().replace('"created', '"kreated', 1))
+    assert flaws(opened()) == [("dangling", "run", "")]
+
+
+def test_a_lost_newest_entry_is_noticed(path, store, opened):
+    writer = started(store, "r", "dead")
+    writer.write()
+    writer.write(status=Status.PAUSED)
+    entries(path, "r")[-1].unlink()
+    for other in (store, opened()):
+        assert flaws(other) == flaws(other, mend=True) == [("dangling", "r", "")]
+        assert other.list_runs(RunQuery()).unreadable == ("r",)
+        assert claim(other, "w2") == []
+    with pytest.raises(CheckpointCorrupt, match=r"000003\.json is missing, in which it was paused"):
+        opened().get_run("r")
+
+
+def test_a_hole_is_found_by_who_has_seen_the_run_before(path, store, opened):
+    writer = started(store, "r", "dead")
+    for _ in range(4):
+        writer.write()
+    entries(path, "r")[3].unlink()  # a search by doubling steps ends before it
+    other = opened()
+    other.list_runs(RunQuery())
+    with pytest.raises(CheckpointCorrupt, match="000004"):
+        other.get_run("r")
+    assert claim(other, "w2") == []
+    assert len(entries(path, "r")) == 4
 
 
 def test_a_folder_of_nobody_is_put_aside(path, store):

@@ -18,7 +18,7 @@ from ..stores.rules import check_signal, seal_signal
 from ..stores.sealed import below
 from .archive import ArchiveWriter, writing
 from .transfer import Reason, set_aside
-from .verify import check_run, head_of, rows_of, signals_of
+from .verify import check_run, head_of, rows_of, salvaged, signals_of
 
 #: Stands in the place of a signal that is lost, so that the others keep their numbers.
 LOST = "ks:lost"
@@ -168,6 +168,9 @@ def _out_of_dead_hands(store: Store, run: Run) -> Run:
     try:
         claims = store.claim_runs(ClaimRequest(worker, run=run.id, statuses=frozenset(Status))).claims
         if not claims:
+            found = salvaged(store, run.id)  # it may be too damaged to be claimed
+            if found is not None and found.worker is None:
+                return replace(run, worker=None, epoch=found.epoch)
             raise RunConflict(f"run {run.id!r} is driven by {run.worker}; look again when it is set aside", run.id)
         held = claims[0].run
         change = Advance(run.id, worker, held.epoch, held.seq, status=Status.SET_ASIDE, release=True, progress=False)

@@ -13,6 +13,7 @@ from ..model import FINISHED, Flaw, Kind, Outcome, Run, RunPage, RunQuery, Signa
 from ..ports import Row, Store
 from ..stores.records import FORMAT, Record, check_origin, origin, unseal
 from ..stores.rules import check_signal
+from ..stores.sealed import below
 
 #: Runs asked for at once: their inputs come with them.
 PAGE = 200
@@ -179,7 +180,17 @@ def head_of(store: Store, run_id: str) -> Run | None:
         for run in all_runs(store, RunQuery(id_prefix=run_id, limit=PAGE)):
             if isinstance(run, Run) and run.id == run_id:
                 return run
-        raise
+        found = salvaged(store, run_id)
+        if found is None:
+            raise
+        return found
+
+
+def salvaged(store: Store, run_id: str) -> Run | None:
+    """What only the store itself can tell of a run that is damaged, if it can."""
+    ask = getattr(below(store), "salvaged", None)
+    found: Run | None = None if ask is None else ask(run_id)
+    return found
 
 
 # -- one run -----------------------------------------------------------------------------------------------------------
@@ -323,18 +334,28 @@ def _is_readable(row: Row, run_id: str, after: int) -> bool:
 
 
 def rows_of(store: Store, run_id: str, broken: Callable[[str], None] = lambda _: None) -> Iterator[Row]:
-    """Every row of a run in order; `broken` hears of rows that the store cannot give."""
-    after = 0
-    while True:
+    """Every row that the store can give, in order; `broken` hears of the first that it cannot give, in its place."""
+    after, limit, told, lost, again = 0, 1000, "", "", 0
+    while again < TRIES:
         try:
-            rows = store.list_checkpoints(run_id, after)
+            rows = store.list_checkpoints(run_id, after, limit)
         except _BROKEN as error:
-            broken(str(error))
-            return
-        if not rows:
-            return
-        yield from rows
-        after = rows[-1].seq
+            told = told or str(error)
+            if limit > 1:  # one of many: ask for them one by one
+                limit = 1
+                continue
+            if not lost:
+                broken(str(error))
+            again = again + 1 if str(error) == lost else 0
+            lost = str(error)
+            after += 1
+        else:
+            if not rows:
+                break
+            yield from rows
+            after = rows[-1].seq
+    if told and not lost:
+        broken(told)
 
 
 def signals_of(store: Store, run_id: str) -> Iterator[Signal | CheckpointCorrupt]:

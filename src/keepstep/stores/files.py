@@ -102,12 +102,19 @@ class FilesStore:
 
     def delete_runs(self, run_ids: Sequence[str], *, finished: bool = False, scrub: bool = False) -> int:
         self._must_be_open()
-        wanted = [run for run in dict.fromkeys(run_ids) if self._logs.state(run) is not None]
+        wanted = [run for run in dict.fromkeys(run_ids) if self._is_there(run)]
         batch = self._index.will(wanted)
         removed: list[str] = []
 
         def remove(run: str) -> Steps[None]:
-            if (yield from self._commits.delete(run, finished=finished)):
+            try:
+                gone = yield from self._commits.delete(run, finished=finished)
+            except CheckpointCorrupt:  # no log is so broken that it could not go
+                if finished or self._is_driven(run):
+                    raise
+                yield from self._commits.delete_broken(run)
+                gone = True
+            if gone:
                 removed.append(run)
             else:
                 yield from self._commits.settle(run)
@@ -120,6 +127,17 @@ class FilesStore:
         if scrub:
             self._index.scrub()
         return len(removed)
+
+    def _is_there(self, run: str) -> bool:
+        try:
+            return self._logs.state(run) is not None
+        except CheckpointCorrupt:
+            return True
+
+    def _is_driven(self, run: str) -> bool:
+        """Whether the newest readable entry of a broken log names a worker that lives."""
+        state = self._commits.remains(run)
+        return state is not None and state.head.worker is not None and self._workers.is_alive(state.head.worker)
 
     # -- leases ------------------------------------------------------------------------------------------------------
 
@@ -203,9 +221,14 @@ class FilesStore:
     def _take(self, run: str, request: ClaimRequest, alive: set[str]) -> Steps[Claim | None]:
         """Lease one run, if it is still to be had; one that cannot be read is left, so that it stops no other."""
         before: list[State] = []
+        known = self._index.line(run)
 
         def decide(state: State | None) -> Draft | Answer:
             before[:] = [state] if state else []
+            if state is not None and known is not None and state.number < known.entry:
+                lost = self._commits.lost(run, known)
+                if lost is not None:
+                    raise lost
             if state is None or not self._is_to_be_had(state, request, alive):
                 return Answer(Verdict.FENCED)
             head, taken = state.head, state.head.worker is not None
@@ -267,6 +290,8 @@ class FilesStore:
     def get_run(self, run_id: str) -> Run | None:
         self._must_be_open()
         state = self._logs.state(run_id)
+        if state is not None and state.head.status not in rules.ENDED:  # or one would wait for what has been
+            state = self._not_behind(run_id)
         if state is None:
             return None
         if state.outbox:  # what this entry begins elsewhere, a successor above all, must be there when it is told of
@@ -283,6 +308,28 @@ class FilesStore:
         progress = None if run.worker is None else self._workers.progress(run.worker, run_id)
         return run if progress is None else replace(run, progress=progress)
 
+    def _not_behind(self, run_id: str) -> State | None:
+        """How a run stands, if nothing tells that it has gone further."""
+        known = self._index.loaded().line(run_id)
+        state = self._logs.state(run_id, whole=True)
+        if state is not None and known is not None and state.number < known.entry:
+            lost = self._commits.lost(run_id, known)
+            if lost is not None:
+                raise lost
+        return state
+
+    def salvaged(self, run_id: str) -> Run | None:
+        """A run whose log is broken, as its newest readable entry tells it: for those who repair it.
+
+        Nobody has its lease if the worker that is named there is dead.
+        """
+        self._must_be_open()
+        state = self._commits.remains(run_id)
+        if state is None:
+            return None
+        run = run_of(run_id, self._logs.facts(run_id, state.head), state.head)
+        return run if self._is_driven(run_id) else replace(run, worker=None)
+
     def _final(self, run_id: str, number: int, kind: str) -> Row | None:
         rows = self._logs.rows_of(run_id, number)
         return next((row for row in reversed(rows) if row.kind == kind), None)
@@ -298,7 +345,7 @@ class FilesStore:
             if not may_match(query, line):
                 continue
             try:
-                run = self._commits.run(line.run)
+                run = self._commits.run(line.run, line)
             except CheckpointCorrupt:
                 run = None
                 if len(runs) + len(unreadable) < limit:
@@ -330,7 +377,7 @@ class FilesStore:
 
     def list_signals(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Signal]:
         self._must_be_open()
-        state = self._logs.state(run_id)
+        state, _ = self._logs.state_to_read(run_id)  # that a log is broken is found by its checkpoints
         if state is None:
             return []
         found: list[Signal] = []

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from ..errors import CheckpointCorrupt
-from ..model import Flaw, Status
+from ..model import Flaw
 from .files_commit import Commits
 from .files_disk import Disk, finish, translating
-from .files_entry import Draft, Entry, Facts, Head
+from .files_entry import Entry, Facts
 from .files_index import Index, line_of
 from .files_log import HINT, Logs, State
 from .files_names import entry_name, entry_number
@@ -26,9 +26,10 @@ _OTHERS = frozenset({"runs", "index", "workers", "trash", "aside", "keepstep.jso
 
 
 class Check:
-    """One look at everything; with `mend`, what is derivable is made again and what is not is put aside.
+    """One look at everything; with `mend`, what is derivable is made again, and what is no run's is put aside.
 
     Nothing is destroyed but what a crash left half written: what a flaw puts aside lies under `aside/` afterwards.
+    A run's log is never cut: that it is broken is told, and `repair --accept-loss` is for a person to say.
     """
 
     def __init__(self, root: str, disk: Disk, logs: Logs, index: Index, commits: Commits, *, mend: bool) -> None:
@@ -76,9 +77,12 @@ class Check:
         self._logs.forget(run)
         try:
             state = self._logs.last_state(run, whole=True)
+            if state is not None:
+                self._logs.facts(run, state.head)
         except CheckpointCorrupt as error:
+            # Nothing of it is cut here: what comes after the damage was acknowledged, so a person decides.
             self._unreadable.add(run)
-            yield from self._broken(run, folder, numbers, str(error))
+            yield Flaw("dangling", folder, str(error))
             return
         if state is None:
             return
@@ -152,51 +156,6 @@ class Check:
         text = self._disk.read(f"{self._root}/{folder}/{HINT}").strip()
         return int(text) if text.isdigit() else 0
 
-    # -- a log that cannot be read to its end ------------------------------------------------------------------------
-
-    def _broken(self, run: str, folder: str, numbers: list[int], what: str) -> Iterator[Flaw]:
-        """The newest entry is damaged, or one before it is missing: what can be read stays, the rest is put aside."""
-        if not self._mend:
-            yield Flaw("dangling", folder, what)
-            return
-        last = self._last_sound(run, numbers)
-        if last is None:
-            yield self._aside(folder, "dangling", what)
-            return
-        for number in numbers:
-            if number > last.number:
-                self._put_aside(f"{folder}/{entry_name(number)}")
-        for name in (HINT,):
-            self._done("removed", self._unlink, f"{self._root}/{folder}/{name}")
-        self._logs.forget(run)
-        finish(self._disk, self._logs.append(run, _set_aside))
-        finish(self._disk, self._commits.settle(run))
-        state = self._logs.state(run)
-        if state is not None:
-            self._states[run] = state
-        yield Flaw(
-            "dangling",
-            folder,
-            what,
-            f"what comes after {entry_name(last.number)} was put aside, and run {run!r} with it: it goes on when a "
-            "person says so",
-        )
-
-    def _last_sound(self, run: str, numbers: list[int]) -> Entry | None:
-        """The newest entry up to which every one is there and can be read."""
-        last: Entry | None = None
-        for place, number in enumerate(numbers, 1):
-            if number != place:
-                break
-            try:
-                entry = self._logs.entry(run, number)
-                if number == entry.head.base:
-                    self._logs.facts(run, entry.head)
-            except CheckpointCorrupt:
-                break
-            last = entry
-        return last
-
     # -- the index ---------------------------------------------------------------------------------------------------
 
     def _entries_of_the_index(self) -> Iterator[Flaw]:
@@ -210,6 +169,10 @@ class Check:
             if said is None or said.gone:
                 if self._logs.state(run) is not None:
                     yield self._unlike(run, "the index does not name it")
+                continue
+            lost = self._commits.lost(run, said)
+            if lost is not None:
+                yield Flaw("dangling", self._logs.folder(run).removeprefix(f"{self._root}/"), str(lost))
                 continue
             wanted = self._said(run, seen)
             if _essence(said) != _essence(wanted) and said.entry <= seen.number and not self._comes_right(run):
@@ -234,7 +197,7 @@ class Check:
         if self._mend:
             finish(self._disk, self._commits.settle(run))
             mended = "the index was told"
-        return Flaw("index", run, what, mended)
+        return Flaw("index", run, f"run {run!r}: {what}", mended)
 
     # -- mending -----------------------------------------------------------------------------------------------------
 
@@ -269,16 +232,6 @@ class Check:
         kept = f"aside/{self._logs.unique()}-{name.replace('/', '.')}"[:200]
         self._disk.rename(f"{self._root}/{name}", f"{self._root}/{kept}")
         return kept
-
-
-def _set_aside(state: State | None) -> Draft:
-    """A run whose newest entries were lost stands still until a person says how it goes on."""
-    if state is None:
-        raise CheckpointCorrupt("a run went while it was mended")
-    head: Head = msgspec.structs.replace(
-        state.head, status=Status.SET_ASIDE, worker=None, due_at=None, wakes=(), epoch=state.head.epoch + 1
-    )
-    return Draft("set aside", head)
 
 
 def _essence(line: Any) -> tuple[Any, ...]:

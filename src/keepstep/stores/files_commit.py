@@ -20,6 +20,7 @@ from .files_disk import Steps
 from .files_entry import Draft, Head, Outbox, Sending, facts_of, head_of, numbered, run_of
 from .files_index import Index, Line
 from .files_log import Logs, State
+from .files_names import entry_name
 
 log = logging.getLogger("keepstep")
 
@@ -280,43 +281,83 @@ class Commits:
 
     # -- anyone's changes ----------------------------------------------------------------------------------------------
 
-    def run(self, run_id: str) -> Run | None:
-        """A run as its log tells it, without its outcome."""
+    def run(self, run_id: str, known: Line | None = None) -> Run | None:
+        """A run as its log tells it, without its outcome; `known` is what the index says, never more."""
         state = self._logs.state(run_id)
+        if state is not None and known is not None and state.number < known.entry:
+            lost = self.lost(run_id, known)
+            if lost is not None:
+                raise lost
         return None if state is None else run_of(run_id, self._logs.facts(run_id, state.head), state.head)
+
+    def lost(self, run_id: str, known: Line | None) -> CheckpointCorrupt | None:
+        """That the newest entries of a log are gone: the index tells of a run only what its log has said before.
+
+        `known` is what the index said before this look at the log.
+        """
+        state = None if known is None or known.gone else self._logs.state(run_id)
+        if known is None or state is None or state.head.born != known.born or state.number >= known.entry:
+            return None
+        return CheckpointCorrupt(
+            f"run {run_id!r}: its log is broken: {entry_name(known.entry)} is missing, in which it was {known.status}"
+        )
+
+    def remains(self, run_id: str) -> State | None:
+        """How a run with a broken log stood when its newest readable entry was written."""
+        return self._logs.remains(run_id, self._entries_told(run_id))
+
+    def _entries_told(self, run_id: str) -> int:
+        known = self._index.loaded().line(run_id)
+        return 0 if known is None or known.gone else known.entry
 
     def _create(self, create: Create) -> Steps[Answer]:
         run = rules.check_create(create)
-        logs = self._logs
+        logs, index = self._logs, self._index if create.over is None else self._index.loaded()
+        known = index.line(run.id)
         try:
             while (there := logs.last_state(run.id, whole=True)) is not None and there.head.deleted:
                 yield from logs.remove(run.id)
+            broken = create.over is not None and self.lost(run.id, known) is not None
         except CheckpointCorrupt:
-            return Answer(Verdict.EXISTS if create.over is None else Verdict.FENCED, about=run.id)
-
-        def decide(state: State | None) -> Draft | Answer:
-            if state is not None and create.over is None:
-                return Answer(Verdict.EXISTS)
-            head = None if state is None else state.head
-            if head is not None and not rules.may_replace(create, head.worker, head.epoch, head.signals):
-                return Answer(Verdict.FENCED, about=run.id)
-            if state is None:
-                logs.make_folder(run.id)
-            base = state.number + 1 if state else 1
-            head = head_of(run, draw(6).hex(), base)
-            if any(row.kind in _FINAL for row in create.rows):
-                head = _change(head, outcome=base)
-            facts = facts_of(run, self._index.next_number())
-            return Draft("created", head, create.rows, numbered(create.signals, run.id), facts=facts)
-
-        draft, state = yield from logs.append(run.id, decide)
+            if create.over is None:
+                return Answer(Verdict.EXISTS, about=run.id)
+            broken = True
+        if broken:
+            draft, state = yield from logs.append_over(
+                run.id, self._entries_told(run.id), lambda state: self._created_over(create, run, state)
+            )
+        else:
+            draft, state = yield from logs.append(run.id, lambda state: self._created(create, run, state))
         if isinstance(draft, Answer) or state is None:
-            draft = draft if isinstance(draft, Answer) else Answer(Verdict.EXISTS)
+            draft = draft if isinstance(draft, Answer) else Answer(Verdict.FENCED, about=run.id)
             draft.run = self._existing(run.id)
             return draft
         yield from logs.sync_folder_of(run.id)
         self.note(run.id, state, run.worker)
         return Answer(Verdict.DONE, run=run, seq=run.seq)
+
+    def _created(self, create: Create, run: Run, state: State | None) -> Draft | Answer:
+        if state is not None and create.over is None:
+            return Answer(Verdict.EXISTS)
+        there = None if state is None else state.head
+        if there is not None and not rules.may_replace(create, there.worker, there.epoch, there.signals):
+            return Answer(Verdict.FENCED, about=run.id)
+        if state is None:
+            self._logs.make_folder(run.id)
+        base = state.number + 1 if state else 1
+        head = head_of(run, draw(6).hex(), base)
+        if any(row.kind in _FINAL for row in create.rows):
+            head = _change(head, outcome=base)
+        facts = facts_of(run, self._index.next_number())
+        return Draft("created", head, create.rows, numbered(create.signals, run.id), facts=facts)
+
+    def _created_over(self, create: Create, run: Run, state: State | None) -> Draft | Answer:
+        """The same in place of a run whose log is broken: who had the lease there is fenced by what comes after."""
+        if state is None:
+            return Answer(Verdict.FENCED, about=run.id)
+        heard = state.head.signals if create.heard is None else create.heard  # what came after the damage is not known
+        state.head = _change(state.head, worker=None, signals=heard)
+        return self._created(create, run, state)
 
     def _existing(self, run_id: str) -> Run | None:
         """The run that is there already; None if it is damaged, which must not stop the rest of the batch."""
@@ -382,6 +423,11 @@ class Commits:
         yield from self._logs.remove(run_id)
         self._index.note(run_id, None, state, None)
         return True
+
+    def delete_broken(self, run_id: str) -> Steps[None]:
+        """Remove a run whose log cannot take another entry."""
+        yield from self._logs.remove(run_id)
+        yield from self.settle(run_id)
 
 
 # -- changes and heads -------------------------------------------------------------------------------------------------

@@ -516,6 +516,12 @@ class Index:
             if line is not None and not line.gone and line.number == number:
                 yield line
 
+    def loaded(self) -> Index:
+        """Itself, once it has been read."""
+        if not self._loaded:
+            self.refresh()
+        return self
+
     def line(self, run: str) -> Line | None:
         """What the index says of one run."""
         return self._lines.get(run)

@@ -40,6 +40,10 @@ HINT_EVERY = 16
 HINT = "latest"
 #: What was written longer ago is durable: its writer has synced it, or died, and the system has by itself.
 _RECENT_SECONDS = 60.0
+#: Stands where an entry was lost, once a person has accepted that.
+_LOST = b'{"act": "lost"}\n'
+#: A number in a file is not longer than this.
+_DIGITS = 20
 #: Runs whose newest entry is remembered.
 _REMEMBERED = 20_000
 
@@ -47,7 +51,8 @@ _REMEMBERED = 20_000
 class State(msgspec.Struct):
     """How a run stood when its newest entry was seen; the outbox is what may still have to be done elsewhere.
 
-    The name of an entry that another process has just linked may not be `durable` yet.
+    The name of an entry that another process has just linked may not be `durable` yet. `whole` says that no entry
+    before it was missing.
     """
 
     number: int
@@ -55,6 +60,7 @@ class State(msgspec.Struct):
     identity: Identity
     outbox: Outbox
     durable: bool = False
+    whole: bool = False
 
 
 class Known(msgspec.Struct):
@@ -87,6 +93,7 @@ class Logs:
         self._facts: dict[str, tuple[str, Facts]] = {}
         self._known: dict[str, Known] = {}
         self._places: dict[str, tuple[str, int, int]] = {}
+        self._remains: dict[str, tuple[Identity | None, State | None]] = {}
         self._unsynced: set[str] = set()
         self._shards: set[str] = set()
         self._lock = threading.Lock()
@@ -110,6 +117,8 @@ class Logs:
         cached = self._states.get(run)
         if trusting and cached is not None:
             return cached
+        if whole and cached is not None and not cached.whole:
+            cached = None
         folder = self.folder(run)
         with translating(folder):
             if run in self._unsynced:  # what is seen is told to others, so it must be durable
@@ -118,7 +127,7 @@ class Logs:
             if cached is not None and self.disk.identity(f"{folder}/{entry_name(cached.number)}") == cached.identity:
                 if self.disk.identity(f"{folder}/{entry_name(cached.number + 1)}") is None:
                     return cached
-                start = cached.number
+                start, whole = cached.number, cached.whole
             number = self._newest_listed(run, folder) if whole and not start else self._newest(run, folder, start)
             if not number:
                 self.forget(run)
@@ -129,7 +138,7 @@ class Logs:
             return self.last_state(run)
         entry = self.entry(run, number)
         durable = abs(time.time() - identity.written_ns / 1e9) > _RECENT_SECONDS
-        state = State(number, entry.head, identity, entry.outbox, durable)
+        state = State(number, entry.head, identity, entry.outbox, durable, whole)
         self._remember(run, state)
         return state
 
@@ -169,7 +178,7 @@ class Logs:
             text = self.disk.read(f"{folder}/{HINT}")
         except FileNotFoundError:
             return 0
-        number = int(text) if text.strip().isdigit() and len(text) < 20 else 0
+        number = int(text) if text.strip().isdigit() and len(text) < _DIGITS else 0
         if number and self.disk.identity(f"{folder}/{entry_name(number)}") is None:
             return self._newest_listed(run, folder, at_least=number if self.disk.syncs else 0)
         return number
@@ -210,9 +219,57 @@ class Logs:
         self._facts[run] = head.born, facts
         return facts
 
+    def remains(self, run: str, at_least: int = 0) -> State | None:
+        """How a run with a broken log stood when its newest readable entry was written; None if none can be read.
+
+        `at_least` so many entries are known to have been there. Each after the newest readable one may have been a
+        claim or a checkpoint, so it counts for one in the epoch and in the sequence.
+        """
+        folder = self.folder(run)
+        with translating(folder):
+            numbers = [number for name in self.disk.names(folder) if (number := entry_number(name)) is not None]
+            text = self.disk.read(f"{folder}/{HINT}").strip() if HINT in self.disk.names(folder) else b""
+        hinted = int(text) if text.isdigit() and len(text) < _DIGITS else 0
+        newest = max([*numbers, at_least, hinted if numbers and self.disk.syncs else 0])
+        last = next((entry for number in range(newest, 0, -1) if (entry := self._readable(run, number))), None)
+        if last is None or last.head.deleted:
+            return None
+        gone = newest - last.number
+        head = msgspec.structs.replace(last.head, epoch=last.head.epoch + gone, seq=last.head.seq + gone)
+        return State(newest, head, Identity(0, 0), Outbox())
+
+    def _readable(self, run: str, number: int) -> Entry | None:
+        try:
+            return self.entry(run, number)
+        except CheckpointCorrupt:
+            return None
+
+    def append_over(
+        self, run: str, at_least: int, decide: Callable[[State | None], Draft | Answer]
+    ) -> Steps[tuple[Draft | Answer, State | None]]:
+        """Write an entry after a log that is broken, which stays: nothing before the entry that creates a run is read.
+
+        Where an entry is missing, a file says so, that none may ever be written there. None as the state: someone else
+        was faster.
+        """
+        remains = self.remains(run, at_least)
+        draft = decide(remains)
+        if isinstance(draft, Answer) or remains is None:
+            return draft, remains
+        folder = self.folder(run)
+        with translating(folder):
+            for number in range(1, remains.number + 1):
+                path = f"{folder}/{entry_name(number)}"
+                if self.disk.identity(path) is None:
+                    with contextlib.suppress(FileExistsError):
+                        yield from self.disk.create(path, _LOST)
+            remains.identity = self.disk.identity(f"{folder}/{entry_name(remains.number)}") or remains.identity
+        self.forget(run)
+        return draft, (yield from self._link(run, remains, draft))
+
     def forget(self, run: str) -> None:
         """Look at the disk when this run is next asked for."""
-        for memory in (self._states, self._facts, self._known, self._places):
+        for memory in (self._states, self._facts, self._known, self._places, self._remains):
             memory.pop(run, None)
 
     def _remember(self, run: str, state: State) -> None:
@@ -279,7 +336,7 @@ class Logs:
         if not linked:
             self.forget(run)
             return None
-        new = State(number, draft.head, identity, draft.outbox)
+        new = State(number, draft.head, identity, draft.outbox, whole=True)
         self._unsynced.add(run)
         self._remember(run, new)
         with translating(folder, unknown=True):
@@ -342,9 +399,14 @@ class Logs:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def rows(self, run: str, after: int, limit: int, kinds: Iterable[str]) -> list[Row]:
-        """Checkpoints in order, those after `after`; at most `limit`, and about 4 MB."""
-        state = self.state(run)
+        """Checkpoints in order, those after `after`; at most `limit`, and about 4 MB.
+
+        Of a broken log those before the damage can be had, by asking for no more.
+        """
+        state, broken = self.state_to_read(run)
         if state is None or limit <= 0 or after >= state.head.seq:
+            if broken is not None:
+                raise broken
             return []
         after, wanted = max(after, 0), frozenset(kinds)
         folder = self.folder(run)
@@ -353,8 +415,9 @@ class Logs:
         for number in range(self._first(run, state, after), state.number + 1):
             entry = self.entry(run, number)
             for row in entry_rows(entry, run, lambda name: self._beside(run, folder, name)):
-                if seq is not None and row.seq != seq + 1:
-                    raise CheckpointCorrupt(f"run {run!r}: chain broken at seq {seq + 1}: found seq {row.seq}")
+                if row.seq > after + 1 if seq is None else row.seq != seq + 1:
+                    place = after + 1 if seq is None else seq + 1
+                    raise CheckpointCorrupt(f"run {run!r}: chain broken at seq {place}: found seq {row.seq}")
                 seq = row.seq
                 if row.seq > after and (not wanted or row.kind in wanted):
                     if len(page) >= limit or size >= rules.PAGE_BYTES:
@@ -365,6 +428,20 @@ class Logs:
             if len(page) >= limit or size >= rules.PAGE_BYTES:
                 return page
         return page
+
+    def state_to_read(self, run: str) -> tuple[State | None, CheckpointCorrupt | None]:
+        """How a run stands; what remains of it if its log is broken, and how it is."""
+        try:
+            return self.state(run), None
+        except CheckpointCorrupt as error:
+            folder = self.disk.identity(self.folder(run))
+            known = self._remains.get(run)
+            if known is None or known[0] != folder:
+                self._limit(self._remains)
+                known = self._remains[run] = folder, self.remains(run)
+            if known[1] is None:
+                raise
+            return known[1], error
 
     def rows_of(self, run: str, number: int) -> list[Row]:
         """The checkpoints that one entry brought."""
@@ -403,13 +480,21 @@ class Logs:
         return self._find(run, state.head.base, state.number, lambda head: head.seq > after)
 
     def _find(self, run: str, low: int, high: int, holds: Callable[[Head], bool]) -> int:
-        """The first of these entries for which it holds; it holds for the last."""
-        while low < high:
-            middle = (low + high) // 2
-            if holds(self.entry(run, middle).head):
-                high = middle
-            else:
-                low = middle + 1
+        """The first of these entries for which it holds; it holds for the last. Those that cannot be read count not."""
+        first, last = low, high
+        try:
+            while low < high:
+                middle = (low + high) // 2
+                if holds(self.entry(run, middle).head):
+                    high = middle
+                else:
+                    low = middle + 1
+        except CheckpointCorrupt:
+            for number in range(first, last):
+                with contextlib.suppress(CheckpointCorrupt):
+                    if holds(self.entry(run, number).head):
+                        return number
+            return last
         return low
 
     def signals(self, run: str, state: State, after: int = 0) -> Iterator[tuple[Signal, str]]:
