@@ -322,7 +322,7 @@ class Index:
         old = self._lines.get(line.run)
         if old is not None and (line.entry < old.entry if old.born == line.born else line.gone):
             return
-        if old is not None and old.born != line.born and not settled:
+        if old is not None and not settled and (old.born != line.born or _is_back(old, line)):
             self._doubtful.add(line.run)  # which of two lives is the later one, its folder tells
         if not settled:
             self._writes += 1
@@ -574,6 +574,11 @@ def line_of(run: str, facts: Facts | None, state: State, author: str | None = No
         signals=head.signals,
         author=author,
     )
+
+
+def _is_back(old: Line, line: Line) -> bool:
+    """Whether a folder was taken away and brought back, or the other way round: lines of two files have no order."""
+    return old.entry == line.entry and old.gone is not line.gone
 
 
 def _knows(request: ClaimRequest, line: Line) -> bool:
