@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
@@ -98,6 +99,15 @@ def test_a_loss_is_accepted_from_the_damage_on(path, opened, damage, number):
     assert verify(opened()).sound
     shutil.rmtree(path / "index")
     assert verify(opened()).sound
+
+
+@pytest.mark.parametrize("damage", [b"{ half", b"\xff"])
+def test_what_cannot_be_read_is_kept_in_the_file_as_it_is(path, opened, tmp_path, damage):
+    entry(path, "done", 3).write_bytes(damage)
+    accept_loss(opened(), "done", str(tmp_path / "aside.jsonl"), actor="ann")
+    lines = [json.loads(line) for line in (tmp_path / "aside.jsonl").read_text().splitlines()]
+    [raw] = [line["raw"] for line in lines if "raw" in line]
+    assert raw in ({"file": "000003.json", "text": "{ half"}, {"file": "000003.json", "base64": "/w=="})
 
 
 def test_signals_before_the_damage_stay(path, opened, tmp_path):

@@ -330,6 +330,11 @@ class FilesStore:
         run = run_of(run_id, self._logs.facts(run_id, state.head), state.head)
         return run if self._is_driven(run_id) else replace(run, worker=None)
 
+    def raw_rows(self, run_id: str) -> list[dict[str, Any]]:
+        """The files of a run that cannot be read, as they are: to be kept before they are given up."""
+        self._must_be_open()
+        return self._logs.unreadable(run_id)
+
     def _final(self, run_id: str, number: int, kind: str) -> Row | None:
         rows = self._logs.rows_of(run_id, number)
         return next((row for row in reversed(rows) if row.kind == kind), None)

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -447,6 +448,22 @@ class Logs:
         """The checkpoints that one entry brought."""
         folder = self.folder(run)
         return entry_rows(self.entry(run, number), run, lambda name: self._beside(run, folder, name))
+
+    def unreadable(self, run: str) -> list[dict[str, Any]]:
+        """The entries of a run that cannot be read, whatever they hold: as text if it is text."""
+        found: list[dict[str, Any]] = []
+        folder = self.folder(run)
+        for name in sorted(self.disk.names(folder)):
+            number = entry_number(name)
+            if number is None or self._readable(run, number) is not None:
+                continue
+            with translating(folder):
+                data = self.disk.read(f"{folder}/{name}")
+            try:
+                found.append({"file": name, "text": data.decode()})
+            except UnicodeDecodeError:
+                found.append({"file": name, "base64": b64encode(data).decode()})
+        return found
 
     def run_in(self, folder: str) -> str | None:
         """The id of the run whose log lies in a folder, as its newest readable entry tells it."""
