@@ -238,6 +238,12 @@ def test_what_was_handed_over_does_not_go_on_in_both(kept):
     assert kept("show", "waits", "--json").json["status"] == "queued"
 
 
+def test_erase_of_what_has_not_ended_names_the_option(kept):
+    done = kept("erase", "waits")
+    assert done.code == 7
+    assert "--force" in done.err
+
+
 def test_copying_onto_itself_or_from_nothing_is_refused(kept):
     assert kept("copy", STORE, STORE).code == 2
     assert kept("copy", "none.db", "new.db").code == 6

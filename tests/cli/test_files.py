@@ -13,7 +13,10 @@ def test_a_run_is_made_and_looked_at(keepstep, folder):
     assert "completed" in keepstep(*STORE, "list").out
     assert keepstep(*STORE, "show", "r").code == 0
     assert "step completed  add" in keepstep(*STORE, "history", "r").out
-    assert keepstep(*STORE, "doctor").code == 0
+    done = keepstep(*STORE, "doctor")
+    assert done.code == 0
+    assert "store    files:orders\n" in done.out
+    assert "in files:orders" in keepstep(*STORE, "show", "zzz").err
 
 
 @pytest.mark.parametrize(

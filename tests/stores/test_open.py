@@ -13,7 +13,7 @@ import keepstep
 from keepstep.errors import DefinitionError, DuplicateName, UnknownStore
 from keepstep.stores import open as open_module
 from keepstep.stores.memory import MemoryStore
-from keepstep.stores.open import open_store, schemes
+from keepstep.stores.open import has_option, open_store, schemes
 from keepstep.stores.sqlite import SQLiteStore
 from keepstep.testing.store_contract import SteppedClock
 
@@ -143,6 +143,26 @@ def test_what_is_no_store_is_told_with_what_it_lacks(monkeypatch):
     monkeypatch.setattr(EntryPoint, "load", lambda _: lambda url, clock: object())
     with pytest.raises(DefinitionError, match=r"gave object, which is no store: it lacks .*commit, .*close"):
         open_store("half:x")
+
+
+def test_a_function_that_cannot_be_called_as_it_must_be_is_named(monkeypatch):
+    registered(monkeypatch, EntryPoint("odd", f"{__name__}:open_odd", "keepstep.stores"))
+    for odd in (lambda url: None, lambda: None, lambda url, clock, more: None):
+        monkeypatch.setattr(EntryPoint, "load", lambda _, odd=odd: odd)
+        with pytest.raises(DefinitionError, match=r"'odd:', of .* cannot be opened: its function must take \(url, "):
+            open_store("odd:x")
+    monkeypatch.setattr(EntryPoint, "load", lambda _: lambda url, clock: len(5))
+    with pytest.raises(TypeError, match="len"):  # its own
+        open_store("odd:x")
+
+
+def test_a_store_of_another_package_is_told_not_to_make_itself_if_it_can_be(monkeypatch):
+    registered(monkeypatch, EntryPoint("far", f"{__name__}:open_far", "keepstep.stores"))
+    monkeypatch.setattr(EntryPoint, "load", lambda _: lambda url, clock=None, create=True: None)
+    assert has_option("far:x", "create")
+    monkeypatch.setattr(EntryPoint, "load", lambda _: open_fake)
+    assert not has_option("far:x", "create")
+    assert not has_option("runs.db", "create")
 
 
 def test_two_packages_for_one_scheme_are_both_named(monkeypatch):

@@ -42,8 +42,8 @@ class Settings:
         from ..stores.keys import Keys
 
         self._check(create=create)
-        if not create and _SERVER.match(self.store):
-            options["create"] = False
+        if not create:
+            options |= self._makes(create=False)
         return Engine(self.store, worker=worker, keys=Keys.if_in_env(), **options)
 
     @contextmanager
@@ -52,8 +52,7 @@ class Settings:
         from ..stores.open import open_store
 
         self._check(create=create)
-        options: dict[str, Any] = {"create": create} if _SERVER.match(self.store) else {}
-        store = open_store(self.store, **options)
+        store = open_store(self.store, **self._makes(create=create))
         try:
             yield store
         finally:
@@ -62,6 +61,12 @@ class Settings:
     def making(self) -> AbstractContextManager[Store]:
         """The chosen store itself, made if it is not there."""
         return self.reading(create=True)
+
+    def _makes(self, *, create: bool) -> dict[str, Any]:
+        """What a store is told that must know itself whether it is there: one on a server, or of another package."""
+        from ..stores.open import has_option
+
+        return {"create": create} if _SERVER.match(self.store) or has_option(self.store, "create") else {}
 
     def _check(self, *, create: bool) -> None:
         path = _path_of(self.store)
@@ -212,8 +217,10 @@ async def unattended(engine: Engine, workflow: str) -> bool:
 
 def shown_url(store: Store) -> str:
     """The store, as briefly as it can be named from here."""
+    scheme = "files:" if store.url.startswith("files:") else ""
     url = store.url.removeprefix("sqlite:///").removeprefix("files:")
     try:
-        return os.path.relpath(url) if url.startswith(os.getcwd()) else url  # noqa: PTH109 - compared as text
+        url = os.path.relpath(url) if url.startswith(os.getcwd()) else url  # noqa: PTH109 - compared as text
     except OSError:
-        return url
+        return store.url
+    return scheme + url

@@ -172,7 +172,9 @@ async def erase(engine: Engine, run_id: str, *, force: bool = False, reason: str
     if damaged or (run is not None and run.status not in FINISHED):
         if not force:
             what = "is damaged" if run is None else f"is {run.status.value}"
-            raise RunConflict(f"run {run_id!r} {what}, so it is not erased unless that is forced", run_id)
+            raise RunConflict(
+                f"run {run_id!r} {what}, so it is not erased unless by force (force=True, or --force)", run_id
+            )
         if (check := getattr(engine.store, "check_scrub", None)) is not None:  # before it is cancelled for nothing
             await engine.call(check)
         with contextlib.suppress(CheckpointCorrupt):  # no history is so damaged that it could not go

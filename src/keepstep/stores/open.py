@@ -50,6 +50,19 @@ def open_store(url: str | os.PathLike[str] | Store, *, clock: Clock | None = Non
     return _opened(scheme, f"{scheme}:{str(url)[found.end() :]}", clock, options)
 
 
+def has_option(url: str, option: str) -> bool:
+    """Whether the store that another package has for a URL takes an option of this name."""
+    found = _SCHEME.match(url)
+    if found is None or found[1].lower() in BUILT_IN:
+        return False
+    from inspect import signature  # noqa: PLC0415 - slow to import, and needed by few
+
+    try:
+        return option in signature(_find(found[1].lower())[0]).parameters
+    except (TypeError, ValueError):  # something that is not written in Python
+        return False
+
+
 def schemes() -> list[str]:
     """Every scheme that can be opened here."""
     return sorted({*BUILT_IN, *(point.name for point in _registered())})
@@ -75,7 +88,12 @@ def _opened(scheme: str, url: str, clock: Clock | None, options: dict[str, Any])
     except TypeError as error:
         unknown = _UNKNOWN_OPTION.search(str(error))
         if unknown is None or unknown[1] not in options:
-            raise
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                raise
+            raise DefinitionError(  # nothing in it has run: it cannot be called so
+                f"the store for {scheme + ':'!r}{whose} cannot be opened: its function must take "
+                f"(url, *, clock=None, **options): {error}"
+            ) from None
         raise TypeError(f"neither ks.open nor the store for {scheme + ':'!r} has an option {unknown[1]!r}") from None
     if not is_store(store):
         missing = [verb for verb in _VERBS if not hasattr(store, verb)]
