@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -672,6 +673,37 @@ def test_a_lost_newest_entry_is_noticed(path, store, opened):
         assert claim(other, "w2") == []
     with pytest.raises(CheckpointCorrupt, match=r"000003\.json is missing, in which it was paused"):
         opened().get_run("r")
+
+
+def test_entries_that_were_noted_and_are_lost_are_damage(path, store, opened):
+    writer = started(store, "r", "dead")
+    for _ in range(HINT_EVERY + 1):
+        writer.write()
+    for one in entries(path, "r")[-4:]:
+        one.unlink()
+    other = opened(power_loss="loses_nothing")
+    assert flaws(other) == flaws(other, mend=True) == [("dangling", "r", "")]
+    assert claim(other, "w2") == []
+    with pytest.raises(CheckpointCorrupt, match="its log is broken"):
+        other.get_run("r")
+    epoch = other.salvaged("r").epoch
+    assert commit(other, Create(queued("r"), over=epoch - 1)).verdict is Verdict.FENCED
+    assert commit(other, Create(queued("r"), over=epoch)).verdict is Verdict.DONE
+    assert flaws(opened(power_loss="loses_nothing")) == []
+    assert claim(other, "w2") == ["r"]
+
+
+@pytest.mark.parametrize("name", ["latest", "999999999.json"])
+def test_a_number_that_is_beyond_reason_keeps_nobody_waiting(path, store, opened, name):
+    writer = started(store, "r")
+    writer.write()
+    (path / run_folder("r") / name).write_text("160000000\n")
+    other = opened(power_loss="loses_nothing")
+    with contextlib.nullcontext() if name == "latest" else pytest.raises(CheckpointCorrupt):
+        assert get(other, "r").seq == 2
+    assert [flaw[0] for flaw in flaws(other)] == ["index" if name == "latest" else "dangling"]
+    other.check(mend=True)
+    assert len(flaws(other)) == (name != "latest")
 
 
 def test_a_hole_is_found_by_who_has_seen_the_run_before(path, store, opened):

@@ -120,13 +120,13 @@ class Check:
                 yield self._leftover(f"{folder}/{name}")
             else:
                 yield self._aside(f"{folder}/{name}", "orphan", f"no entry of run {run!r} names this file")
-        hinted = self._hint(folder) if HINT in names else 0
-        if hinted > state.number:
+        hinted = self._logs.hint(f"{self._root}/{folder}") if HINT in names else 0
+        if hinted > state.number and not self._logs.noted(f"{self._root}/{folder}", state.number):
             yield Flaw(
                 "index",
                 f"{folder}/{HINT}",
                 f"it names entry {hinted} as the newest of run {run!r}, and there are {state.number}",
-                self._done("removed", self._disk.unlink, f"{self._root}/{folder}/{HINT}"),
+                self._done("removed", self._unlink, f"{self._root}/{folder}/{HINT}"),
             )
 
     def _attachments(self, run: str, state: State) -> set[str]:
@@ -151,10 +151,6 @@ class Check:
                 raise CheckpointCorrupt(f"run {run!r}: {name} cannot be read: {error}") from None
             bodies.add(part.get("body"))
         return {name for name in bodies if isinstance(name, str)}
-
-    def _hint(self, folder: str) -> int:
-        text = self._disk.read(f"{self._root}/{folder}/{HINT}").strip()
-        return int(text) if text.isdigit() else 0
 
     # -- the index ---------------------------------------------------------------------------------------------------
 

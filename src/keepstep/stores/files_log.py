@@ -43,6 +43,8 @@ HINT = "latest"
 _RECENT_SECONDS = 60.0
 #: Stands where an entry was lost, once a person has accepted that.
 _LOST = b'{"act": "lost"}\n'
+#: More missing entries than this are a number that is wrong, not entries that are lost.
+MOST_LOST = 10_000
 #: A number in a file is not longer than this.
 _DIGITS = 20
 #: Runs whose newest entry is remembered.
@@ -175,24 +177,33 @@ class Logs:
         return low
 
     def _hinted(self, run: str, folder: str) -> int:
-        try:
-            text = self.disk.read(f"{folder}/{HINT}")
-        except FileNotFoundError:
-            return 0
-        number = int(text) if text.strip().isdigit() and len(text) < _DIGITS else 0
+        number = self.hint(folder)
         if number and self.disk.identity(f"{folder}/{entry_name(number)}") is None:
-            return self._newest_listed(run, folder, at_least=number if self.disk.syncs else 0)
+            return self._newest_listed(run, folder)
         return number
 
-    def _newest_listed(self, run: str, folder: str, at_least: int = 0) -> int:
+    def hint(self, folder: str) -> int:
+        """The number of a recent entry, as it was noted; 0 if that is no number."""
+        try:
+            text = self.disk.read(f"{folder}/{HINT}").strip()
+        except FileNotFoundError:
+            return 0
+        return int(text) if text.isdigit() and len(text) < _DIGITS else 0
+
+    def noted(self, folder: str, newest: int) -> int:
+        """The number of an entry that was certainly there once, though only `newest` are; 0 if none is known of."""
+        number = self.hint(folder) if self.disk.syncs else 0
+        return number if newest < number <= newest + MOST_LOST and not number % HINT_EVERY else 0
+
+    def _newest_listed(self, run: str, folder: str) -> int:
         """The same by looking at every name: a hole in the numbers is damage."""
         numbers = sorted(number for name in self.disk.names(folder) if (number := entry_number(name)) is not None)
         newest = numbers[-1] if numbers else 0
-        if not newest or (len(numbers) == newest and newest >= at_least):
+        if not newest or (len(numbers) == newest and not self.noted(folder, newest)):
             return newest
         missing = next((n for n, number in enumerate(numbers, 1) if n != number), newest + 1)
         if self.disk.identity(f"{folder}/{entry_name(missing)}") is not None:  # written while we looked
-            return self._newest_listed(run, folder, at_least)
+            return self._newest_listed(run, folder)
         raise CheckpointCorrupt(f"run {run!r}: its log is broken: {entry_name(missing)} is missing")
 
     def entry(self, run: str, number: int) -> Entry:
@@ -228,11 +239,13 @@ class Logs:
         """
         folder = self.folder(run)
         with translating(folder):
-            numbers = [number for name in self.disk.names(folder) if (number := entry_number(name)) is not None]
-            text = self.disk.read(f"{folder}/{HINT}").strip() if HINT in self.disk.names(folder) else b""
-        hinted = int(text) if text.isdigit() and len(text) < _DIGITS else 0
-        newest = max([*numbers, at_least, hinted if numbers and self.disk.syncs else 0])
-        last = next((entry for number in range(newest, 0, -1) if (entry := self._readable(run, number))), None)
+            names = self.disk.names(folder)
+        numbers = sorted((number for name in names if (number := entry_number(name)) is not None), reverse=True)
+        newest = numbers[0] if numbers else 0
+        newest = max(newest, at_least if at_least - newest <= MOST_LOST else 0, self.noted(folder, newest))
+        if newest - len(numbers) > MOST_LOST:
+            return None
+        last = next((entry for number in numbers if (entry := self._readable(run, number))), None)
         if last is None or last.head.deleted:
             return None
         gone = newest - last.number
