@@ -144,7 +144,7 @@ class Engine:
         self._background: set[asyncio.Task[Any]] = set()
         self._pulse: asyncio.Future[None] | None = None
         self._fetching: set[str] = set()
-        self.outage = Outage()
+        self.outage = Outage(lambda: self.clock.boot()[1])
         #: Runs that have signals which were told before their code began: they are read when it does.
         self.unheard: set[str] = set()
 
