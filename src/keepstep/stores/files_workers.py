@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -154,7 +155,7 @@ class Workers:
 
     def forget_the_old(self, owners: set[str]) -> None:
         """Remove what is left of workers that died long ago and own nothing."""
-        oldest = (instant(self._clock.now()) - _REMEMBER_DEAD).timestamp()
+        oldest = time.time() - _REMEMBER_DEAD.total_seconds()  # by the clock that dates the files
         with translating(self._folder):
             for worker in self._named(".gone"):
                 mark = self._disk.identity(self._path(worker, "gone"))
