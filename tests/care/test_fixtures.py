@@ -15,11 +15,13 @@ import pytest
 
 import keepstep as ks
 from keepstep.engine.archive import FORMAT
+from keepstep.engine.copying import copy_runs
 from keepstep.engine.transfer import check_archive, export_runs, import_runs
 from keepstep.engine.verify import verify
 from keepstep.model import Status
 from keepstep.ports import SystemClock
 from keepstep.stores.files_entry import LAYOUT
+from keepstep.stores.memory import MemoryStore
 from keepstep.stores.migrations import scripts
 from keepstep.stores.open import open_store
 from keepstep.workflows.definition import Workflow
@@ -167,6 +169,16 @@ def test_runs_of_an_old_store_go_on(path):
     asyncio.run(go_on(path))
     store = open_store(path)
     assert verify(store).sound
+    store.close()
+
+
+def test_what_has_not_begun_in_an_old_store_can_be_handed_over(path):
+    store, target = open_store(path), MemoryStore()
+    for _ in range(2):  # the second time finds what the first has done
+        done = copy_runs(store, target, ["later"], actor="ann", unfinished=True)
+        assert done.whole, done
+    assert verify(store).sound
+    assert verify(target).sound
     store.close()
 
 

@@ -15,7 +15,7 @@ from ..errors import CheckpointCorrupt
 from ..model import FINISHED, Claim, Kind, Run, RunQuery, Signal, Status, WorkerInfo
 from ..model.ids import new_id
 from ..ports import Advance, ClaimRequest, Create, Row, Store, Verdict, instant
-from ..stores.records import claimed, seal, unseal
+from ..stores.records import chain_end, claimed, seal, unseal
 from ..stores.sealed import below
 from .transfer import CONFLICT, Batch, Reason, Transfer, chosen, freed, is_there, record_of, verified
 from .verify import check_named, rows_of, signals_of
@@ -185,7 +185,7 @@ def _write_aside(store: Store, claim: Claim, run: Run, why: Reason, target: str)
     due = run.due_at.timestamp() if run.due_at is not None and run.status is Status.QUEUED else None
     record = record_of(run, why, due_at=due, wakes=list(run.wakes), target=target)
     record.worker, record.claimed = claim.lease.worker, claimed(claim)
-    row, checksum = seal(record, held.seq + 1, held.checksum)
+    row, checksum = seal(record, held.seq + 1, chain_end(held))
     change = Advance(run.id, claim.lease.worker, claim.lease.epoch, held.seq, release=True, progress=False)
     if moved:
         paused = claim.before is Status.PAUSED
@@ -195,7 +195,7 @@ def _write_aside(store: Store, claim: Claim, run: Run, why: Reason, target: str)
     (answer,) = store.commit([change])
     if moved or answer.verdict is not Verdict.DONE:
         return None
-    return replace(freed(run, why.at), epoch=claim.lease.epoch)
+    return replace(freed(run, why.at), epoch=claim.lease.epoch, checksum=chain_end(held))
 
 
 def _handed_over(store: Store, run: Run) -> tuple[Run | None, str]:
