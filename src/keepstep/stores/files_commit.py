@@ -272,8 +272,7 @@ class Commits:
             yield from self.carry_on(state)
             self.note(run, state, None)
         elif known is not None and not known.gone:
-            # Beyond what is known of it: of two lines of one entry, whoever reads them believes the one read last.
-            self._index.tell(Line(run=run, born=known.born, entry=known.entry + 1, gone=True))
+            self._index.tell(Line(run=run, born=known.born, entry=known.entry, gone=True))
 
     def note(self, run: str, state: State, author: str | None) -> None:
         """Tell the index how a run stands."""
