@@ -238,8 +238,12 @@ async def _outwait(
             if not engine.live or moves != _moves(engine):
                 moves, moved_at = _moves(engine), loop.time()
             if await _is_stuck(engine) or loop.time() - moved_at > _FOR_EVER_SECONDS:
-                reason = _why(await handle.run()) if handle is not None else "nothing is left that could happen"
-                raise TimedOut(f"{complaint}: {reason}", handle.id if handle is not None else "")
+                if handle is None:
+                    raise TimedOut(f"{complaint}: nothing is left that could happen")
+                run = await handle.run()
+                if run.status in FINISHED or run.status is Status.SET_ASIDE:
+                    return await task  # it has ended, and is about to be told so
+                raise TimedOut(f"{complaint}: {_why(run)}", handle.id)
     finally:
         task.cancel()
 

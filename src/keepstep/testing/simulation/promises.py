@@ -609,7 +609,10 @@ class BackoffsAreKept(Promise):
 
 
 class CancelReachesChildren(Promise):
-    """When a run has ended cancelled, its children have ended too, or have been told."""
+    """When a run has ended cancelled, its children have ended too, or have been told.
+
+    What its clean-up has started, and been told of, is the clean-up's own.
+    """
 
     name = "a cancelled run leaves no child behind"
 
@@ -622,8 +625,16 @@ class CancelReachesChildren(Promise):
             return
         for child, entry in self.entries().items():
             told = any(signal.name == CANCEL for signal in entry.signals)
-            if entry.run.parent == change.run and entry.status not in ENDED and not told:
+            if entry.run.parent != change.run or entry.status in ENDED or told:
+                continue
+            if not self._is_of_the_clean_up(change.run, entry.run.parent_key):
                 self.broken(f"{change.run} is cancelled, and {child} is {entry.status.value}")
+
+    def _is_of_the_clean_up(self, run: str, key: str | None) -> bool:
+        records = self.records(run)
+        cancelled_at = min((record.seq for record in records if record.step == CANCEL), default=0)
+        words = [record.kind for record in records if record.step == key and record.seq > cancelled_at > 0]
+        return words == [Kind.CHILD.value]
 
 
 class DeadlinesHold(Promise):
