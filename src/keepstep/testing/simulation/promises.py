@@ -524,6 +524,14 @@ class EveryStepHasALastWord(Promise):
                 self.broken(f"{run} {key} began, and nothing says how it ended")
 
 
+def _limits(parts: Any) -> float:
+    """The time limits of plain asyncio in a program: each passes again on a replay, before anything new is told."""
+    if not isinstance(parts, list):
+        return 0.0
+    own = float(parts[1]) if parts and parts[0] == "limit" else 0.0
+    return own + sum(map(_limits, parts))
+
+
 class RunsEndByTheirDeadline(Promise):
     """A run has ended soon after its deadline, also one that was put away."""
 
@@ -536,6 +544,7 @@ class RunsEndByTheirDeadline(Promise):
         if "poison" in self.world.plan or self.excuses & set(self.world.befell) or swallows(self.world.plan):
             return
         held_up = sum(event.get("seconds", 0.0) + event.get("calls", 0) for event in self.world.plan["events"])
+        held_up += sum(_limits(run["parts"]) for run in self.world.plan["runs"])
         for run, entry in self.entries().items():
             deadline = entry.run.deadline_at
             if deadline is None or entry.status not in ENDED:
