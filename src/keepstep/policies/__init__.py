@@ -1,5 +1,6 @@
 """When: pure decisions, returned as values; a policy never sleeps, never logs and never looks at a clock."""
 
+from . import when
 from .classify import Classifier, ErrorClass, Rule, by_type, class_of_status, classify
 from .durability import Durability
 from .quorum import All, Any, Quorum, Verdict, WaitPolicy, coverage, degraded
@@ -35,4 +36,5 @@ __all__ = [
     "classify",
     "coverage",
     "degraded",
+    "when",
 ]
