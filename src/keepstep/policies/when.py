@@ -121,9 +121,8 @@ def described(predicate: Predicate | None) -> str:
     """The text of a predicate, for pictures and for telling one definition from another."""
     if predicate is None:
         return "always"
-    if type(predicate).__str__ is not object.__str__ and not hasattr(predicate, "__qualname__"):
-        return str(predicate)
-    return str(getattr(predicate, "__qualname__", type(predicate).__qualname__))
+    name = getattr(predicate, "__qualname__", None)  # of a function; what has none says itself what it is
+    return str(predicate if name is None else name)
 
 
 def _checked(predicate: Predicate) -> Predicate:
