@@ -8,6 +8,7 @@ from .lease import HEARTBEAT_SECONDS, LEASE_SECONDS, Claim, Claims, Lease, Worke
 from .query import News, RunPage, RunQuery
 from .run import FINISHED, MOVES, Run, Status, may_move
 from .signal import Signal
+from .state import State
 
 __all__ = [
     "FINISHED",
@@ -28,6 +29,7 @@ __all__ = [
     "RunPage",
     "RunQuery",
     "Signal",
+    "State",
     "Status",
     "Trigger",
     "WorkerInfo",

@@ -59,6 +59,11 @@ class Values:
 
     # -- what it knows
 
+    @property
+    def known(self) -> KnownTypes:
+        """The types that it knows, for those who write parts of values."""
+        return self._known
+
     def register(
         self,
         cls: _C,
@@ -102,7 +107,7 @@ class Values:
         try:
             data = to_sorted_json(self._write_sorted(value))
             if len(data) >= LONG_DIGITS:
-                _refuse_long_integers(data)
+                refuse_long_integers(data)
         except Exception as error:  # noqa: BLE001 - raised again unless care helps
             data = to_sorted_json(self._carefully(value, where, error, canonical=True))
         return sha256(data).hexdigest()[:32]
@@ -119,7 +124,7 @@ class Values:
             plain = self._write(value)
             data = _to_json(plain)
             if len(data) >= LONG_DIGITS:
-                _refuse_long_integers(data)
+                refuse_long_integers(data)
         except Exception as error:  # noqa: BLE001 - raised again unless care helps
             plain = self._carefully(value, where, error)
             data = _to_json(plain)
@@ -178,7 +183,7 @@ class Values:
                     ([plain(item) for item in args], {key: plain(item) for key, item in kwargs.items()})
                 )
             if len(data) >= LONG_DIGITS:
-                _refuse_long_integers(data)
+                refuse_long_integers(data)
         except Exception:  # noqa: BLE001 - once more, argument by argument
             data = self._careful_call(args, kwargs, where, names)
         return sha256(data).hexdigest()[:32]
@@ -188,7 +193,7 @@ class Values:
         for label, item in _labelled(args, kwargs, where, names):
             try:
                 plain = self._write_sorted(item)
-                _refuse_long_integers(_to_json(plain))
+                refuse_long_integers(_to_json(plain))
             except Exception as error:  # noqa: BLE001 - raised again unless care helps
                 plain = self._carefully(item, label, error, canonical=True)
             items.append(plain)
@@ -222,7 +227,7 @@ def _labelled(
         yield f"{where}argument {key!r}", item
 
 
-def _refuse_long_integers(data: bytes) -> None:
+def refuse_long_integers(data: bytes) -> None:
     """Sends a value to the careful writer if a number in it could be too long for the limits of whoever reads it.
 
     So many digits in a row hold at least three of every 200th byte, which is quickly seen; then all are looked at.

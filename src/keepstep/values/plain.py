@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from ..model.tree import FrozenDict, FrozenList
 from .kinds import BUILTIN_BY_NAME, BUILTIN_BY_TYPE, Kind, Refusal, is_text, long_int_text, type_name
 from .known import KnownTypes
 
@@ -43,6 +44,8 @@ class Writer:
         self._of: dict[type, Callable[[Any, int], Any]] = {
             dict: self._of_dict,
             list: self._items,
+            FrozenDict: self._of_dict,  # a part of a state is stored as what it was before
+            FrozenList: self._items,
             tuple: self._of_tuple,
             float: self._of_float,
             int: self._of_int,

@@ -1,0 +1,188 @@
+"""The state of a graph: an immutable mapping that knows which run and checkpoint it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from math import isfinite
+from typing import Any
+from uuid import UUID
+
+from .tree import PLAIN, SHOWN, TAG, TAGGED, FrozenDict, FrozenList, thaw
+
+_JSON = frozenset((type(None), bool, int, str))
+_IMMUTABLE = frozenset((bytes, complex, range, Decimal, UUID, datetime, date, time, timedelta))
+
+
+class _Copied:
+    """A value that somebody could change: whoever asks for it is given a copy."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class State(Mapping[str, Any]):
+    """What a graph carries from step to step: deeply immutable, with its provenance.
+
+    `set`, `merge` and `without` give a new state; `run_id`, `checkpoint_step` and `timestamp` stay those of the
+    checkpoint that it goes back to. What a step returns is stored, never what was done to a state on the way.
+    """
+
+    __slots__ = ("_data", "_read", "_seen", "checkpoint_step", "run_id", "timestamp")
+
+    def __init__(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
+        self._data: dict[str, Any] = {}
+        self._seen: dict[str, Any] = {}
+        self._read: Callable[[Any, str], Any] | None = None
+        self.run_id: str | None = None
+        self.checkpoint_step: str | None = None
+        self.timestamp: datetime | None = None
+        if isinstance(values, State):
+            self._data, self._read, self._seen = values._parts()  # noqa: SLF001 - its own kind
+            self.run_id, self.checkpoint_step, self.timestamp = values.provenance
+            values = None
+        given = {**(values or {}), **more}
+        if given:
+            self._data, self._seen = {**self._data, **_kept(given)}, {}
+
+    def _parts(self) -> tuple[dict[str, Any], Callable[[Any, str], Any] | None, dict[str, Any]]:
+        return self._data, self._read, self._seen
+
+    @property
+    def provenance(self) -> tuple[str | None, str | None, datetime | None]:
+        """The run and the checkpoint that it goes back to, and when that was."""
+        return self.run_id, self.checkpoint_step, self.timestamp
+
+    @classmethod
+    def of(
+        cls,
+        trees: dict[str, Any],
+        read: Callable[[Any, str], Any],
+        provenance: tuple[str | None, str | None, datetime | None] = (None, None, None),
+    ) -> State:
+        """The state that some trees stand for; `read` gives the value of one that holds tagged values."""
+        state = cls()
+        state._data, state._read = trees, read
+        state.run_id, state.checkpoint_step, state.timestamp = provenance
+        return state
+
+    def __getitem__(self, key: str) -> Any:
+        value = self._data[key]
+        cls = type(value)
+        if cls is _Copied:
+            return deepcopy(value.value)
+        if (cls is FrozenDict or cls is FrozenList) and value.holds == TAGGED and self._read is not None:
+            return self._shown(key, value)
+        return value
+
+    def _shown(self, key: str, tree: Any) -> Any:
+        seen = self._seen.get(key)
+        if seen is None and key not in self._seen:
+            value = self._read(tree, key) if self._read is not None else tree
+            seen = _kept_one(value)
+            if type(seen) is _Copied:
+                return value  # made anew for whoever asks
+            self._seen[key] = seen
+        return seen
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._data)
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._data
+
+    def __repr__(self) -> str:
+        return f"State({dict(self)!r})"
+
+    def __deepcopy__(self, memo: Any) -> State:
+        return self
+
+    def __reduce__(self) -> Any:
+        return State, (thaw(dict(self)),)
+
+    def set(self, *pair: Any, **values: Any) -> State:
+        """The state with other values: `state.set("score", 1)` or `state.set(score=1, text="…")`."""
+        if pair:
+            key, value = pair
+            values = {key: value, **values}
+        return self.merge(values)
+
+    def merge(self, other: Mapping[str, Any]) -> State:
+        """The state with all of another mapping's values; it stays the one that it was."""
+        if isinstance(other, State):
+            other = dict(other)  # each value as it is shown: what it was read by stays there
+        return self._with({**self._data, **_kept(other)})
+
+    def without(self, *keys: str) -> State:
+        """The state without some keys, whether or not it has them."""
+        return self._with({key: value for key, value in self._data.items() if key not in keys})
+
+    def _with(self, data: dict[str, Any]) -> State:
+        changed = State(self)
+        changed._data, changed._seen = data, {}
+        return changed
+
+    def kept(self) -> dict[str, Any]:
+        """Every value as it is kept: what came from the store as its tree, what was set since as a user's value."""
+        return {key: value.value if type(value) is _Copied else value for key, value in self._data.items()}
+
+
+def _kept(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value if type(value) is _Copied else _kept_one(value) for key, value in values.items()}
+
+
+def _kept_one(value: Any) -> Any:
+    """A value that nobody can change: itself, a frozen copy, or a copy that is copied again for whoever asks."""
+    try:
+        return _frozen(value, 0)
+    except _Mutable:
+        return _Copied(deepcopy(value))
+
+
+class _Mutable(Exception):
+    """A value holds something that can be changed and is no dictionary or list."""
+
+
+#: Deeper than the codec stores; what is nested deeper is refused there, with its path.
+_DEEPEST = 120
+
+
+def _frozen(value: Any, depth: int) -> Any:
+    cls = type(value)
+    if cls in _JSON or cls in _IMMUTABLE or cls is float or isinstance(value, Enum):
+        return value
+    if depth > _DEEPEST:
+        raise _Mutable
+    if cls is FrozenDict or cls is FrozenList:
+        return value
+    if cls is dict:
+        items = {key: _frozen(item, depth + 1) for key, item in value.items()}
+        return FrozenDict(items, _holds(items.values(), items))
+    if cls is list:
+        parts = [_frozen(item, depth + 1) for item in value]
+        return FrozenList(parts, _holds(parts))
+    if cls is tuple:
+        return tuple([_frozen(item, depth + 1) for item in value])
+    if cls is frozenset:
+        return frozenset(_frozen(item, depth + 1) for item in value)
+    raise _Mutable
+
+
+def _holds(parts: Any, keys: Any = ()) -> int:
+    """Whether all of it is what JSON can hold as it is."""
+    for part in parts:
+        cls = type(part)
+        if cls in _JSON or (cls is float and isfinite(part)):
+            continue
+        if (cls is FrozenDict or cls is FrozenList) and part.holds == PLAIN:
+            continue
+        return SHOWN
+    return PLAIN if all(type(key) is str and key != TAG for key in keys) else SHOWN

@@ -1,0 +1,181 @@
+"""Plain data that nobody can change, and what changed between two of them: the ground under a state.
+
+A tree is what JSON can hold. Its parts are shared between one state and the next, so that a change costs what it
+changes. A delta is readable JSON: `set` and `removed` keys, items `appended` to a list, and deltas `within` a
+dictionary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import copysign
+from operator import is_
+from typing import Any, NoReturn, SupportsIndex
+
+#: The key under which the codec keeps the type of what JSON has no word for.
+TAG = "$"
+
+#: What a part holds: only JSON's own types; tagged values, which must be read first; or values as users see them.
+PLAIN, TAGGED, SHOWN = range(3)
+
+
+def _refuse(*_: Any, **__: Any) -> NoReturn:
+    raise TypeError("a state cannot be changed; return the change from the step, or use state.set(...)")
+
+
+class FrozenDict(dict[str, Any]):
+    """A dictionary that cannot be changed; `dict(...)` of it can."""
+
+    __slots__ = ("holds",)
+
+    def __init__(self, items: Mapping[str, Any] | Iterable[tuple[str, Any]] = (), holds: int = PLAIN) -> None:
+        super().__init__(items)
+        self.holds = holds
+
+    __setitem__ = __delitem__ = clear = pop = popitem = setdefault = update = __ior__ = _refuse
+
+    def __copy__(self) -> FrozenDict:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> dict[str, Any]:
+        return thaw(self)  # type: ignore[no-any-return]
+
+    def __reduce__(self) -> Any:
+        return dict, (thaw(self),)
+
+
+class FrozenList(list[Any]):
+    """A list that cannot be changed; `list(...)` of it can."""
+
+    __slots__ = ("holds",)
+
+    def __init__(self, items: Iterable[Any] = (), holds: int = PLAIN) -> None:
+        super().__init__(items)
+        self.holds = holds
+
+    __setitem__ = __delitem__ = append = extend = insert = pop = remove = clear = sort = reverse = _refuse
+    __iadd__ = __imul__ = _refuse
+
+    def __mul__(self, times: SupportsIndex) -> list[Any]:
+        return list(self) * times
+
+    def __copy__(self) -> FrozenList:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> list[Any]:
+        return thaw(self)  # type: ignore[no-any-return]
+
+    def __reduce__(self) -> Any:
+        return list, (thaw(self),)
+
+
+def frozen(value: Any) -> Any:
+    """JSON data as a tree; a part that is one already is taken as it is."""
+    cls = type(value)
+    if cls is dict:
+        items = {key: frozen(item) if type(item) in _CONTAINERS else item for key, item in value.items()}
+        return FrozenDict(items, TAGGED if TAG in items else _holds(items.values()))
+    if cls is list:
+        parts = [frozen(item) if type(item) in _CONTAINERS else item for item in value]
+        return FrozenList(parts, _holds(parts))
+    return value
+
+
+_CONTAINERS = frozenset((dict, list))
+_FROZEN = frozenset((FrozenDict, FrozenList))
+
+
+def _holds(parts: Iterable[Any]) -> int:
+    return TAGGED if any(type(part) in _FROZEN and part.holds for part in parts) else PLAIN
+
+
+def thaw(value: Any) -> Any:
+    """A copy of a tree that can be changed."""
+    if isinstance(value, dict):
+        return {key: thaw(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [thaw(item) for item in value]
+    return value
+
+
+# -- what changed ------------------------------------------------------------------------------------------------------
+
+
+def diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """The delta that makes one dictionary of trees into the other; empty if they are the same."""
+    delta: dict[str, Any] = {}
+    for key, item in new.items():
+        if key not in old:
+            delta.setdefault("set", {})[key] = item
+            continue
+        before = old[key]
+        if before is item:
+            continue
+        if _is_plain_dict(before) and _is_plain_dict(item):
+            inner = diff(before, item)
+            if inner:
+                delta.setdefault("within", {})[key] = inner
+        elif type(before) is FrozenList and type(item) is FrozenList and _begins_with(item, before):
+            if len(item) > len(before):
+                delta.setdefault("appended", {})[key] = item[len(before) :]
+        elif not same(before, item):
+            delta.setdefault("set", {})[key] = item
+    removed = [key for key in old if key not in new]
+    if removed:
+        delta["removed"] = removed
+    return delta
+
+
+def _is_plain_dict(value: Any) -> bool:
+    return type(value) is FrozenDict and TAG not in value
+
+
+def _begins_with(items: FrozenList, beginning: FrozenList) -> bool:
+    if len(items) < len(beginning):
+        return False
+    return all(map(is_, beginning, items)) or all(map(same, beginning, items))
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two trees are equal, types included: neither 1 and True nor 0.0 and -0.0 are the same."""
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if type(a) is FrozenDict:
+        return len(a) == len(b) and all(key in b and same(item, b[key]) for key, item in a.items())
+    if type(a) is FrozenList:
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b) and (type(a) is not float or copysign(1.0, a) == copysign(1.0, b))
+
+
+def patch(old: Mapping[str, Any], delta: Mapping[str, Any]) -> dict[str, Any]:
+    """The dictionary after a delta; what the delta does not name is shared. `ValueError` if it does not fit."""
+    items = dict(old)
+    try:
+        for key in delta.get("removed", ()):
+            del items[key]
+        for key, value in delta.get("set", {}).items():
+            items[key] = frozen(value)
+        for key, tail in delta.get("appended", {}).items():
+            items[key] = _longer(items[key], tail)
+        for key, inner in delta.get("within", {}).items():
+            items[key] = _patched(items[key], inner)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"the change does not fit the state before it: {error!r}") from None
+    return items
+
+
+def _longer(items: FrozenList, tail: Iterable[Any]) -> FrozenList:
+    if type(items) is not FrozenList:
+        raise TypeError(f"expected a list, found a {type(items).__name__}")
+    new = [frozen(item) for item in tail]
+    return FrozenList([*items, *new], items.holds or _holds(new))
+
+
+def _patched(items: FrozenDict, delta: Mapping[str, Any]) -> FrozenDict:
+    if type(items) is not FrozenDict:
+        raise TypeError(f"expected a dictionary, found a {type(items).__name__}")
+    changed = patch(items, delta)
+    named = [changed[key] for part in ("set", "appended", "within") for key in delta.get(part, ())]
+    return FrozenDict(changed, items.holds or _holds(named))

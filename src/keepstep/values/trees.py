@@ -1,0 +1,93 @@
+"""Trees: a user's values as plain data that nobody can change, sharing what they have in common with what was there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isfinite
+from operator import is_
+from typing import Any
+
+import msgspec
+
+from ..errors import NotSerializable
+from ..model.tree import PLAIN, SHOWN, TAG, FrozenDict, FrozenList, frozen, thaw
+from .codec import Values, refuse_long_integers
+from .kinds import LONG_DIGITS
+from .plain import AS_IT_IS, Writer
+
+_to_json = msgspec.json.Encoder().encode
+_from_json = msgspec.json.Decoder().decode
+_MISSING = object()
+
+
+class Trees:
+    """Turns the values of a state into trees and back, with the types that a codec knows."""
+
+    def __init__(self, values: Values) -> None:
+        self._values = values
+        self._write = Writer(values.known, careful=False, canonical=False).plain
+
+    def lift(self, values: Mapping[str, Any], old: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """Values by key as trees; parts that are shared with `old` stay shared. `where` says whose they are."""
+        lifted: dict[str, Any] = {}
+        for key, value in values.items():
+            if type(key) is not str or key == TAG:
+                raise NotSerializable(f"{where}: a key of a state is text other than {TAG!r}, not {key!r}")
+            try:
+                lifted[key] = self._lift(value, old.get(key, _MISSING), 0)
+            except Exception:  # noqa: BLE001 - once more with care, or with a message that names the part
+                lifted[key] = frozen(_from_json(self._values.encode(value, f"{where}: [{key!r}]")))
+        return lifted
+
+    def encode(self, delta: Mapping[str, Any]) -> bytes:
+        """A delta of trees as JSON text; raises `ValueError` when one of them needs more care than it was given."""
+        data = _to_json(delta)
+        if len(data) >= LONG_DIGITS:
+            refuse_long_integers(data)
+        return data
+
+    def carefully(self, values: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """As `lift`, for values of which something cannot be written as it is."""
+        return {
+            key: frozen(_from_json(self._values.encode(value, f"{where}: [{key!r}]"))) for key, value in values.items()
+        }
+
+    def read(self, tree: Any, key: str) -> Any:
+        """The value that a tree stands for."""
+        if type(tree) not in (FrozenDict, FrozenList) or tree.holds == PLAIN:
+            return tree
+        return self._values.decode(_to_json(thaw(tree)), f"state[{key!r}]")
+
+    def _lift(self, value: Any, old: Any, depth: int) -> Any:
+        cls = type(value)
+        if cls in AS_IT_IS or (cls is float and isfinite(value)):
+            return value
+        if depth > _DEEPEST:
+            raise RecursionError
+        if (cls is FrozenDict or cls is FrozenList) and value.holds != SHOWN:
+            return value  # a tree already
+        if cls is list or cls is FrozenList:
+            return self._lift_list(value, old, depth + 1)
+        if (cls is dict or cls is FrozenDict) and TAG not in value and all(type(key) is str for key in value):
+            before = old if type(old) is FrozenDict else _NOTHING
+            items = {key: self._lift(item, before.get(key), depth + 1) for key, item in value.items()}
+            return FrozenDict(items, _holds(items.values()))
+        return frozen(self._write(value))
+
+    def _lift_list(self, value: list[Any], old: Any, depth: int) -> FrozenList:
+        known = type(old) is FrozenList and old.holds == PLAIN and len(value) >= len(old) and all(map(is_, old, value))
+        if not known:
+            parts = [self._lift(item, None, depth) for item in value]
+            return FrozenList(parts, _holds(parts))
+        if len(value) == len(old):
+            return old  # type: ignore[no-any-return]
+        tail = [self._lift(item, None, depth) for item in value[len(old) :]]
+        return FrozenList([*old, *tail], _holds(tail))
+
+
+_DEEPEST = 120
+_NOTHING: dict[str, Any] = {}
+
+
+def _holds(parts: Any) -> int:
+    return max((part.holds for part in parts if type(part) is FrozenDict or type(part) is FrozenList), default=PLAIN)
