@@ -53,7 +53,7 @@ def split(target: str) -> tuple[str, str]:
 def workflows_in(module: ModuleType) -> dict[str, Workflow[..., Any]]:
     """The workflows that a module holds, by the names it has for them; what it imported comes last."""
     found = {name: value for name, value in vars(module).items() if isinstance(value, Workflow)}
-    own = {name: value for name, value in found.items() if value.fn.__module__ == module.__name__}
+    own = {name: value for name, value in found.items() if value.place.module == module.__name__}
     return own or found
 
 

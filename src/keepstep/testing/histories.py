@@ -302,8 +302,8 @@ class _Replay:
         waiting = _waiting_in(main.get_coro()) if isinstance(main, asyncio.Task) else None
         if waiting is not None:
             return _line(waiting)
-        code = getattr(self.workflow.fn, "__code__", None)
-        return f"({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
+        place = self.workflow.place
+        return f"({place})" if place.line else ""
 
 
 class _Engine(Engine):

@@ -12,6 +12,7 @@ from ..model.ids import check_name
 from ..policies import Durability, Retry, Timeout
 from ..ports import CURRENT
 from ..values import VALUES, Values
+from .place import Place, place_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -231,14 +232,28 @@ class Workflow(Generic[P, R]):
         self.on_change = on_change
         self.durability = Durability.named(durability)
         self.is_async = inspect.iscoroutinefunction(fn)
-        self.signature = inspect.signature(fn)
-        taken = START_OPTIONS & set(self.signature.parameters)
+        self._signature = inspect.signature(fn)
+        taken = START_OPTIONS & set(self._signature.parameters)
         if taken:
             raise DefinitionError(
                 f"workflow {self.name!r}: the parameter name {min(taken)!r} is an option of start; rename it"
             )
         functools.update_wrapper(self, fn)
-        self._counts = _plain_counts(self.signature)
+        self.place = place_of(fn, self.name)
+        self._counts = _plain_counts(self._signature)
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """What the workflow is started with."""
+        return self._signature
+
+    #: Where it is written; a definition that is no function says so itself.
+    place: Place
+
+    @property
+    def source(self) -> tuple[str, str]:
+        """The file that it is written in and its qualified name there, which tell two of one name apart."""
+        return self.place.file, self.place.name
 
     @property
     def fingerprint(self) -> str:
@@ -294,23 +309,13 @@ KNOWN: dict[str, Workflow[..., Any]] = {}
 def remember(workflow: Workflow[..., Any]) -> None:
     """Make a workflow known to this process; the same function may be defined again, as a reload does."""
     other = KNOWN.get(workflow.name)
-    if other is not None and _source(other) != _source(workflow) and not _is_local(other) and not _is_local(workflow):
+    local = workflow.place.is_local or (other is not None and other.place.is_local)
+    if other is not None and other.source != workflow.source and not local:
         raise DuplicateName(
-            f"two workflows are named {workflow.name!r}, {' in '.join(reversed(_source(other)))} and "
-            f"{' in '.join(reversed(_source(workflow)))}; give one of them another name="
+            f"two workflows are named {workflow.name!r}, {' in '.join(reversed(other.source))} and "
+            f"{' in '.join(reversed(workflow.source))}; give one of them another name="
         )
     KNOWN[workflow.name] = workflow
-
-
-def _source(workflow: Workflow[..., Any]) -> tuple[str, str]:
-    """Where a workflow is written: a main module that is imported again under its own name is the same place."""
-    code = getattr(workflow.fn, "__code__", None)
-    place = code.co_filename if code is not None else getattr(workflow.fn, "__module__", "?")
-    return place, getattr(workflow.fn, "__qualname__", workflow.name)
-
-
-def _is_local(workflow: Workflow[..., Any]) -> bool:
-    return "<locals>" in _source(workflow)[1]
 
 
 @overload

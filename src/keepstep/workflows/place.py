@@ -1,0 +1,48 @@
+"""Where in the user's code a definition is written, for messages and to tell two of one name apart."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+#: The definitions themselves, which are nobody's own code.
+_OURS = __name__.rpartition(".")[0] + "."
+
+
+class Place(NamedTuple):
+    """A place in the user's code: the file and line, the module, and the qualified name of what is defined there."""
+
+    file: str
+    line: int
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" if self.line else self.file
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is inside a function, which may define the same again."""
+        return "<locals>" in self.name
+
+
+def place_of(function: Callable[..., Any], name: str) -> Place:
+    """Where a function is written: a main module that is imported again under its own name is the same place."""
+    code = getattr(function, "__code__", None)
+    module = getattr(function, "__module__", None) or "?"
+    qualified = getattr(function, "__qualname__", name)
+    if code is None:
+        return Place(module, 0, module, qualified)
+    return Place(code.co_filename, code.co_firstlineno, module, qualified)
+
+
+def place_here(name: str) -> Place:
+    """Where the user's code is that defines something by a call: the innermost caller outside the definitions."""
+    frame = sys._getframe(1)  # noqa: SLF001 - the way to look at one's callers
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
+        frame = frame.f_back
+    code = frame.f_code
+    inside = code.co_qualname
+    qualified = name if inside == "<module>" else f"{inside}.<locals>.{name}"
+    return Place(code.co_filename, frame.f_lineno, frame.f_globals.get("__name__", "?"), qualified)
