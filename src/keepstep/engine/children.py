@@ -78,9 +78,10 @@ def signal(run_id: str, name: str, payload: Any = True) -> Call[None]:
 class ChildRun:
     """A run that a workflow started: await its result, signal it or cancel it."""
 
-    def __init__(self, branch: Branch, run_id: str, key: str, workflow: Workflow[..., Any]) -> None:
+    def __init__(self, branch: Branch, run_id: str, key: str, workflow: Workflow[..., Any], name: str = "") -> None:
         self.id = run_id
         self._branch, self._key, self._workflow = branch, key, workflow
+        self._name = name or workflow.name
 
     def result(self) -> Call[Any]:
         """The child's result, once it has one."""
@@ -104,12 +105,15 @@ class ChildRun:
 class StartCall(DurableCall[ChildRun]):
     """The start of a child, in its parent's commit: exactly one child per call across crashes."""
 
-    __slots__ = ("begun", "input", "options", "workflow")
+    __slots__ = ("begun", "input", "name", "options", "workflow")
 
-    def __init__(self, branch: Branch, workflow: Workflow[..., Any], payload: bytes, options: dict[str, Any]) -> None:
+    def __init__(
+        self, branch: Branch, workflow: Workflow[..., Any], payload: bytes, options: dict[str, Any], name: str = ""
+    ) -> None:
         self.workflow, self.input, self.options = workflow, payload, options
+        self.name = name or workflow.name  # as a step of a graph or dag it may have another
         self.begun = ""  # the child that is being made, if its id is nobody else's
-        super().__init__(branch, workflow.name, VALUES.digest((payload, options.get("run_id")), "child"))
+        super().__init__(branch, self.name, VALUES.digest((payload, options.get("run_id")), "child"))
 
     def begin_live(self) -> None:
         run, workflow = self.run, self.workflow
@@ -160,7 +164,7 @@ class StartCall(DurableCall[ChildRun]):
     def decode(self, record: Record) -> ChildRun:
         child = (record.data or {})["child"]
         self.run.children[self.key] = child
-        return ChildRun(self.branch, child, self.key, self.workflow)
+        return ChildRun(self.branch, child, self.key, self.workflow, self.name)
 
 
 class ChildResult(HearingCall):
@@ -171,7 +175,7 @@ class ChildResult(HearingCall):
     def __init__(self, branch: Branch, child: ChildRun) -> None:
         self.child = child
         name = f"{CHILD}{child._key}"  # noqa: SLF001
-        super().__init__(branch, f"{child._workflow.name}.result", child.id, name)  # noqa: SLF001
+        super().__init__(branch, f"{child._name}.result", child.id, name)  # noqa: SLF001
 
     def begin_live(self) -> None:
         key = self.child._key  # noqa: SLF001
