@@ -18,6 +18,7 @@ if _TYPE_CHECKING:
     from .errors import (
         AlreadyFinished,
         DefinitionError,
+        ExecutionError,
         KeepstepError,
         NotSerializable,
         Permanent,
@@ -59,9 +60,9 @@ _HOMES = {
     "engine.together": "as_completed chain gather map race",
     "engine.waits": "sleep timeout wait_for",
     "errors": (
-        "AlreadyFinished DefinitionError KeepstepError NotSerializable Permanent ReplayMismatch RetryAfter "
-        "RunCancelled RunConflict RunError RunFailed RunNotFound RunSetAside RunTimedOut StepError StepFailed "
-        "StepInDoubt StepTimedOut StoreError StoreUnavailable TimedOut"
+        "AlreadyFinished DefinitionError ExecutionError KeepstepError NotSerializable Permanent ReplayMismatch "
+        "RetryAfter RunCancelled RunConflict RunError RunFailed RunNotFound RunSetAside RunTimedOut StepError "
+        "StepFailed StepInDoubt StepTimedOut StoreError StoreUnavailable TimedOut"
     ),
     "model": "Checkpoint Event Run RunQuery Status",
     "policies": "All Any Durability Quorum Retain Retry Timeout",
@@ -97,6 +98,7 @@ __all__ = [
     "Durability",
     "Engine",
     "Event",
+    "ExecutionError",
     "KeepstepError",
     "Keys",
     "NotDone",

@@ -3,7 +3,7 @@
 KeepstepError
 ├─ DefinitionError        fix the code            InvalidGraph · DuplicateName · NotSerializable · UnknownStore
 ├─ RunError               ask about this run      RunNotFound · RunFailed · RunCancelled · RunTimedOut · RunSetAside
-│                                                 RunConflict · AlreadyFinished · TimedOut
+│                                                 RunConflict · AlreadyFinished · TimedOut · ExecutionError
 ├─ StepError              catch in the workflow   StepFailed · StepTimedOut · StepInDoubt · BreakerOpen
 ├─ ReplayMismatch         version the workflow
 ├─ RecoveryError          read its list
@@ -16,7 +16,9 @@ raise to steer a retry:   Permanent(...) · RetryAfter(seconds)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .model import ErrorInfo, Run
@@ -74,6 +76,28 @@ class RunFailed(RunError):
 
 class RunTimedOut(RunFailed):
     """The run's deadline passed before it finished."""
+
+
+class ExecutionError(RunFailed):
+    """A graph or dag stopped at a step: `step` is its key, `path` the steps before it, `state` what they had made.
+
+    Its cause is chained. `result()` of the run's handle raises it too, with the step and the path.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        run_id: str = "",
+        error: ErrorInfo | None = None,
+        *,
+        step: str = "",
+        path: Sequence[str] = (),
+        state: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(message, run_id, error)
+        self.step = step
+        self.path = tuple(path)
+        self.state = state
 
 
 class RunCancelled(RunError):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..errors import DefinitionError, NotSerializable, StepError, StepTimedOut
+from ..errors import DefinitionError, ExecutionError, NotSerializable, StepError, StepTimedOut
 from ..model import Kind, Outcome
 from ..model.ids import new_id
 from ..model.signal import RESOLVE
@@ -327,7 +327,7 @@ def caused_by(error: BaseException | None) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-_CODES: dict[type, str] = {StepTimedOut: "ks:step-timed-out"}
+_CODES: dict[type, str] = {StepTimedOut: "ks:step-timed-out", ExecutionError: "ks:execution"}
 
 
 # -- at most once ------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from ..errors import (
     AlreadyFinished,
     CheckpointCorrupt,
     DefinitionError,
+    ExecutionError,
     RunCancelled,
     RunFailed,
     RunNotFound,
@@ -171,6 +172,8 @@ class RunHandle(Generic[R]):
             status, value, error, continued, workflow = end
             if continued:
                 return await RunHandle[R](self._engine, continued, self._workflow)._result()  # noqa: SLF001 - its own kind
+            if error is not None and error.code == "ks:execution" and status is Status.FAILED:
+                raise await self._execution_error(error)
             return self._conclude(status, value, error, workflow)
 
     async def _local_end(self) -> tuple[Status, bytes, ErrorInfo | None, str | None, str] | None:
@@ -210,6 +213,15 @@ class RunHandle(Generic[R]):
         if error is not None and error.code == "ks:run-timed-out":
             raise RunTimedOut(error.message, self.id, error)
         raise RunFailed(f"run {self.id!r} failed: {told}", self.id, error)
+
+    async def _execution_error(self, error: ErrorInfo) -> ExecutionError:
+        """Where a graph or dag failed is told by the last record of its run."""
+        run = await self.run()
+        rows = await self._engine.read(self._engine.store.list_checkpoints, run.id, max(run.seq - 1, 0), 1)
+        last = next((record for record, _ in unseal(rows, run.id, run.seq - 1)), None) if rows else None
+        where = (last.data if last is not None else None) or {}
+        message = f"run {self.id!r} failed: {error.message}"
+        return ExecutionError(message, self.id, error, step=where.get("at", ""), path=where.get("path", ()))
 
     def _values(self, workflow: str) -> Any:
         definition = self._workflow or self._engine.workflows.get(workflow)

@@ -19,6 +19,7 @@ import msgspec
 from ..errors import (
     CheckpointCorrupt,
     EncryptionError,
+    ExecutionError,
     KeepstepError,
     NotSerializable,
     RunTimedOut,
@@ -50,6 +51,8 @@ log = logging.getLogger("keepstep")
 
 #: How long branches that are still open when their workflow returns are given to clean up.
 UNWIND_SECONDS = 30.0
+#: So many steps of the way to the one that failed are kept with the end of a graph or dag: the newest.
+MAX_PATH = 100
 #: How much of an error's message is told along with a mismatch.
 _MAX_RAISED = 200
 
@@ -357,6 +360,8 @@ class Runner:
         record.error = stored_error(error, str(classify(error)), 0, context)
         if context.timed_out:
             record.error.code = "ks:run-timed-out"
+        if isinstance(error, ExecutionError):
+            record.data = {"at": error.step, "path": list(error.path[-MAX_PATH:])}
         return Status.FAILED
 
     @staticmethod
