@@ -136,11 +136,18 @@ class RunContext:
         return None if self.generation else self.run.deadline_at
 
     def append(
-        self, record: Record, call: Any = None, then: Callable[[Answer], None] | None = None, *, last: bool = False
+        self,
+        record: Record,
+        call: Any = None,
+        then: Callable[[Answer], None] | None = None,
+        *,
+        last: bool = False,
+        state: Any = None,
     ) -> None:
         """Put a record into the journal; `call` is settled in order, and `then` told at once, when it is durable.
 
         `last` says that the caller, who is no code of the workflow, does nothing more: the record may be written now.
+        `state` is what a graph has after the step, if durability depends on that.
         """
         if self.detached:
             return
@@ -149,7 +156,7 @@ class RunContext:
             # A failure is flushed at once: the error that the code sees names its record, for a later retry.
             self.unflushed += 1
             writing = self.in_flight > 0 or self.journal.holds(self)  # what is on its way must not be overtaken
-            if not writing and not self.workflow.durability.flushes(self.unflushed):
+            if not writing and not self._flushes(record, state):
                 self.pending.append(draft)
                 if call is not None:
                     self.arrived.append(Draft(record, call))
@@ -158,6 +165,15 @@ class RunContext:
                 return
         self.unflushed = 0
         self.journal.add(self, draft, now=last and self.rest.nothing_ready())
+
+    def _flushes(self, record: Record, state: Any) -> bool:
+        """Whether the chosen durability wants what has gathered to be written; in doubt it is."""
+        name = record.step.rpartition("/")[2].rpartition("#")[0]
+        try:
+            return self.workflow.durability.flushes(self.unflushed, name, state)
+        except Exception:  # a predicate is the user's
+            log.exception("run %s: the durability of %s cannot be told, so it is flushed", self.id, record.step)
+            return True
 
     def append_special(
         self,

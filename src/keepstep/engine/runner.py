@@ -53,6 +53,10 @@ log = logging.getLogger("keepstep")
 UNWIND_SECONDS = 30.0
 #: So many steps of the way to the one that failed are kept with the end of a graph or dag: the newest.
 MAX_PATH = 100
+#: What only a replay asks for: all of it or nothing, or a replay would find a gap. The rest is there for readers.
+_FOR_REPLAY = frozenset(
+    {Kind.STEP_COMPLETED, Kind.STEP_CANCELLED, Kind.TIMER, Kind.SIGNAL, Kind.CHILD, Kind.DECISION, Kind.PATCH}
+)
 #: How much of an error's message is told along with a mismatch.
 _MAX_RAISED = 200
 
@@ -317,6 +321,8 @@ class Runner:
             cancel_children(context)  # unless they were told with the code
         if context.run.parent is not None and not creates:
             sends.append(self._word_to_parent(context, status, record))
+        if status is Status.COMPLETED and context.workflow.durability.choice == "off":
+            _drop_steps(context)
         change = head_move(status, release=True, signals_seen=context.signals_seen, creates=creates, sends=sends)
         again = partial(self._write_end, context, future)
         context.append_special(
@@ -502,6 +508,19 @@ class Runner:
         if answer.verdict is Verdict.DONE:
             self.engine.observe("run.set aside", context, reason=error.message)
             self.engine.pulse()
+
+
+def _drop_steps(context: RunContext) -> None:
+    """Under durability `off` nobody asks any more for steps that were not written by the time of a good end."""
+    if not context.journal.holds(context):  # what is about to be written was called for
+        context.pending = [
+            draft
+            for draft in context.pending
+            if draft.record is None
+            or draft.change is not None
+            or draft.record.kind not in _FOR_REPLAY
+            or draft.record.step.startswith(RESERVED)
+        ]
 
 
 def _arguments(stored: Any) -> tuple[list[Any], dict[str, Any]]:
