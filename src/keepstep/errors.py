@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .model import ErrorInfo, Run
+    from .workflows.shape import Problem
 
 
 class KeepstepError(Exception):
@@ -36,7 +37,11 @@ class DefinitionError(KeepstepError):
 
 
 class InvalidGraph(DefinitionError):
-    """A graph or dag has problems; the message lists all of them."""
+    """A graph or dag has problems; the message lists all errors, `problems` holds each, and the warnings."""
+
+    def __init__(self, message: str, problems: tuple[Problem, ...] = ()) -> None:
+        super().__init__(message)
+        self.problems = problems
 
 
 class DuplicateName(DefinitionError):

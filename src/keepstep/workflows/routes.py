@@ -1,0 +1,209 @@
+"""Ways through a shape: its arrows as numbers, and what is asked of them, without recursion however long they are."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from heapq import heapify, heappop, heappush
+
+from .shape import Arrow, Shape
+
+#: Looking for the shortest cycle follows at most so many arrows in all; beyond that a short one will do.
+_SEARCHED_ARROWS = 500_000
+
+
+class Net:
+    """The steps of a shape by number, in the order in which they were written, and which of them follow each."""
+
+    def __init__(self, names: Iterable[str], arrows: Iterable[Arrow]) -> None:
+        self.names = list(dict.fromkeys(names))
+        self.index = {name: number for number, name in enumerate(self.names)}
+        self.after: list[list[int]] = [[] for _ in self.names]
+        self.before: list[list[int]] = [[] for _ in self.names]
+        seen: set[tuple[int, int]] = set()
+        for arrow in arrows:
+            source, target = self.index.get(arrow.source), self.index.get(arrow.target)
+            if source is None or target is None or (source, target) in seen:
+                continue
+            seen.add((source, target))
+            self.after[source].append(target)
+            self.before[target].append(source)
+
+    @classmethod
+    def of(cls, shape: Shape) -> Net:
+        """All of a shape; an arrow from or to a step that is not there is left out."""
+        return cls((node.name for node in shape.nodes), shape.arrows)
+
+    def named(self, numbers: Iterable[int]) -> list[str]:
+        """The names behind numbers."""
+        return [self.names[number] for number in numbers]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def reached(after: Sequence[Sequence[int]], start: Iterable[int]) -> set[int]:
+    """Everything that can be come to from these, themselves included."""
+    found = set(start)
+    waiting = list(found)
+    while waiting:
+        for following in after[waiting.pop()]:
+            if following not in found:
+                found.add(following)
+                waiting.append(following)
+    return found
+
+
+def back_arrows(net: Net, first: int | None = None) -> set[tuple[int, int]]:
+    """The arrows that lead back to where a walk is on its way from; without them nothing goes round in a circle.
+
+    The walk begins at `first`, then at steps that nothing leads to, then at whatever is left, and takes arrows in the
+    order in which they were written.
+    """
+    new, open_, done = 0, 1, 2
+    state = [new] * len(net)
+    found: set[tuple[int, int]] = set()
+    starts = [] if first is None else [first]
+    starts += [number for number in range(len(net)) if not net.before[number]]
+    for start in (*starts, *range(len(net))):
+        if state[start] != new:
+            continue
+        state[start] = open_
+        path = [(start, iter(net.after[start]))]
+        while path:
+            number, rest = path[-1]
+            for following in rest:
+                if state[following] == open_:
+                    found.add((number, following))
+                elif state[following] == new:
+                    state[following] = open_
+                    path.append((following, iter(net.after[following])))
+                    break
+            else:
+                state[number] = done
+                path.pop()
+    return found
+
+
+def without(net: Net, arrows: set[tuple[int, int]]) -> list[list[int]]:
+    """What follows each step if these arrows are not taken."""
+    if not arrows:
+        return net.after
+    return [
+        [target for target in targets if (source, target) not in arrows] for source, targets in enumerate(net.after)
+    ]
+
+
+def ordered(after: Sequence[Sequence[int]]) -> list[int]:
+    """Every step after all that lead to it, else as they were written; those in or behind a cycle are left out."""
+    open_before = [0] * len(after)
+    for targets in after:
+        for target in targets:
+            open_before[target] += 1
+    ready = [number for number, left in enumerate(open_before) if not left]
+    heapify(ready)
+    found = []
+    while ready:
+        number = heappop(ready)
+        found.append(number)
+        for target in after[number]:
+            open_before[target] -= 1
+            if not open_before[target]:
+                heappush(ready, target)
+    return found
+
+
+def depths(after: Sequence[Sequence[int]], order: Iterable[int]) -> list[int]:
+    """How many steps lie on the longest way to each step, without itself; for arrows that make no cycle."""
+    found = [0] * len(after)
+    for number in order:
+        beyond = found[number] + 1
+        for target in after[number]:
+            found[target] = max(found[target], beyond)
+    return found
+
+
+def circles(net: Net) -> list[list[int]]:
+    """The parts in which each step can be come to from each other one, and the steps that follow themselves."""
+    found = [sorted(part) for part in _parts(net.after) if len(part) > 1 or part[0] in net.after[part[0]]]
+    return sorted(found)
+
+
+def _parts(after: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The strongly connected parts (Tarjan's algorithm, with a stack of its own)."""
+    number_of, lowest = [-1] * len(after), [0] * len(after)
+    in_stack = [False] * len(after)
+    stack: list[int] = []
+    parts: list[list[int]] = []
+    count = 0
+    for start in range(len(after)):
+        if number_of[start] >= 0:
+            continue
+        path = [(start, iter(after[start]))]
+        number_of[start] = lowest[start] = count
+        count += 1
+        stack.append(start)
+        in_stack[start] = True
+        while path:
+            number, rest = path[-1]
+            for following in rest:
+                if number_of[following] < 0:
+                    number_of[following] = lowest[following] = count
+                    count += 1
+                    stack.append(following)
+                    in_stack[following] = True
+                    path.append((following, iter(after[following])))
+                    break
+                if in_stack[following]:
+                    lowest[number] = min(lowest[number], number_of[following])
+            else:
+                path.pop()
+                if path:
+                    lowest[path[-1][0]] = min(lowest[path[-1][0]], lowest[number])
+                if lowest[number] == number_of[number]:
+                    part: list[int] = []
+                    while not part or part[-1] != number:
+                        part.append(stack.pop())
+                        in_stack[part[-1]] = False
+                    parts.append(part)
+    return parts
+
+
+def shortest_cycle(net: Net, part: Sequence[int]) -> list[int]:
+    """A shortest way from a step of a part back to itself, its first step once more at the end.
+
+    In a very large part it is the shortest through the steps that were looked at.
+    """
+    inside = set(part)
+    best: list[int] = []
+    followed = 0
+    for start in part:
+        cycle, count = _cycle_through(net, start, inside, len(best))
+        followed += count
+        if cycle:
+            best = cycle
+        if len(best) == 2 or (best and followed > _SEARCHED_ARROWS):  # itself, or enough
+            break
+    return best
+
+
+def _cycle_through(net: Net, start: int, inside: set[int], shorter_than: int) -> tuple[list[int], int]:
+    """The shortest cycle through a step, if it is shorter than one that is known; and how many arrows were followed."""
+    came_from = {start: start}
+    ring = deque([(start, 2)])  # a cycle closed from here lists so many steps
+    followed = 0
+    while ring:
+        number, length = ring.popleft()
+        if shorter_than and length >= shorter_than:
+            break
+        for target in net.after[number]:
+            followed += 1
+            if target == start:
+                cycle = [start, number]
+                while cycle[-1] != start:
+                    cycle.append(came_from[cycle[-1]])
+                return cycle[::-1], followed
+            if target in inside and target not in came_from:
+                came_from[target] = number
+                ring.append((target, length + 1))
+    return [], followed
