@@ -170,6 +170,33 @@ def test_a_lost_wake_up_is_caught(monkeypatch):
     assert "every accepted run ends" in outcome.broken[0]
 
 
+def test_under_weaker_durability_only_a_lost_beginning_is_left_without_a_word(monkeypatch):
+    from keepstep.engine.branch import DurableCall
+
+    honest = DurableCall.cancelled_by_code
+    plan = json.loads((Path(__file__).parent / "kept" / "begun-after-what-was-lost.json").read_text("utf-8"))["plan"]
+    promise = "every step that began has a last word"
+    assert not play(plan).broken
+
+    def without_a_trace(self):
+        appended, self.run.append = self.run.append, lambda record, then: then(None)
+        try:
+            honest(self)
+        finally:
+            self.run.append = appended
+
+    monkeypatch.setattr(DurableCall, "cancelled_by_code", without_a_trace)
+    # Of what the second life began from what was saved, something must be said.
+    assert [one for one in play(plan).broken if one.startswith(promise)] == [
+        f"{promise}: run-0 1/work#1 began, and nothing says how it ended"
+    ]
+    # Without the outage nothing is lost, so the loser of the race that began ahead of the store needs its word.
+    undisturbed = json.loads(json.dumps({**plan, "events": []}).replace('["sleep", 1.0]', '["sleep", 0.25]'))
+    assert [one for one in play(undisturbed).broken if one.startswith(promise)] == [
+        f"{promise}: run-0 1/limited#1 began, and nothing says how it ended"
+    ]
+
+
 def test_errors_of_the_engine_itself_are_seen(monkeypatch):
     from keepstep.engine.engine import Engine
 

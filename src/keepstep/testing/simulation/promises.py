@@ -14,7 +14,7 @@ import msgspec
 from ...errors import CheckpointCorrupt
 from ...model import Kind, Status, may_move
 from ...model.signal import CANCEL, RESUME
-from ...ports import Advance, Answer, Change, Create, Verdict
+from ...ports import CURRENT, Advance, Answer, Change, Create, Verdict
 from ...stores.records import Record, origin, unseal
 from ...stores.rules import ENDED
 from .programs import Fails, expected
@@ -507,9 +507,28 @@ class AtMostOnce(Promise):
 
 
 class EveryStepHasALastWord(Promise):
-    """Of every step that began, the history of a completed run says how it ended, if only that it was cancelled."""
+    """Of every step that began, the history of a completed run says how it ended, if only that it was cancelled.
+
+    Under weaker durability a step may begin before what led to it is saved. If that is never saved, the run goes on
+    from before it and may come another way: such a beginning, and no other, may be left without a word.
+    """
 
     name = "every step that began has a last word"
+
+    def prepare(self) -> None:
+        self._ahead: dict[tuple[str, str], list[tuple[int, int] | None]] = {}
+        self._saved: dict[tuple[str, int], int] = {}
+
+    def begins(self, body: Body, idempotency_key: str) -> None:
+        run = CURRENT.get().run
+        ahead = run.gathers and (run.pending or run.in_flight or run.detached)  # a thread may begin when all is lost
+        self._ahead.setdefault((body.run, body.key), []).append((run.epoch, run.seq) if ahead else None)
+
+    def wrote(
+        self, process: Process, change: Change, answer: Answer, records: list[Record], before: Head | None
+    ) -> None:
+        if records and isinstance(change, Advance):
+            self._saved[change.run, change.epoch] = records[-1].seq
 
     def ended(self) -> None:
         words = {
@@ -520,8 +539,17 @@ class EveryStepHasALastWord(Promise):
             if is_last_word(record)
         }
         for run, key in self.world.bodies:
-            if self.entries()[run].status is Status.COMPLETED and (run, key) not in words:
+            if self.entries()[run].status is not Status.COMPLETED or (run, key) in words:
+                continue
+            if not all(self._is_lost(run, beginning) for beginning in self._ahead[run, key]):
                 self.broken(f"{run} {key} began, and nothing says how it ended")
+
+    def _is_lost(self, run: str, beginning: tuple[int, int] | None) -> bool:
+        """Whether a body began after something that was then unsaved, and that its worker never saved."""
+        if beginning is None:
+            return False
+        epoch, seq = beginning
+        return self._saved.get((run, epoch), 0) <= seq
 
 
 def _limits(parts: Any) -> float:
