@@ -64,7 +64,7 @@ class Commits:
             self._index.failed(batch)
             raise _failure(failures, nothing_written=not any(a and a.verdict is Verdict.DONE for a in answers))
         done = [answer for answer in answers if answer is not None]
-        self._index.did(batch, {_author(change) for change in changes})
+        self._index.did(batch, {rules.author(change) for change in changes})
         return done
 
     def at_once(self, works: Iterable[Steps[Any]]) -> list[Exception]:
@@ -490,13 +490,6 @@ def _apart(changes: Sequence[Change]) -> list[list[int]]:
         whole.append(i)
         groups.update(dict.fromkeys(touched, whole))
     return list({id(group): group for group in groups.values()}.values())
-
-
-def _author(change: Change) -> str | None:
-    """The worker that is known to have made a change, or None when anyone may have."""
-    if isinstance(change, Advance):
-        return change.worker
-    return change.run.worker if isinstance(change, Create) else None
 
 
 def _failure(failures: list[Exception], *, nothing_written: bool) -> Exception:

@@ -106,7 +106,7 @@ class MemoryStore:
                 rules.check_create(create)
         with self._lock:  # held for microseconds: never worth refusing to wait
             answers = [self._apply(change) for change in changes]
-            self._note_writers({_author(change) for change in changes})
+            self._note_writers({rules.author(change) for change in changes})
             return answers
 
     def _apply(self, change: Change) -> Answer:
@@ -434,13 +434,6 @@ def open_url(url: str, *, clock: Clock | None = None, **options: Any) -> MemoryS
     if url.partition(":")[2].strip("/"):
         raise DefinitionError(f"{url!r}: a store in memory has no name, it is a new one each time; write memory:")
     return MemoryStore(clock=clock, **options)
-
-
-def _author(change: Change) -> str | None:
-    """The worker that is known to have made a change, or None when anyone may have."""
-    if isinstance(change, Advance):
-        return change.worker
-    return change.run.worker if isinstance(change, Create) else None
 
 
 def _knows(request: ClaimRequest, entry: _Entry) -> bool:

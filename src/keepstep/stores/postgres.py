@@ -201,7 +201,7 @@ class PostgresStore:
 
     def _tell(self, changes: Sequence[Change], written: Written) -> None:
         self._signals += len(written.signals)
-        self._note_writers({_author(change) for change in changes})
+        self._note_writers({rules.author(change) for change in changes})
         if written.tidings and not self._address.proxy:
             self._presence.tell(written.tidings)
 
@@ -476,13 +476,6 @@ def _done(change: Change) -> Answer:
         run = rules.check_create(change)
         return Answer(Verdict.DONE, run, run.seq)
     return Answer(Verdict.DONE, None, change.after + len(change.rows) if type(change) is Advance else 0)
-
-
-def _author(change: Change) -> str | None:
-    """The worker that is known to have made a change, or None when anyone may have."""
-    if type(change) is Advance:
-        return change.worker
-    return change.run.worker if type(change) is Create else None
 
 
 def _progress_in(stored: bytes | None) -> dict[str, msgspec.Raw]:

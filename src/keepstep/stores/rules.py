@@ -13,7 +13,7 @@ import msgspec
 from ..errors import CheckpointCorrupt, DefinitionError
 from ..model import FINISHED, Kind, Run, RunQuery, Signal, Status
 from ..model.run import ACTIVE
-from ..ports import Advance, Create, Row
+from ..ports import Advance, Change, Create, Row
 from .records import unseal
 
 #: A page of checkpoints stops after about this many bytes, so that loading a long history needs bounded memory.
@@ -31,6 +31,13 @@ ENDED = FINISHED | {Status.SET_ASIDE}
 def extends(rows: Sequence[Row], after: int) -> bool:
     """Whether the rows carry on from `after` without a gap."""
     return all(row.seq == after + place for place, row in enumerate(rows, 1))
+
+
+def author(change: Change) -> str | None:
+    """The worker that is known to have made a change, or None when anyone may have."""
+    if type(change) is Advance:
+        return change.worker
+    return change.run.worker if type(change) is Create else None
 
 
 def check_create(create: Create) -> Run:

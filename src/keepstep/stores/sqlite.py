@@ -16,7 +16,7 @@ import msgspec
 from ..errors import CheckpointCorrupt, DefinitionError, SchemaMismatch, StoreUnavailable
 from ..model import LEASE_SECONDS, Claim, Claims, Flaw, Lease, News, Run, RunPage, RunQuery, Signal, Status, WorkerInfo
 from ..model.ids import check_id
-from ..ports import Advance, Answer, Change, ClaimRequest, Clock, Create, Row, SystemClock, instant
+from ..ports import Answer, Change, ClaimRequest, Clock, Row, SystemClock, instant
 from ..values.kinds import is_text
 from . import rules
 from .liveness import WorkerLocks, abandon_in_children, network_file_system
@@ -152,7 +152,7 @@ class SQLiteStore:
         batch = Batch(writer.connection, writer.cursor, self._now(), self._within_seconds)
         answers = batch.apply(changes, undone)
         self._signals += batch.signals
-        self._note_writers({_author(change) for change in changes})
+        self._note_writers({rules.author(change) for change in changes})
         return answers
 
     def delete_runs(self, run_ids: Sequence[str], *, finished: bool = False, scrub: bool = False) -> int:
@@ -604,13 +604,6 @@ def _unknown_statuses(cursor: Cursor) -> list[bytes]:
         if last not in _STATUSES:
             found.append(last)
     return found
-
-
-def _author(change: Change) -> str | None:
-    """The worker that is known to have made a change, or None when anyone may have."""
-    if type(change) is Advance:
-        return change.worker
-    return change.run.worker if type(change) is Create else None
 
 
 def _arrivals(sql: Cursor, worker: str, cursor: int) -> tuple[int, tuple[str, ...]]:
