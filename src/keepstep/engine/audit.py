@@ -14,7 +14,7 @@ from ..errors import RunNotFound
 from ..model import Kind, Outcome, Run, Signal, Status
 from ..model.signal import CANCEL, PAUSE, RESERVED, RESOLVE, RESUME
 from ..stores.records import Record
-from .history import read_records
+from .history import read_records, superseded_by
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -217,7 +217,7 @@ def _seconds(record: Record) -> float | None:
 def _what(record: Record, data: dict[str, Any]) -> str:
     """What a record says happened, in a few words."""
     if record.kind == Kind.SUPERSEDED:
-        return f"{data.get('act', 'superseded')}, {len(data.get('seqs', ()))} records superseded"
+        return f"{data.get('act', 'superseded')}, {superseded_by(record)} records superseded"
     if record.kind == Kind.SIGNAL:
         return _received(record.step)
     if record.kind == Kind.RUN_FINISHED and data.get("continued_as"):

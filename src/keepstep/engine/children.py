@@ -9,7 +9,7 @@ import msgspec
 
 from ..errors import AlreadyFinished, DefinitionError, RunNotFound, StepFailed
 from ..model import Kind, Outcome, Run, Signal, Status
-from ..model.ids import check_id, check_name, child_id, new_id
+from ..model.ids import check_id, check_name, child_id, new_id, series
 from ..model.signal import CANCEL, CHILD
 from ..ports import Answer, Send, Verdict, instant
 from ..stores.records import Record, StoredError
@@ -183,11 +183,15 @@ class ChildResult(HearingCall):
         if word is not None:
             self._write(word, {})
             return
-        signal = take_signal(self.run, self.name)
+        signal = take_signal(self.run, self.name, self._is_mine)
         if signal is not None:
             self._come(signal)
         else:
-            add_wait(self.run, Wait(self, None, None, self.name, self._come))
+            add_wait(self.run, Wait(self, None, None, self.name, self._come, mine=self._is_mine))
+
+    def _is_mine(self, signal: Signal) -> bool:
+        """Whether it is the word of this child: one that a rewind has left behind is told under the same name."""
+        return is_word_of(signal.payload, self.child.id)
 
     def _come(self, signal: Signal) -> None:
         self.heard = signal
@@ -215,6 +219,22 @@ class _Word(msgspec.Struct):
     status: str
     value: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     error: StoredError | None = None
+
+
+class _Teller(msgspec.Struct):
+    child: str = ""
+
+
+_teller = msgspec.json.Decoder(_Teller).decode
+
+
+def is_word_of(word: bytes, child: str) -> bool:
+    """Whether the word of an end comes from this child, or from the run that went on for it."""
+    try:
+        teller = _teller(word).child
+    except (msgspec.MsgspecError, ValueError):
+        return True  # it is found when it is told
+    return not teller or teller == child or series(teller) == series(child)
 
 
 _CHILD_OPTIONS: tuple[str, ...] = ("run_id", "queue", "priority", "delay", "tags")

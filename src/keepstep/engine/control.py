@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -49,12 +50,12 @@ async def retry(engine: Engine, run_id: str, reason: str, actor: str, *, force: 
             run_id,
         )
     seqs = await _failures(engine, run)  # before the claim: a history that cannot be read leaves the run as it is
-    claim = await _claim(engine, run, _RETRIABLE)
+    claim = await claim_by_name(engine, run, _RETRIABLE)
     if claim.run.seq != run.seq:
         seqs = await _failures(engine, run)
     data = {"seqs": seqs, "actor": actor, "reason": engine.redact(reason), "before": run.status.value, "act": "retry"}
     record = Record(run_id, Kind.SUPERSEDED.value, worker=claim.lease.worker, trigger="manual", data=data)
-    await _append_and_release(engine, claim, record, Status.QUEUED)
+    await append_and_release(engine, claim, record, Status.QUEUED)
 
 
 async def cancel_now(engine: Engine, run_id: str, reason: str, actor: str) -> None:
@@ -66,13 +67,13 @@ async def cancel_now(engine: Engine, run_id: str, reason: str, actor: str) -> No
     if run.status in FINISHED:
         raise AlreadyFinished(f"run {run_id!r} is already {run.status.value}", run_id)
     engine.encryption.cipher(run)  # without its key nothing can be written
-    claim = await _claim(engine, run, frozenset(Status) - FINISHED)
+    claim = await claim_by_name(engine, run, frozenset(Status) - FINISHED)
     data = {"actor": actor, "reason": engine.redact(reason), "before": run.status.value, "act": "cancel"}
     record = Record(run_id, Kind.RUN_FINISHED.value, outcome=Outcome.CANCELLED.value, trigger="manual", data=data)
     record.worker, record.started_at = claim.lease.worker, run.created_at
     doubts = await _under_way(engine, run)
     record.error = in_doubt(doubts) if doubts else None
-    await _append_and_release(engine, claim, record, Status.CANCELLED)
+    await append_and_release(engine, claim, record, Status.CANCELLED)
     await _tell_family(engine, run)
 
 
@@ -96,7 +97,8 @@ async def _tell_family(engine: Engine, run: Run) -> None:
             return
 
 
-async def _claim(engine: Engine, run: Run, statuses: frozenset[Status]) -> Claim:
+async def claim_by_name(engine: Engine, run: Run, statuses: frozenset[Status]) -> Claim:
+    """Take the lease of one run for a person's command, if nobody has it."""
     worker = engine.worker.id if engine.worker is not None else new_id("command")
     claims = await engine.call(engine.store.claim_runs, ClaimRequest(worker, run=run.id, statuses=statuses))
     if not claims.claims:
@@ -188,12 +190,17 @@ class _Word(msgspec.Struct):
 _child_in = msgspec.json.Decoder(_Word).decode
 
 
-async def _append_and_release(engine: Engine, claim: Claim, record: Record, status: Status) -> None:
+async def append_and_release(
+    engine: Engine, claim: Claim, record: Record, status: Status, children: Sequence[str] = ()
+) -> None:
+    """Write what a person's command says of a run, and let it go; in the same commit these children are cancelled."""
     run: Any = claim.run
     now = instant(engine.clock.now())
     record.finished_at = now
     record.claimed = claimed(claim)
     row, checksum = seal(record, run.seq + 1, chain_end(run), engine.encryption.cipher(run))
+    sender = f"run {run.id}"
+    left = {child: Signal(child, CANCEL, b"true", f"cancel:{run.id}:{run.seq}", sender, now) for child in children}
     change = Advance(
         run.id,
         claim.lease.worker,
@@ -205,8 +212,14 @@ async def _append_and_release(engine: Engine, claim: Claim, record: Record, stat
         release=True,
         due_at=None if status in FINISHED else now,
     )
-    answer = await engine.journal.write(change)
+    while True:
+        change.sends = [Send(signal) for signal in left.values()]
+        answer = await engine.journal.write(change)
+        if answer.verdict not in (Verdict.FINISHED, Verdict.NOT_FOUND) or left.pop(answer.about, None) is None:
+            break  # else that child has ended by itself
     await _leave(engine, claim.lease.worker)
+    for child in left:
+        engine.signalled(child)
     if answer.verdict is not Verdict.DONE:
         raise RunConflict(
             f"run {run.id!r} was changed by someone else meanwhile ({answer.verdict}); look again", run.id

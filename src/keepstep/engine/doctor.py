@@ -18,7 +18,9 @@ from ..model.signal import CHILD, RESERVED, RESOLVE, RESUME
 from ..ports import Send, instant
 from ..stores.records import unseal
 from ..stores.sealed import below
+from .children import is_word_of
 from .copying import handed_over
+from .history import Superseded
 from .verify import check_run
 
 if TYPE_CHECKING:
@@ -317,17 +319,31 @@ class _Doctor:
     async def _has_unread(self, run: Run, waits: list[str]) -> bool:
         """Whether a signal that the run waits for lies in the store, unread."""
         read: set[int] = set()
+        children: list[tuple[int, str, str]] = []
+        gone = Superseded()
         after = 0
         while rows := await self.engine.read(self.engine.store.list_checkpoints, run.id, after, 1000, _READS):
             after = rows[-1].seq
             for row in rows:
                 record, _ = next(unseal([row], run.id, row.seq - 1))
-                if record.data and "signal" in record.data:
+                if record.kind == Kind.SUPERSEDED:
+                    gone.add(record)
+                elif record.data and "signal" in record.data:
                     read.add(record.data["signal"])
+                elif record.data and "child" in record.data:
+                    children.append((record.seq, f"{CHILD}{record.step}", record.data["child"]))
+        started = {name: child for seq, name, child in children if seq not in gone}
+
+        def concerns(signal: Signal) -> bool:
+            if signal.name not in waits or signal.seq in read:
+                return False
+            child = started.get(signal.name)
+            return child is None or is_word_of(signal.payload, child)  # and not of one that a rewind has left behind
+
         seen = 0
         while signals := await self.engine.read(self.engine.store.list_signals, run.id, seen):
             seen = signals[-1].seq
-            if any(signal.name in waits and signal.seq not in read for signal in signals):
+            if any(map(concerns, signals)):
                 fresh = await self.engine.read(self.engine.store.get_run, run.id)
                 return fresh is not None and fresh.epoch == run.epoch and fresh.due_at is None and fresh.worker is None
         return False
@@ -400,9 +416,10 @@ class _Doctor:
 _RESTORE = "keepstep repair mends what can be mended; otherwise restore the store from a copy"
 _LOOK_ONLY = "that is enough to look; a worker, and who steers runs, must be allowed to write"
 _LATE = timedelta(seconds=LATE_SECONDS)
-#: The kinds of record that say that a signal was read.
+#: The kinds of record that say that a signal was read, or which of them count.
 _READS = tuple(
-    kind.value for kind in (Kind.SIGNAL, Kind.CHILD, Kind.STEP_STARTED, Kind.STEP_COMPLETED, Kind.STEP_FAILED)
+    kind.value
+    for kind in (Kind.SIGNAL, Kind.CHILD, Kind.STEP_STARTED, Kind.STEP_COMPLETED, Kind.STEP_FAILED, Kind.SUPERSEDED)
 )
 
 

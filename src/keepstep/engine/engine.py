@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from .care import Care
+    from .rewind import Rewound
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -415,6 +416,27 @@ class Engine:
         """Let a failed or set-aside run go on from where it failed; with `force` one that was handed over, too."""
         await control.retry(self, run_id, reason, actor or self.actor, force=force)
         self.poke()
+
+    async def rewind(
+        self,
+        run_id: str,
+        *,
+        to: int | None = None,
+        step: str | None = None,
+        reason: str = "",
+        actor: str = "",
+        dry_run: bool = False,
+        force: bool = False,
+    ) -> Rewound:
+        """Let a run that nobody drives go on from an earlier record: what came after it stays, but no longer counts."""
+        from .rewind import rewind  # noqa: PLC0415 - asked for rarely
+
+        self._must_be_open()
+        rewound = await rewind(
+            self, run_id, to=to, step=step, reason=reason, actor=actor or self.actor, dry_run=dry_run, force=force
+        )
+        self.poke()
+        return rewound
 
     async def cancel_successor(self, run_id: str) -> None:
         """Cancel the run that goes on for an ended one, if there is one."""

@@ -29,13 +29,15 @@ from ..model.ids import check_name, check_text, new_id
 from ..model.signal import CANCEL, PAUSE, RESERVED, RESOLVE, RESUME
 from ..ports import Send, Verdict, instant
 from ..stores.keys import is_encrypted
-from ..stores.records import checkpoint, origin, unseal
+from ..stores.records import Record, checkpoint, origin, unseal
 from ..values import VALUES
+from .history import Superseded
 
 if TYPE_CHECKING:
     from .audit import AuditEntry
     from .context import RunContext
     from .engine import Engine
+    from .rewind import Rewound
 
 R = TypeVar("R")
 
@@ -129,12 +131,18 @@ class RunHandle(Generic[R]):
         shown: dict[str, bytes] = {}
         run: str | None = self.id
         while run is not None:
-            after, kinds = 0, (Kind.PUBLISHED.value,)
+            after, kinds = 0, (Kind.PUBLISHED.value, Kind.SUPERSEDED.value)
+            told: list[Record] = []
+            gone = Superseded()
             while rows := await self._engine.read(self._engine.store.list_checkpoints, run, after, 1000, kinds):
                 for row in rows:
                     after = row.seq
                     record, _ = next(unseal([row], run, row.seq - 1))
-                    shown[(record.data or {}).get("key", "")] = record.raw()
+                    if record.kind == Kind.SUPERSEDED:
+                        gone.add(record)
+                    else:
+                        told.append(record)
+            shown.update(((one.data or {}).get("key", ""), one.raw()) for one in told if one.seq not in gone)
             run = (await RunHandle[R](self._engine, run).run()).continued_as
         return shown
 
@@ -275,6 +283,28 @@ class RunHandle(Generic[R]):
         One that was handed over to another store is refused, unless that is forced.
         """
         await self._engine.retry(self.id, reason, self._actor, force=force)
+        self._context = None  # how it ended before is past
+
+    async def rewind(
+        self,
+        to: int | None = None,
+        *,
+        step: str | None = None,
+        reason: str = "",
+        actor: str = "",
+        dry_run: bool = False,
+        force: bool = False,
+    ) -> Rewound:
+        """Let the run go on from an earlier checkpoint: what came after it stays stored, but no longer counts.
+
+        `to` is the number of the last record that counts; `step` names a step to go back before, so that it is
+        performed again. Allowed while no worker drives the run; with `dry_run` nothing is changed.
+        """
+        rewound = await self._engine.rewind(
+            self.id, to=to, step=step, reason=reason, actor=actor or self._actor, dry_run=dry_run, force=force
+        )
+        self._context = self._context if dry_run else None  # how it ended before is past
+        return rewound
 
     async def _command(self, name: str, reason: str) -> None:
         await self._send(name, msgspec.json.encode({"reason": self._engine.redact(check_text(reason, "reason"))}))

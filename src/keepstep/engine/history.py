@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from datetime import datetime
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import CheckpointCorrupt
 from ..model import Kind
+from ..model.signal import RESERVED
 from ..stores.records import Record, check_origin, origin, unseal
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ _OUTCOMES = frozenset(
         Kind.BARRIER.value,
     }
 )
+#: Kinds by which the code's own waits hear signals; others are of what a person said about a step, which is past.
+_HEARING = frozenset({Kind.SIGNAL.value, Kind.CHILD.value})
 _NOTES = frozenset({Kind.PATCH.value, Kind.PUBLISHED.value, Kind.DECISION.value, Kind.REPLY.value})
 
 
@@ -42,6 +46,57 @@ async def read_records(engine: Engine, run: Run) -> AsyncIterator[tuple[Record, 
         for record, checksum in unseal(rows, run.id, after, previous):
             after, previous = record.seq, checksum
             yield record, checksum
+
+
+class Superseded:
+    """Which records of a run no longer count: told by its `superseded` records, given in order.
+
+    A retry names them one by one. A rewind names the last one that counts: what counted then counts again, and nothing
+    that came after it, up to the rewind itself, does; an earlier retry or rewind among them is undone with the rest.
+    """
+
+    def __init__(self) -> None:
+        #: How often a person has changed what counts; it only grows, so that no key or child id comes twice.
+        self.generation = 0
+        self._named: list[tuple[int, frozenset[int]]] = []
+        self._ranges: list[tuple[int, int]] = []  # the last that counts, and the rewind: apart, and in order
+        self._one_by_one: set[int] = set()
+
+    def add(self, record: Record) -> None:
+        """Take in the next `superseded` record."""
+        data = record.data or {}
+        self.generation += 1
+        beyond = data.get("beyond")
+        if beyond is not None:
+            self._named = [one for one in self._named if one[0] <= beyond]
+            self._one_by_one = set().union(*(numbers for _, numbers in self._named))
+            self._ranges = [one for one in self._ranges if one[1] <= beyond]
+            self._ranges.append((beyond, record.seq))
+        if data.get("seqs"):
+            self._named.append((record.seq, frozenset(data["seqs"])))
+            self._one_by_one.update(data["seqs"])
+
+    def __contains__(self, seq: int) -> bool:
+        return seq in self._one_by_one or self.rewound(seq)
+
+    def __bool__(self) -> bool:
+        return bool(self._one_by_one or self._ranges)
+
+    def rewound(self, seq: int) -> bool:
+        """Whether a record was left behind by a rewind: what it had read is unread again."""
+        place = bisect_left(self._ranges, seq, key=_until)
+        return place < len(self._ranges) and self._ranges[place][0] < seq < self._ranges[place][1]
+
+
+def superseded_by(record: Record) -> int:
+    """How many records a `superseded` record is about."""
+    data = record.data or {}
+    beyond = data.get("beyond")
+    return len(data.get("seqs", ())) if beyond is None else max(record.seq - 1 - beyond, 0)
+
+
+def _until(span: tuple[int, int]) -> int:
+    return span[1]
 
 
 class Entry:
@@ -92,9 +147,10 @@ class History:
         self._kept = 0
         self._outcomes: list[Entry] = []
         self._attempts: list[Record] = []
-        self._heard: dict[str, int] = {}
-        self._born: dict[str, str] = {}
-        self._superseded: set[int] = set()
+        self._notes: list[Record] = []
+        self._marks: list[Record] = []
+        self._taken: list[tuple[int, str, int, bool]] = []
+        self._superseded = Superseded()
 
     def add(self, rows: Iterable[Row]) -> None:
         """Verify the next rows of the chain and take them in."""
@@ -107,26 +163,21 @@ class History:
                 else:
                     self._add_outcome(record)
             elif kind in _NOTES or (kind == Kind.EMITTED and not record.attempt):  # a step's own tokens are not notes
-                self.notes[record.step] = record
+                self._notes.append(record)
             elif kind == Kind.STEP_STARTED:
-                self.marks[record.step] = record
+                self._marks.append(record)
             elif kind == Kind.RUN_STARTED:
                 self.started_at = record.finished_at
             elif kind == Kind.SUPERSEDED:
-                self.generation += 1
-                self._superseded.update((record.data or {}).get("seqs", ()))
+                self._superseded.add(record)
             if record.data and "signal" in record.data:
-                self.signals.add(record.data["signal"])
-                self._heard[record.step] = record.data["signal"]
-            elif kind == Kind.STEP_CANCELLED and record.step in self._heard:  # taken, but never told: unread again
-                self.signals.discard(self._heard.pop(record.step))
+                by_code = kind in _HEARING and not record.step.startswith(RESERVED)
+                self._taken.append((record.seq, record.step, record.data["signal"], by_code))
+            elif kind == Kind.STEP_CANCELLED:
+                self._taken.append((record.seq, record.step, 0, True))
 
     def _add_outcome(self, record: Record) -> None:
         entry = Entry(record)
-        if entry.child:
-            self._born[entry.key] = entry.child
-        elif entry.cancelled:  # a start that the code gave up after its child was there
-            entry.child = self._born.get(entry.key, "")
         size = len(record.value) if record.value else 0
         self._kept += size
         if self._kept > KEEP_BYTES and size > 1000:
@@ -142,27 +193,50 @@ class History:
                 f"and the records end at {self.seq}"
             )
         gone = self._superseded
+        self.generation = gone.generation
+        self._arrange_outcomes(gone)
+        self._arrange_begun(gone)
+        self.notes = {note.step: note for note in self._notes if note.seq not in gone}
+        self._read_signals(gone)
+        for told in (self._outcomes, self._attempts, self._notes, self._marks, self._taken):
+            told.clear()
+
+    def _arrange_outcomes(self, gone: Superseded) -> None:
         for entry in self._outcomes:
             if entry.seq not in gone:
+                before = self.entries.get(entry.key)
+                if entry.cancelled and before is not None:  # a start that the code gave up after its child was there
+                    entry.child = before.child
                 self.entries[entry.key] = entry  # a later record of one call overrides an earlier one
         for entry in self.entries.values():
             self.places[entry.key.rpartition("/")[0], entry.ordinal] = entry.key
         self.order.extend(sorted(self.entries.values(), key=_seq))
         self.steps = len(self.entries)
+
+    def _arrange_begun(self, gone: Superseded) -> None:
+        """What has no outcome yet: attempts that failed, and steps that were started at most once."""
         for record in self._attempts:
             if record.seq not in gone and record.step not in self.entries:
                 tried = self.tried.setdefault(record.step, Tried())
                 tried.attempts, tried.retry_at = record.attempt, record.retry_at
                 tried.first_at = tried.first_at or record.started_at
                 self.places.setdefault((record.step.rpartition("/")[0], record.ordinal), record.step)
-        for key, record in list(self.marks.items()):
-            if record.seq in gone or key in self.entries:
-                del self.marks[key]
-            else:
-                self.places.setdefault((key.rpartition("/")[0], record.ordinal), key)
-        self.notes = {key: note for key, note in self.notes.items() if note.seq not in gone}
-        self._outcomes.clear()
-        self._attempts.clear()
+        for record in self._marks:
+            if record.seq not in gone and record.step not in self.entries:
+                self.marks[record.step] = record
+                self.places.setdefault((record.step.rpartition("/")[0], record.ordinal), record.step)
+
+    def _read_signals(self, gone: Superseded) -> None:
+        """Which signals have been read: not those that only the code's own waits beyond a rewind had heard."""
+        heard: dict[str, int] = {}
+        for seq, step, signal, by_code in self._taken:
+            if by_code and gone.rewound(seq):
+                continue
+            if signal:
+                self.signals.add(signal)
+                heard[step] = signal
+            elif step in heard:  # taken, but never told: unread again
+                self.signals.discard(heard.pop(step))
 
     def refill(self, rows: Iterable[Row], after: int) -> None:
         """Take values into memory again, for the entries that come next."""

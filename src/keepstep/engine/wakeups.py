@@ -26,7 +26,7 @@ class Wait:
     takes no longer than `longest`, so that a wall clock that is set back does not stretch it.
     """
 
-    __slots__ = ("call", "due", "ends", "longest", "name", "on_due", "on_signal", "timer")
+    __slots__ = ("call", "due", "ends", "longest", "mine", "name", "on_due", "on_signal", "timer")
 
     def __init__(
         self,
@@ -37,6 +37,7 @@ class Wait:
         on_signal: Callable[[Signal], None] | None = None,
         *,
         longest: float = math.inf,
+        mine: Callable[[Signal], bool] | None = None,
     ) -> None:
         self.call = call
         self.due = due
@@ -44,6 +45,7 @@ class Wait:
         self.name = name
         self.on_signal = on_signal
         self.longest = longest
+        self.mine = mine  # which of the signals of that name it waits for; all, if nothing is said
         self.ends = math.inf
         self.timer: asyncio.TimerHandle | None = None
 
@@ -76,16 +78,16 @@ def receive(run: RunContext, signals: list[Signal]) -> None:
 def _match(run: RunContext) -> None:
     for wait in list(run.waits.values()):
         if wait.name is not None and wait.on_signal is not None:
-            signal = take_signal(run, wait.name)
+            signal = take_signal(run, wait.name, wait.mine)
             if signal is not None:
                 end_wait(run, wait.call)
                 wait.on_signal(signal)
 
 
-def take_signal(run: RunContext, name: str) -> Signal | None:
+def take_signal(run: RunContext, name: str, mine: Callable[[Signal], bool] | None = None) -> Signal | None:
     """The oldest unread signal of a name, read with this."""
     for index, signal in enumerate(run.inbox):
-        if signal.name == name:
+        if signal.name == name and (mine is None or mine(signal)):
             return run.inbox.pop(index)
     return None
 

@@ -93,3 +93,9 @@ def child_id(parent: str, key: str, generation: int) -> str:
     tail = f".{name}-{digest}"
     room = MAX_ID - len(tail.encode())
     return parent.encode()[:room].decode("utf-8", "ignore") + tail
+
+
+def series(run_id: str) -> str:
+    """What the ids of a run and of those that go on for it have in common."""
+    base, _, number = run_id.rpartition("~")
+    return (base if base and number.isdecimal() else run_id)[: MAX_ID - 12]

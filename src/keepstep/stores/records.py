@@ -197,7 +197,7 @@ HIDDEN = "(encrypted)"
 #: What stays readable of `data`: the structure that repairs, audits and the doctor go by. Anything else is hidden.
 _OPEN_DATA = frozenset(
     (
-        *("signal", "signal_name", "sender", "to", "child", "continued_as", "choice", "key", "ask", "seqs"),
+        *("signal", "signal_name", "sender", "to", "child", "continued_as", "choice", "key", "ask", "seqs", "beyond"),
         *("act", "actor", "before", "workflow", "version", "from", "epoch", "recoveries"),
     )
 )
@@ -246,7 +246,7 @@ def _only_sets_aside(row: Row) -> bool:
 
 
 #: What in `data` tells the engine that something has happened.
-_STEERING = frozenset(("signal", "choice", "child", "continued_as", "key", "ask", "seqs"))
+_STEERING = frozenset(("signal", "choice", "child", "continued_as", "key", "ask", "seqs", "beyond"))
 
 
 def _reveal(run: str, record: Record, plain: bytes | None) -> None:
@@ -359,7 +359,7 @@ _KINDS, _OUTCOMES, _TRIGGERS, _STATUSES = (
 _NUMBERS = frozenset((int,))
 #: What is read from `data`, and as what.
 _DATA: dict[str, type] = {
-    **dict.fromkeys(("signal", "choice"), int),
+    **dict.fromkeys(("signal", "choice", "beyond"), int),
     **dict.fromkeys(("sender", "child", "continued_as", "key", "ask", "before", "act"), str),
     "seqs": list,
 }

@@ -1,0 +1,183 @@
+"""Rewinding a run: it goes on from an earlier checkpoint, and what came after that no longer counts, but stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import AlreadyFinished, DefinitionError, RunConflict, RunNotFound
+from ..model import FINISHED, Kind, Status
+from ..model.ids import check_text, child_id
+from ..model.signal import RESERVED
+from ..stores.records import Record
+from .control import append_and_release, claim_by_name
+from .copying import handed_over
+from .history import Superseded, read_records
+
+if TYPE_CHECKING:
+    from ..model import Run
+    from .engine import Engine
+
+#: What can be rewound: everything that no worker drives, but for what was cancelled.
+_REWINDABLE = frozenset(
+    {Status.COMPLETED, Status.FAILED, Status.SET_ASIDE, Status.PAUSED, Status.WAITING, Status.QUEUED}
+)
+
+#: Records of what was done, or is known by now: going back beyond them, it is done or asked for again.
+_DONE = frozenset(
+    {
+        Kind.STEP_STARTED.value,
+        Kind.STEP_COMPLETED.value,
+        Kind.STEP_FAILED.value,
+        Kind.TIMER.value,
+        Kind.SIGNAL.value,
+        Kind.CHILD.value,
+        Kind.BARRIER.value,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rewound:
+    """What a rewind does: `to` is the last record that counts, `again` are the calls whose outcome no longer does.
+
+    `children` are the runs that those calls had started and that have not ended: they are cancelled.
+    """
+
+    run: str
+    to: int
+    again: tuple[str, ...] = ()
+    children: tuple[str, ...] = ()
+
+
+class Told:
+    """As much of a record as tells whether it counts and what it was about."""
+
+    __slots__ = ("child", "kind", "seq", "step")
+
+    def __init__(self, record: Record) -> None:
+        self.seq, self.kind, self.step = record.seq, record.kind, record.step
+        self.child: str = (record.data or {}).get("child", "")
+
+
+async def rewind(
+    engine: Engine,
+    run_id: str,
+    *,
+    to: int | None,
+    step: str | None,
+    reason: str,
+    actor: str,
+    dry_run: bool = False,
+    force: bool = False,
+) -> Rewound:
+    """Let a run go on from an earlier record; with `dry_run` only say what that would mean."""
+    check_text(reason, "reason")
+    run = await engine.read(engine.store.get_run, run_id)
+    if run is None:
+        raise RunNotFound(f"no run {run_id!r} in {engine.store.url}", run_id)
+    await _check(engine, run, force=force)
+    engine.encryption.cipher(run)  # without its key nothing can be written
+    plan = await _plan(engine, run, to, step)  # before the claim: a history that cannot be read leaves it as it is
+    if dry_run:
+        return plan
+    claim = await claim_by_name(engine, run, _REWINDABLE)
+    if claim.run.seq != run.seq:
+        plan = await _plan(engine, claim.run, to, step)
+    data = {
+        "beyond": plan.to,
+        "actor": actor,
+        "reason": engine.redact(reason),
+        "before": (claim.before or run.status).value,
+        "act": "rewind",
+    }
+    record = Record(run_id, Kind.SUPERSEDED.value, worker=claim.lease.worker, trigger="manual", data=data)
+    await append_and_release(engine, claim, record, Status.QUEUED, plan.children)
+    return plan
+
+
+async def _check(engine: Engine, run: Run, *, force: bool) -> None:
+    """Refuse what cannot be rewound, with what to do instead."""
+    if run.status is Status.CANCELLED:
+        raise AlreadyFinished(f"run {run.id!r} is cancelled, which is final; fork it instead", run.id)
+    if run.status not in _REWINDABLE:
+        raise RunConflict(
+            f"run {run.id!r} is {run.status.value}, driven by {run.worker}; pause it first, and rewind it then", run.id
+        )
+    if run.continued_as:
+        raise RunConflict(f"run {run.id!r} goes on as {run.continued_as!r}; rewind that one, or fork this one", run.id)
+    elsewhere = handed_over(run)
+    if elsewhere and not force:
+        raise RunConflict(
+            f"run {run.id!r} was handed over: {elsewhere}; it would be driven in both stores. "
+            "Only if it is not there, or is lost, let it go on here by force (force=True, or --force)",
+            run.id,
+        )
+    if run.parent is not None and run.status in FINISHED:
+        parent = await engine.read(engine.store.get_run, run.parent)
+        if parent is not None:
+            raise RunConflict(
+                f"run {run.id!r} is a child whose parent {run.parent!r} was told how it ended; "
+                "rewind the parent to before it, or fork this run",
+                run.id,
+            )
+
+
+async def _plan(engine: Engine, run: Run, to: int | None, step: str | None) -> Rewound:
+    gone, then = Superseded(), Superseded()
+    told: list[Told] = []
+    records: list[Record] = []
+    async for record, _ in read_records(engine, run):
+        told.append(Told(record))
+        if record.kind == Kind.SUPERSEDED:
+            gone.add(record)
+            records.append(record)
+    last = position(run, (one for one in told if one.seq not in gone), to, step)
+    for record in records:
+        if record.seq <= last:
+            then.add(record)
+    kept = {one.step for one in told if one.seq <= last and one.seq not in then and one.kind in _DONE}
+    left = [one for one in told if one.seq > last and one.seq not in gone and one.kind in _DONE]
+    again = [one.step for one in left if one.step not in kept and not one.step.startswith(RESERVED)]
+    children = [one.child for one in left if one.child and _is_born_of(run, one, gone.generation)]
+    going = [child for child in children if await _goes_on(engine, child)]
+    return Rewound(run.id, last, tuple(dict.fromkeys(again)), tuple(dict.fromkeys(going)))
+
+
+def position(run: Run, told: Iterable[Told], to: int | None, step: str | None) -> int:
+    """The last record that is to count: it is named, or it is the one before the first word of a step."""
+    if (to is None) == (step is None):
+        raise DefinitionError("say either to=, the last record that is to count, or step=, the one to go back before")
+    if to is not None:
+        if isinstance(to, bool) or not isinstance(to, int) or not 0 <= to < run.seq:
+            raise DefinitionError(
+                f"run {run.id!r} has the records 1 to {run.seq}: to= names one that others follow, or 0, not {to!r}"
+            )
+        return to
+    steps: dict[str, int] = {}
+    for one in told:
+        if one.kind in _DONE and not one.step.startswith(RESERVED):
+            steps.setdefault(one.step, one.seq)
+    wanted = step or ""
+    found = [key for key in steps if wanted in (key, key.partition("#")[0])]
+    if len(found) != 1:
+        raise DefinitionError(
+            f"run {run.id!r} has recorded {len(found) or 'no'} steps {wanted!r}; "
+            f"it has {', '.join(found or list(steps)[:_SHOWN]) or 'none'}"
+        )
+    return steps[found[0]] - 1
+
+
+#: So many steps are named to somebody who asked for one that is not there.
+_SHOWN = 50
+
+
+def _is_born_of(run: Run, one: Told, generation: int) -> bool:
+    """Whether a child's id was made by the run: one that was given its id is found again under it."""
+    return any(child_id(run.id, one.step, number) == one.child for number in range(generation + 1))
+
+
+async def _goes_on(engine: Engine, child: str) -> bool:
+    run = await engine.read(engine.store.get_run, child)
+    return run is not None and run.status not in FINISHED
