@@ -39,11 +39,12 @@ if _TYPE_CHECKING:
         StoreUnavailable,
         TimedOut,
     )
-    from .model import Checkpoint, Event, Run, RunQuery, Status
-    from .policies import All, Any, Durability, Quorum, Retain, Retry, Timeout
+    from .model import Checkpoint, Event, Run, RunQuery, State, Status
+    from .policies import All, Any, Durability, Quorum, Retain, Retry, Timeout, when
     from .stores.keys import Keys
     from .values import Redactor, Secret, register
     from .workflows.definition import Call, step, workflow
+    from .workflows.graph import Changes, Goto, Graph
 
 __version__ = "0.1.0"
 
@@ -64,11 +65,12 @@ _HOMES = {
         "RetryAfter RunCancelled RunConflict RunError RunFailed RunNotFound RunSetAside RunTimedOut StepError "
         "StepFailed StepInDoubt StepTimedOut StoreError StoreUnavailable TimedOut"
     ),
-    "model": "Checkpoint Event Run RunQuery Status",
-    "policies": "All Any Durability Quorum Retain Retry Timeout",
+    "model": "Checkpoint Event Run RunQuery State Status",
+    "policies": "All Any Durability Quorum Retain Retry Timeout when",
     "stores.keys": "Keys",
     "values": "Redactor Secret register",
     "workflows.definition": "Call step workflow",
+    "workflows.graph": "Changes Goto Graph",
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 #: The parts of the package, which need no import of their own: `keepstep.errors.LeaseLost`.
@@ -92,6 +94,7 @@ __all__ = [
     "AlreadyFinished",
     "Any",
     "Call",
+    "Changes",
     "Checkpoint",
     "DefinitionError",
     "Done",
@@ -99,6 +102,8 @@ __all__ = [
     "Engine",
     "Event",
     "ExecutionError",
+    "Goto",
+    "Graph",
     "KeepstepError",
     "Keys",
     "NotDone",
@@ -121,6 +126,7 @@ __all__ = [
     "RunSetAside",
     "RunTimedOut",
     "Secret",
+    "State",
     "Status",
     "StepError",
     "StepFailed",
@@ -156,6 +162,7 @@ __all__ = [
     "timeout",
     "uuid",
     "wait_for",
+    "when",
     "workflow",
 ]
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..errors import DefinitionError, ExecutionError, NotSerializable, StepError, StepTimedOut
+from ..errors import DefinitionError, ExecutionError, StepError, StepTimedOut
 from ..model import Kind, Outcome
 from ..model.ids import new_id
 from ..model.signal import RESOLVE
@@ -23,7 +23,7 @@ from ..policies import Again, classify
 from ..ports import CURRENT, Answer, Verdict, instant
 from ..stores.records import Record, StoredError
 from ..values import VALUES
-from ..workflows.definition import Call, PlainCall
+from ..workflows.definition import PlainCall
 from .branch import ASKED
 from .steering import cancel_when_settled
 from .tasks import left
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from ..workflows.definition import Step
     from .branch import StepCall
     from .context import RunContext
-
-COMPLETED = Kind.STEP_COMPLETED.value
 
 #: The part of a traceback that is kept.
 MAX_TRACEBACK = 20_000
@@ -114,7 +112,7 @@ async def _attempt(
             return None
         else:
             value = await _limited(call, (started_at - first_at).total_seconds())
-        data = _encoded(call, value)
+        data = call.encode(value)
     except asyncio.CancelledError as error:
         if run.detached or call.state != ASKED:
             raise
@@ -125,21 +123,8 @@ async def _attempt(
         return error
     if scope.emitted:
         _flush_emitted(scope)
-    run.append(_completed(call, data, scope.number, started_at), call, last=True)
+    run.append(call.completed(data, scope.number, started_at), call, last=True)
     return None
-
-
-def _encoded(call: StepCall[Any], value: Any) -> bytes:
-    """The result as it is stored."""
-    if isinstance(value, Call):
-        raise NotSerializable(f"step {call.key!r} returned a call that was not awaited; did you forget `await`?")
-    data = call.step.values.encode(value, call.key)
-    call.run.engine.check_value(data, call.key)
-    return data
-
-
-def _completed(call: StepCall[Any], data: bytes, attempt: int, started_at: datetime) -> Record:
-    return call.record(COMPLETED, data, attempt=attempt, started_at=started_at)
 
 
 async def _may_try_again(
@@ -357,9 +342,8 @@ async def _resolve(call: StepCall[Any]) -> bool:
             run.engine.observe("step.in_doubt", run, step=call.key, error=repr(error))
             answer = None
         if isinstance(answer, Done):
-            data = step.values.encode(answer.result, f"step {call.key!r}: verified result")
-            run.engine.check_value(data, call.key)
-            run.append(call.record(Kind.STEP_COMPLETED, data, attempt=1, trigger="recovery"), call)
+            data = call.encode(answer.result)
+            run.append(call.completed(data, 1, None, trigger="recovery"), call)
             return False
         if isinstance(answer, NotDone) or answer is NotDone:
             return run.cancel_signal is None  # nothing starts between a cancel and its delivery
@@ -375,8 +359,8 @@ async def _resolve(call: StepCall[Any]) -> bool:
         await run.durable(call.record(Kind.STEP_STARTED, attempt=1, trigger="manual", data=data_))
         return not run.detached
     if verdict["verdict"] == "result":
-        value = msgspec.json.encode(verdict.get("value"))
-        record = call.record(Kind.STEP_COMPLETED, value, attempt=1, trigger="manual", data=data_)
+        value = call.encode(step.values.decode(msgspec.json.encode(verdict.get("value")), call.key))
+        record = call.completed(value, 1, None, trigger="manual", data=data_)
     else:
         failed = StoredError(
             "keepstep.StepInDoubt", f"step {call.key!r} was resolved as failed", code="ks:in-doubt", id=new_id("error")
@@ -408,7 +392,7 @@ async def _transact(call: StepCall[Any], scope: Attempt, started_at: datetime) -
             raise
         except BaseException as error:  # to the store it would be no refusal, but the end
             raise left(error) from error
-        return _completed(call, _encoded(call, value), scope.number, started_at)
+        return call.completed(call.encode(value), scope.number, started_at)
 
     answered: asyncio.Future[Answer] = run.loop.create_future()
 

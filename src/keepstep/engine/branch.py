@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from ..errors import DefinitionError, KeepstepError, StepError, StepFailed, StepInDoubt, StepTimedOut, TimedOut
+from ..errors import (
+    DefinitionError,
+    KeepstepError,
+    NotSerializable,
+    StepError,
+    StepFailed,
+    StepInDoubt,
+    StepTimedOut,
+    TimedOut,
+)
 from ..model import Kind, Outcome
 from ..ports import CURRENT
 from ..stores.records import Record, StoredError
@@ -25,9 +34,10 @@ from ..workflows.definition import Call
 from .steering import in_doubt
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Mapping
 
     from ..workflows.definition import Step
+    from ..workflows.graph import Graph
     from .context import RunContext
     from .history import Entry
 
@@ -77,6 +87,12 @@ class Branch:
     def call_step(self, step: Step[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> StepCall[Any]:
         return StepCall(self, step, args, kwargs)
 
+    def walk(self, graph: Graph, initial: Mapping[str, Any]) -> Coroutine[Any, Any, dict[str, Any]]:
+        """Go through a graph, as its workflow."""
+        from .walk import walk  # noqa: PLC0415 - only who has a graph pays for it
+
+        return walk(self, graph, initial)
+
     def generator(self) -> random.Random:
         """A source of randomness that is the same on every replay."""
         self.draws += 1
@@ -121,6 +137,7 @@ NEW, ASKED, DONE, CANCELLED = range(4)
 
 #: Looked up once: reading a member of an enumeration costs more than comparing it.
 SUCCESS = Outcome.SUCCESS.value
+COMPLETED = Kind.STEP_COMPLETED.value
 
 
 class DurableCall(Call[T]):
@@ -379,6 +396,18 @@ class StepCall(DurableCall[T]):
             self.task.cancel()
             if not self.entered:  # cancelled before its first move, it will not make another
                 self.run.body_ended(self)
+
+    def encode(self, value: Any) -> bytes:
+        """What the body returned, as it is stored."""
+        if isinstance(value, Call):
+            raise NotSerializable(f"step {self.key!r} returned a call that was not awaited; did you forget `await`?")
+        data = self.step.values.encode(value, self.key)
+        self.run.engine.check_value(data, self.key)
+        return data
+
+    def completed(self, value: bytes, attempt: int, started_at: datetime | None, **more: Any) -> Record:
+        """The record of a body that came to its end."""
+        return self.record(COMPLETED, value, attempt=attempt, started_at=started_at, **more)
 
     def decode(self, record: Record) -> Any:
         return self.step.values.decode(record.raw(), self.key)

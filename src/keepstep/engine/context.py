@@ -16,13 +16,14 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..model import ErrorInfo, Signal, Status
+from ..model import ErrorInfo, Kind, Signal, Status
 from ..ports import CURRENT, Answer, Verdict, instant
 from ..stores.records import Record, chain_end, claimed
 from .branch import ASKED, CANCELLED, DONE, NEW, PATIENCE, Branch, Detached, DurableCall, StepCall
 from .delivery import tell_next
 from .history import History
 from .journal import Draft
+from .position import Position, ranges
 from .steering import cancel_when_settled
 from .wakeups import Wait, end_wait, fulfil
 
@@ -96,6 +97,12 @@ class RunContext:
         self.patches: dict[str, bool] = {}
         self.steps = 0
         self.answered_now = 0
+        # what a graph carries
+        self.carries_state = workflow.carries_state
+        self.position: Position | None = None
+        self.edits: list[Record] = []
+        self.started_at: datetime = run.created_at
+        self.heard: dict[str, int] = {}
         # waits and signals
         self.waits: dict[Any, Wait] = {}
         self.inbox: list[Signal] = []
@@ -214,6 +221,8 @@ class RunContext:
             self.alone = False
             self.engine.progressed(self)
         for draft in drafts:
+            if self.carries_state and draft.record is not None:
+                self._read_by(draft.record)
             if draft.call is not None:
                 self.arrived.append(draft)
             if draft.then is not None:
@@ -227,6 +236,24 @@ class RunContext:
                 self.engine_failed(error)
         else:
             self.watch()
+
+    def _read_by(self, record: Record) -> None:
+        """Keep count of the signals that the run has read: a consolidated state says so."""
+        signal = (record.data or {}).get("signal")
+        if signal is not None:
+            self.consumed.add(signal)
+            self.heard[record.step] = signal
+        elif record.kind == Kind.STEP_CANCELLED and record.step in self.heard:  # taken, but never told: unread again
+            self.consumed.discard(self.heard.pop(record.step))
+
+    def facts(self) -> dict[str, Any]:
+        """What a consolidated state says of its run, beside the position of the walk."""
+        return {
+            "generation": self.generation,
+            "steps": self.steps,
+            "signals": ranges(self.consumed),
+            "started_at": self.started_at,
+        }
 
     def refused(self, drafts: list[Draft], answer: Answer) -> None:
         """The store refused them: either the lease is gone, or the one who asked has a way out."""

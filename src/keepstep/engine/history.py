@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 from ..errors import CheckpointCorrupt
 from ..model import Kind
 from ..model.signal import RESERVED
-from ..stores.records import Record, check_origin, origin, unseal
+from ..stores.records import Record, check_origin, origin, unseal, unseal_some
+from .position import EDITS, Position
 
 if TYPE_CHECKING:
     from ..model import Run
-    from ..ports import Row
+    from ..ports import Row, Store
     from .engine import Engine
 
 #: Values kept in memory while a history waits to be consumed; beyond this they are read again when they are reached.
@@ -33,6 +34,8 @@ _OUTCOMES = frozenset(
         Kind.BARRIER.value,
     }
 )
+#: How far from the end a consolidated state is looked for first.
+FIRST_SPAN = 128
 #: Kinds by which the code's own waits hear signals; others are of what a person said about a step, which is past.
 _HEARING = frozenset({Kind.SIGNAL.value, Kind.CHILD.value})
 _NOTES = frozenset({Kind.PATCH.value, Kind.PUBLISHED.value, Kind.DECISION.value, Kind.REPLY.value})
@@ -46,6 +49,53 @@ async def read_records(engine: Engine, run: Run) -> AsyncIterator[tuple[Record, 
         for record, checksum in unseal(rows, run.id, after, previous):
             after, previous = record.seq, checksum
             yield record, checksum
+
+
+async def newest_state(engine: Engine, run: Run) -> int | None:
+    """The sequence number of the newest consolidated state that counts, or None: what is before it need not be read.
+
+    It is looked for from the end, in steps that grow: it is seldom further away than a thousand records.
+    """
+    high = run.seq
+    while high > 0:
+        found = await _newest(engine, run.id, high)
+        if found is None:
+            return None
+        rows = await engine.read(_superseding, engine.store, run.id, found)
+        limit = min((_last_that_counts(record) for record, _ in unseal_some(rows, run.id)), default=found)
+        if limit >= found:
+            return found
+        high = limit
+    return None
+
+
+async def _newest(engine: Engine, run: str, high: int) -> int | None:
+    span = FIRST_SPAN
+    while True:
+        low = max(0, high - span)
+        after, found = low, None
+        while rows := await engine.read(_states, engine.store, run, after):
+            found = max((row.seq for row in rows if row.seq <= high), default=found)
+            after = rows[-1].seq
+        if found is not None or low == 0:
+            return found
+        span *= 4
+
+
+def _states(store: Store, run: str, after: int) -> list[Row]:
+    return store.list_checkpoints(run, after, kinds=(Kind.STATE.value,))
+
+
+def _superseding(store: Store, run: str, after: int) -> list[Row]:
+    return store.list_checkpoints(run, after, kinds=(Kind.SUPERSEDED.value,))
+
+
+def _last_that_counts(record: Record) -> int:
+    """Up to where a `superseded` record leaves everything as it is."""
+    data = record.data or {}
+    named: list[int] = [seq - 1 for seq in data.get("seqs", ())]
+    beyond: int = data.get("beyond", record.seq)
+    return min([*named, beyond])
 
 
 class Superseded:
@@ -130,10 +180,12 @@ class Tried:
 class History:
     """The records of a run that still count, by key and in order."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, after: int = 0) -> None:
         self.run = run.id
-        self.seq = 0
-        self.checksum = origin(run)
+        self.seq = after  # a consolidated state follows, which stands for everything up to it
+        self.checksum = "" if after else origin(run)
+        self.position: Position | None = None
+        self.edits: list[Record] = []
         self.started_at: datetime | None = None
         self.generation = 0
         self.signals: set[int] = set()
@@ -151,30 +203,48 @@ class History:
         self._marks: list[Record] = []
         self._taken: list[tuple[int, str, int, bool]] = []
         self._superseded = Superseded()
+        self._begins_here = after > 0
+        self._steps_before = self._generation_before = 0
 
     def add(self, rows: Iterable[Row]) -> None:
         """Verify the next rows of the chain and take them in."""
         for record, checksum in unseal(rows, self.run, self.seq, self.checksum):
             self.seq, self.checksum = record.seq, checksum
-            kind = record.kind
-            if kind in _OUTCOMES:
-                if kind == Kind.STEP_FAILED and record.retry_at is not None:
-                    self._attempts.append(record)
-                else:
-                    self._add_outcome(record)
-            elif kind in _NOTES or (kind == Kind.EMITTED and not record.attempt):  # a step's own tokens are not notes
-                self._notes.append(record)
-            elif kind == Kind.STEP_STARTED:
-                self._marks.append(record)
-            elif kind == Kind.RUN_STARTED:
-                self.started_at = record.finished_at
-            elif kind == Kind.SUPERSEDED:
-                self._superseded.add(record)
+            self._take(record)
+            self._begins_here = False
             if record.data and "signal" in record.data:
-                by_code = kind in _HEARING and not record.step.startswith(RESERVED)
+                by_code = record.kind in _HEARING and not record.step.startswith(RESERVED)
                 self._taken.append((record.seq, record.step, record.data["signal"], by_code))
-            elif kind == Kind.STEP_CANCELLED:
+            elif record.kind == Kind.STEP_CANCELLED:
                 self._taken.append((record.seq, record.step, 0, True))
+
+    def _take(self, record: Record) -> None:
+        kind = record.kind
+        if kind in _OUTCOMES:
+            if kind == Kind.STEP_FAILED and record.retry_at is not None:
+                self._attempts.append(record)
+            else:
+                self._add_outcome(record)
+        elif kind in _NOTES or (kind == Kind.EMITTED and not record.attempt):  # a step's own tokens are not notes
+            self._notes.append(record)
+        elif kind == Kind.STEP_STARTED:
+            self._marks.append(record)
+        elif kind == Kind.RUN_STARTED:
+            self.started_at = record.finished_at
+        elif kind == Kind.SUPERSEDED:
+            self._superseded.add(record)
+            if (record.data or {}).get("act") in EDITS:
+                self.edits.append(record)
+        elif kind == Kind.STATE and self._begins_here:
+            self._begin_with(record)
+
+    def _begin_with(self, record: Record) -> None:
+        """Take a consolidated state as the beginning: nothing before it is needed."""
+        self.position, whole = Position.restored(record)
+        self.started_at = whole.started_at
+        self._generation_before, self._steps_before = whole.generation, whole.steps
+        for first, last in whole.signals:
+            self.signals.update(range(first, last + 1))
 
     def _add_outcome(self, record: Record) -> None:
         entry = Entry(record)
@@ -193,7 +263,8 @@ class History:
                 f"and the records end at {self.seq}"
             )
         gone = self._superseded
-        self.generation = gone.generation
+        self.generation = self._generation_before + gone.generation
+        self.edits = [record for record in self.edits if record.seq not in gone]
         self._arrange_outcomes(gone)
         self._arrange_begun(gone)
         self.notes = {note.step: note for note in self._notes if note.seq not in gone}
@@ -211,7 +282,7 @@ class History:
         for entry in self.entries.values():
             self.places[entry.key.rpartition("/")[0], entry.ordinal] = entry.key
         self.order.extend(sorted(self.entries.values(), key=_seq))
-        self.steps = len(self.entries)
+        self.steps = self._steps_before + len(self.entries)
 
     def _arrange_begun(self, gone: Superseded) -> None:
         """What has no outcome yet: attempts that failed, and steps that were started at most once."""

@@ -36,7 +36,7 @@ from ..workflows.definition import Call
 from .attempt import clean, idempotency_key, in_thread, stored_error
 from .branch import CANCELLED, Branch, DurableCall
 from .context import RunContext
-from .history import History
+from .history import History, newest_state
 from .journal import Draft, head_move
 from .steering import DEADLINE, Control, cancel_children, control, in_doubt
 from .tasks import left
@@ -136,7 +136,8 @@ class Runner:
 
     async def _load(self, context: RunContext) -> None:
         store, run = self.engine.store, context.run
-        history = History(run)
+        base = await newest_state(self.engine, run) if context.carries_state else None
+        history = History(run, 0 if base is None else base - 1)
         while history.seq < run.seq:
             rows = await self.engine.read(store.list_checkpoints, run.id, history.seq)
             if not rows:
@@ -149,8 +150,12 @@ class Runner:
         context.tried, context.marks, context.notes = history.tried, history.marks, history.notes
         context.consumed = history.signals
         context.steps = history.steps
+        context.edits = history.edits
         if history.started_at is not None:
-            context.now_at = history.started_at
+            context.now_at = context.started_at = history.started_at
+        if history.position is not None:
+            context.position = history.position
+            context.now_at = history.position.moment or context.now_at
 
     async def _load_signals(self, context: RunContext) -> None:
         signals: list[Signal] = []

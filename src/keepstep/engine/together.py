@@ -185,6 +185,11 @@ class Limits(NamedTuple):
     policy: Any
     collect: bool
 
+    @classmethod
+    def of(cls, function: Any, items: int, concurrency: int | None, wait: Any, *, collect: bool) -> Limits:
+        """The limits that a user gave, or the usual ones."""
+        return cls(concurrency or _limit(function, items), wait or All(), collect)
+
 
 class MapResult(list[Any]):
     """The results of a map that collects, in input order; None where an item failed or was not waited for."""
@@ -233,9 +238,9 @@ def map(  # noqa: A001
     scope = CURRENT.get()
     if scope is None or scope.in_step:
         return _plainly(_plain_gather(tuple(function(item) for item in items), False))
-    limit = concurrency or _limit(function, len(items))
+    limits = Limits.of(function, len(items), concurrency, wait, collect=collect)
     group = scope.child().path  # numbered where it is called, not where it is awaited
-    return Task(scope, _mapped(scope, group, function, items, Limits(limit, wait or All(), collect)))
+    return Task(scope, mapped(scope, group, function, items, limits))
 
 
 def _limit(function: Any, items: int) -> int:
@@ -244,7 +249,8 @@ def _limit(function: Any, items: int) -> int:
     return MAX_ASYNC_STEPS
 
 
-async def _mapped(branch: Branch, group_path: str, function: Any, items: list[Any], limits: Limits) -> list[Any]:
+async def mapped(branch: Branch, group_path: str, function: Any, items: list[Any], limits: Limits) -> list[Any]:
+    """Call a step or an async function for every item, each in a branch of its own below the path."""
     limit, policy, collect = limits
 
     def part(index: int, item: Any) -> Any:

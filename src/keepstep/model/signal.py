@@ -11,6 +11,7 @@ CANCEL = "ks:cancel"
 PAUSE = "ks:pause"
 RESUME = "ks:resume"
 RESOLVE = "ks:resolve"
+GO = "ks:go"
 CHILD = "ks:child:"
 
 

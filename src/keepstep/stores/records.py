@@ -198,7 +198,7 @@ HIDDEN = "(encrypted)"
 _OPEN_DATA = frozenset(
     (
         *("signal", "signal_name", "sender", "to", "child", "continued_as", "choice", "key", "ask", "seqs", "beyond"),
-        *("act", "actor", "before", "workflow", "version", "from", "epoch", "recoveries"),
+        *("next", "act", "actor", "before", "workflow", "version", "from", "epoch", "recoveries"),
     )
 )
 _PLAIN, _DEFLATED = b"j", b"z"
@@ -246,7 +246,7 @@ def _only_sets_aside(row: Row) -> bool:
 
 
 #: What in `data` tells the engine that something has happened.
-_STEERING = frozenset(("signal", "choice", "child", "continued_as", "key", "ask", "seqs", "beyond"))
+_STEERING = frozenset(("signal", "choice", "child", "continued_as", "key", "ask", "seqs", "beyond", "next"))
 
 
 def _reveal(run: str, record: Record, plain: bytes | None) -> None:
@@ -315,6 +315,12 @@ def unseal(rows: Iterable[Row], run: str, after: int = 0, previous: str = "") ->
         yield record, previous
 
 
+def unseal_some(rows: Iterable[Row], run: str) -> Iterator[tuple[Record, str]]:
+    """Verify rows that do not follow each other, each by itself."""
+    for row in rows:
+        yield from unseal([row], run, row.seq - 1)
+
+
 def _take_in(run: str, record: Record, body: bytes, plain: bytes | None) -> None:
     """Give a record what is kept beside it."""
     if record.packed == ENCRYPTED:
@@ -360,8 +366,9 @@ _NUMBERS = frozenset((int,))
 #: What is read from `data`, and as what.
 _DATA: dict[str, type] = {
     **dict.fromkeys(("signal", "choice", "beyond"), int),
-    **dict.fromkeys(("sender", "child", "continued_as", "key", "ask", "before", "act"), str),
+    **dict.fromkeys(("sender", "child", "continued_as", "key", "ask", "before", "act", "next"), str),
     "seqs": list,
+    "given": dict,
 }
 
 

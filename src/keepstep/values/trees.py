@@ -27,14 +27,22 @@ class Trees:
         self._values = values
         self._write = Writer(values.known, careful=False, canonical=False).plain
 
-    def lift(self, values: Mapping[str, Any], old: Mapping[str, Any], where: str) -> dict[str, Any]:
-        """Values by key as trees; parts that are shared with `old` stay shared. `where` says whose they are."""
+    def lift(
+        self, values: Mapping[str, Any], old: Mapping[str, Any], where: str, *, careful: bool = False
+    ) -> dict[str, Any]:
+        """Values by key as trees; parts that are shared with `old` stay shared. `where` says whose they are.
+
+        The careful way looks into every text and number for what JSON cannot hold.
+        """
         lifted: dict[str, Any] = {}
         for key, value in values.items():
             if type(key) is not str or key == TAG:
                 raise NotSerializable(f"{where}: a key of a state is text other than {TAG!r}, not {key!r}")
+            before = old.get(key, _MISSING)
             try:
-                lifted[key] = self._lift(value, old.get(key, _MISSING), 0)
+                if careful and value is not before:
+                    raise ValueError
+                lifted[key] = self._lift(value, before, 0)
             except Exception:  # noqa: BLE001 - once more with care, or with a message that names the part
                 lifted[key] = frozen(_from_json(self._values.encode(value, f"{where}: [{key!r}]")))
         return lifted
@@ -45,12 +53,6 @@ class Trees:
         if len(data) >= LONG_DIGITS:
             refuse_long_integers(data)
         return data
-
-    def carefully(self, values: Mapping[str, Any], where: str) -> dict[str, Any]:
-        """As `lift`, for values of which something cannot be written as it is."""
-        return {
-            key: frozen(_from_json(self._values.encode(value, f"{where}: [{key!r}]"))) for key, value in values.items()
-        }
 
     def read(self, tree: Any, key: str) -> Any:
         """The value that a tree stands for."""

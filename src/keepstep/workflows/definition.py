@@ -211,6 +211,9 @@ def _warn_if_context_was_lost(name: str) -> None:
 class Workflow(Generic[P, R]):
     """A definition, named and versioned. Called plainly it runs its function; `Engine.start` makes it a run."""
 
+    #: Whether its run carries a state, from which it goes on after a crash.
+    carries_state = False
+
     def __init__(
         self,
         fn: Callable[..., Any],

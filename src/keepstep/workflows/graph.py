@@ -1,4 +1,4 @@
-"""A graph: steps over a state, and edges that say which comes next. Its run is a workflow that the library writes."""
+"""A graph: steps over a state, and edges that say which comes next; its run is a workflow that the library writes."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from ..ports import CURRENT
 from ..values import VALUES, Values
 from ..values.trees import Trees
 from .definition import Step, Workflow, remember
+from .place import place_here
 from .schema import Schema
 from .shape import Arrow, Node, Shape
 
@@ -201,7 +202,9 @@ class Graph(Workflow[..., dict[str, Any]]):
                 raise DefinitionError(f"graph {name!r} is no function: start it with engine.start or ks.run")
             return await scope.walk(self, {**(state or {}), **values})  # type: ignore[no-any-return]
 
+        walk.__name__ = str(name)
         super().__init__(walk, name=name, version=version, on_change=on_change, durability=durability)
+        self.place = place_here(self.name)
         if type(max_iterations) is not int or max_iterations < 1:
             raise DefinitionError(f"graph {name!r}: max_iterations is a whole number from 1, not {max_iterations!r}")
         self.max_iterations = max_iterations
@@ -313,12 +316,12 @@ class Graph(Workflow[..., dict[str, Any]]):
         `name` may be a step or just the name of this point. With `collect` a failed branch does not end the others;
         `report` names a key of the state for how it went: coverage, degraded, failed.
         """
-        ways = tuple(branches)
+        ways, own = tuple(branches), True
         if name in self.nodes and not isinstance(self.nodes[name], ParallelNode):
-            point = f"{name}&"
+            point = f"{name}.fork"
             self.edge(name, point)
-            name = point
-        self._put(ParallelNode(name, ways, join, wait or All(), collect, report), check=False)
+            name, own = point, False
+        self._put(ParallelNode(name, ways, join, wait or All(), collect, report), check=own)
 
     def entry(self, name: str) -> None:
         """Where a run begins."""
@@ -334,9 +337,8 @@ class Graph(Workflow[..., dict[str, Any]]):
 
     def _put(self, node: AnyNode, *, check: bool = True) -> None:
         self._must_be_open()
-        if check:
-            check_name(node.name, "step")
-        if "/" in node.name or "#" in node.name or "." in node.name:
+        check_name(node.name, "step")
+        if check and any(sign in node.name for sign in "/#."):
             raise DefinitionError(f"graph {self.name!r}: a step's name has no '/', '#' or '.', as {node.name!r} has")
         if node.name in self.nodes:
             raise DuplicateName(f"graph {self.name!r} has two steps named {node.name!r}; give one another name=")

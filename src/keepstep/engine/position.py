@@ -1,0 +1,218 @@
+"""Where a walk over a graph is: the fold of its records, live, on replay and for whoever looks back."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from ..errors import CheckpointCorrupt
+from ..model import Kind, Outcome, State
+from ..model.tree import frozen, patch
+from ..stores.records import Record
+from ..values.trees import Trees
+
+#: So many names of the steps passed are remembered, for the path in an error.
+TRAIL = 50
+#: A full state is written when so many changes have gathered and weigh as much as the state, at the latest after
+#: so many records.
+ENOUGH_DELTAS = 64
+MOST_RECORDS = 1000
+
+#: What a person or a migration does to a state; told by a `superseded` record.
+EDITS = ("edit", "migrate")
+
+_PASSED = frozenset({Kind.STEP_COMPLETED.value, Kind.BARRIER.value})
+_PARTS = ("set", "removed", "appended", "within")
+_decode = msgspec.json.Decoder().decode
+
+
+class Position:
+    """The states of a walk, the step that is next, and how often each was passed.
+
+    `levels` holds trees by key: those of the workflow under the empty name, those of stages and agents under theirs.
+    `at` is the next step, empty at the end, or None while no edge has been chosen. A walk in a branch also remembers
+    who wrote what: `writers` by level and key, and what was `given` to a key that has a reducer.
+    """
+
+    __slots__ = (
+        "at",
+        "base_seq",
+        "counts",
+        "deltas",
+        "given",
+        "levels",
+        "moment",
+        "ordinal",
+        "path",
+        "seq",
+        "step",
+        "threshold",
+        "tracks",
+        "trail",
+        "weight",
+        "writers",
+    )
+
+    def __init__(self, levels: dict[str, dict[str, Any]], at: str | None, path: str = "") -> None:
+        self.path = path
+        self.levels = levels
+        self.at = at
+        self.step: str | None = None
+        self.moment: datetime | None = None
+        self.counts: dict[str, int] = {}
+        self.ordinal = 0
+        self.seq = 0
+        self.trail: deque[str] = deque(maxlen=TRAIL)
+        self.writers: dict[str, dict[str, str]] = {}
+        self.given: dict[str, list[Any]] = {}
+        self.tracks = False
+        self.deltas = 0
+        self.weight = 0
+        self.threshold = 0
+        self.base_seq = 0
+
+    def fork(self, at: str, path: str) -> Position:
+        """A walk that begins here, in a branch."""
+        branch = Position(dict(self.levels), at, path)
+        branch.step, branch.moment, branch.tracks = self.step, self.moment, True
+        branch.trail.extend(self.trail)
+        return branch
+
+    def state(self, trees: Trees, run_id: str | None, level: str = "") -> State:
+        """The state of a level, as users see it."""
+        return State.of(self.levels.get(level, {}), trees.read, (run_id, self.step, self.moment))
+
+    # -- the fold -----------------------------------------------------------------------------------------------------
+
+    def follow(self, record: Record) -> None:
+        """Take any record of the run's history in its order; one that moves no walk, or another, changes nothing."""
+        path, _, name = record.step.rpartition("/")
+        if record.kind == Kind.SUPERSEDED and (record.data or {}).get("act") in EDITS:
+            self.edit(record)
+        elif path != self.path or record.data is None:
+            return
+        elif record.kind == Kind.DECISION and record.step == f"{self.step}.next":
+            self.at = record.data.get("next")
+        elif record.kind in _PASSED and record.outcome == Outcome.SUCCESS and "#" in name:
+            self.take(record)
+
+    def take(self, record: Record) -> None:
+        """Fold the record of a passed step in."""
+        value = record.raw()
+        data = record.data or {}
+        self._apply(record, value, data)
+        name, _, count = record.step.rpartition("/")[2].rpartition("#")
+        self.counts[name] = int(count)
+        self.ordinal = record.ordinal
+        self.step = record.step
+        self.seq = record.seq
+        self.moment = record.finished_at
+        self.at = data.get("next")
+        self.trail.append(name)
+
+    def edit(self, record: Record) -> None:
+        """Fold in what a person changed."""
+        data = record.data or {}
+        self._apply(record, record.raw(), data)
+        if "next" in data:
+            self.at = data["next"]
+
+    def _apply(self, record: Record, value: bytes, data: Mapping[str, Any]) -> None:
+        try:
+            delta = _decode(value)
+            deltas = {"": delta, **delta.get("levels", {})}
+            for level, one in deltas.items():
+                if any(part in one for part in _PARTS):
+                    self.levels = {**self.levels, level: patch(self.levels.get(level, {}), one)}
+        except (ValueError, AttributeError, TypeError) as error:
+            raise CheckpointCorrupt(f"run {record.run!r}: the change at seq {record.seq}: {error}") from None
+        self.deltas += 1
+        self.weight += len(value)
+        if self.tracks:
+            self._track(deltas, data.get("given", {}), record.step)
+
+    def _track(self, deltas: Mapping[str, Any], given: Mapping[str, list[Any]], step: str) -> None:
+        for level, delta in deltas.items():
+            writers = self.writers.setdefault(level, {})
+            for part in _PARTS:
+                writers.update(dict.fromkeys([key for key in delta.get(part, ()) if level or key not in given], step))
+        for key, contributions in given.items():
+            self.given.setdefault(key, []).extend(map(frozen, contributions))
+
+    # -- consolidated -------------------------------------------------------------------------------------------------
+
+    def consolidated(self, seq: int, more: Callable[[], Mapping[str, Any]]) -> bytes | None:
+        """The whole position as text, if it is time to write it down."""
+        late = seq - self.base_seq >= MOST_RECORDS
+        if not late and (self.deltas < ENOUGH_DELTAS or self.weight < self.threshold):
+            return None
+        text = self.text(more())
+        if not late and self.weight < len(text):
+            self.threshold = len(text)
+            return None
+        self.threshold, self.deltas, self.weight, self.base_seq = len(text), 0, 0, seq
+        return text
+
+    def text(self, more: Mapping[str, Any]) -> bytes:
+        """Everything that a walk needs to go on from here."""
+        whole = {
+            "levels": self.levels,
+            "at": self.at,
+            "step": self.step,
+            "moment": self.moment,
+            "counts": self.counts,
+            "ordinal": self.ordinal,
+            "trail": list(self.trail),
+            **more,
+        }
+        return msgspec.json.encode(whole)
+
+    @classmethod
+    def restored(cls, record: Record) -> tuple[Position, Whole]:
+        """The position that a consolidated state holds, and what it says of the run."""
+        try:
+            whole = msgspec.json.decode(record.raw(), type=Whole)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise CheckpointCorrupt(
+                f"run {record.run!r}: the consolidated state at seq {record.seq} is not readable: {error}"
+            ) from None
+        levels = {level: {key: frozen(tree) for key, tree in keys.items()} for level, keys in whole.levels.items()}
+        position = cls(levels, whole.at)
+        position.step, position.moment = whole.step, whole.moment
+        position.counts, position.ordinal = dict(whole.counts), whole.ordinal
+        position.trail.extend(whole.trail)
+        position.seq = position.base_seq = record.seq
+        position.threshold = len(record.raw())
+        return position, whole
+
+
+class Whole(msgspec.Struct):
+    """What a consolidated state holds."""
+
+    levels: dict[str, dict[str, Any]]
+    at: str | None
+    step: str | None
+    moment: datetime | None
+    counts: dict[str, int]
+    ordinal: int
+    trail: list[str]
+    generation: int = 0
+    steps: int = 0
+    signals: list[tuple[int, int]] = []
+    started_at: datetime | None = None
+    spent: dict[str, Any] = {}
+
+
+def ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Numbers as ranges, both ends included."""
+    found: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if found and found[-1][1] == number - 1:
+            found[-1] = (found[-1][0], number)
+        else:
+            found.append((number, number))
+    return found

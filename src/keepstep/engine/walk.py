@@ -1,0 +1,513 @@
+"""Walks over a graph: calls one step after the other, folds what each changed, and takes the edge that was chosen.
+
+What a step changed and the edge that was taken stand in one record, so a recovery goes the same way. A point that is
+more than one call (a wait, a map, a child, a parallel part) makes its calls in a branch of its own, named by its key,
+and ends with one record, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..errors import DefinitionError, ExecutionError, InvalidGraph, KeepstepError, NotSerializable
+from ..model import Kind, State
+from ..model.signal import GO
+from ..model.tree import diff
+from ..policies.quorum import Verdict, coverage, degraded
+from ..policies.reduce import reduced
+from ..ports import CURRENT
+from ..stores.records import Record
+from ..workflows.graph import (
+    AnyNode,
+    Changes,
+    ChildNode,
+    DelayNode,
+    Goto,
+    MapNode,
+    ParallelNode,
+    StepNode,
+    WaitNode,
+)
+from .branch import DONE, Branch, Detached, DurableCall, StepCall
+from .children import start
+from .notes import note
+from .position import Position
+from .together import Group, Limits, mapped
+from .waits import SignalCall, sleep, wait_for
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from ..workflows.graph import Graph
+
+Levels = dict[str, dict[str, Any]]
+
+
+async def walk(branch: Branch, graph: Graph, initial: Mapping[str, Any]) -> dict[str, Any]:
+    """The workflow of a graph: go from its entry, or from where its newest state says, to an exit."""
+    run = branch.run
+    if run.workflow is not graph or branch.path:
+        raise DefinitionError(
+            f"graph {graph.name!r} is called inside another workflow; start it there: await ks.start({graph.name}, ...)"
+        )
+    graph.close()
+    position = run.position
+    if position is None:
+        if graph.schema is not None:
+            graph.schema.check(initial, f"graph {graph.name!r}: its first state")
+        levels = {"": graph.trees.lift(initial, {}, f"graph {graph.name!r}: its first state")}
+        position = run.position = Position(levels, graph.entry_name)
+        position.threshold = len(run.run.input)
+    else:
+        branch.counts.update(position.counts)
+        branch.ordinal = position.ordinal
+    await Walk(branch, graph, position).go(until="")
+    return dict(position.state(graph.trees, run.id))
+
+
+class Walk:
+    """One way through a graph: the run's own, or that of a branch of a parallel part."""
+
+    def __init__(self, branch: Branch, graph: Graph, position: Position) -> None:
+        self.branch, self.graph, self.position = branch, graph, position
+        self.run = branch.run
+        self.trees = graph.trees
+
+    async def go(self, until: str) -> None:
+        """Pass one step after the other, up to the end or to where branches join."""
+        graph, position = self.graph, self.position
+        while True:
+            self._take_edits()
+            at = position.at
+            if at is None:
+                at = self._decide()
+            if at in ("", until):
+                position.at = ""
+                return
+            node = graph.nodes.get(at)
+            if node is None:
+                self.run.mismatch(f"the next step is {at!r}, which graph {graph.name!r} no longer has")
+                raise Detached(f"run {self.run.id} is set aside")
+            self._count(at)
+            if at in graph.interrupt_before:
+                await self._stop_at(f"{at}#{self.branch.counts.get(at, 0) + 1}", "before")
+                self._take_edits()
+            try:
+                await self._pass(node)
+            except (ExecutionError, asyncio.CancelledError):
+                raise
+            except Exception as error:
+                raise self._failed(at, error) from error
+            self._consolidate()
+            if at in graph.interrupt_after and position.step is not None:
+                await self._stop_at(position.step, "after")
+
+    def state(self, level: str = "") -> State:
+        return self.position.state(self.trees, self.run.id, level)
+
+    # -- which comes next ---------------------------------------------------------------------------------------------
+
+    def choose(self, name: str, state: State) -> str | None:
+        """The first edge that holds; empty where a run or a branch may end, None where no edge holds."""
+        graph = self.graph
+        for edge in graph.edges.get(name, ()):
+            if edge.when is None or edge.when(state):
+                return edge.target
+        if name in graph.exits or (self.position.tracks and name not in graph.edges):
+            return ""
+        return None
+
+    def _decide(self) -> str:
+        """Choose what comes after a step whose record could not say it, and record that."""
+        position, run = self.position, self.run
+        key = f"{position.step}.next"
+        recorded = run.notes.get(key)
+        if recorded is not None:
+            target: str | None = (recorded.data or {}).get("next")
+        else:
+            name = position.trail[-1]
+            try:
+                target = self.choose(name, self.state())
+            except Exception as error:
+                raise self._failed(name, error, f"an edge of {name!r} could not be decided") from error
+            if target is None:
+                raise self._failed(name, None, f"no edge from {name!r} holds, and it is no exit")
+        position.at = target
+        note(self.branch, Kind.DECISION, key, None, {"next": target})
+        return target or ""
+
+    def _count(self, name: str) -> None:
+        visits = self.branch.counts.get(name, 0)
+        if visits >= self.graph.max_iterations:
+            raise self._failed(name, None, f"step {name!r} was passed {visits} times, which is max_iterations")
+        engine = self.run.engine
+        if visits and engine.observed and self.run.history is None:
+            engine.observe("step.revisited", self.run, step=f"{self.branch.prefix}{name}#{visits + 1}", visits=visits)
+
+    def _failed(self, name: str, error: BaseException | None, told: str = "") -> ExecutionError:
+        path = tuple(self.position.trail)
+        way = " → ".join([*path[-8:], name] if not path or path[-1] != name or error is not None else path[-8:])
+        message = told or f"step {name!r} failed"
+        if error is not None:
+            message = f"{message}: {error}"
+        failed = ExecutionError(f"{message} (path: {way})", self.run.id, step=name, path=path, state=self.state())
+        failed.__cause__ = error
+        return failed
+
+    # -- what a person does meanwhile ---------------------------------------------------------------------------------
+
+    def _take_edits(self) -> None:
+        """Fold in what a person changed before what comes next was recorded."""
+        run, position = self.run, self.position
+        if position.tracks or not run.edits:
+            return
+        if position.at is None:
+            recorded: Any = run.notes.get(f"{position.step}.next")
+        else:
+            key = f"{position.at}#{self.branch.counts.get(position.at, 0) + 1}"
+            recorded = None if run.history is None else run.history.entries.get(key)
+        while run.edits and (recorded is None or run.edits[0].seq < recorded.seq):
+            position.edit(run.edits.pop(0))
+
+    async def _stop_at(self, key: str, when: str) -> None:
+        """A breakpoint: wait until a person lets the run go on."""
+        self.run.engine.observe("run.interrupted", self.run, step=key, when=when)
+        await SignalCall(Branch(self.run, f"{key}.{when}"), GO, None, None)
+
+    # -- writing it down ----------------------------------------------------------------------------------------------
+
+    def _consolidate(self) -> None:
+        run, position = self.run, self.position
+        if position.tracks or run.history is not None or run.detached:
+            return
+        text = position.consolidated(run.seq, run.facts)
+        if text is not None:
+            record = Record(run.id, Kind.STATE.value, worker=run.worker, value=msgspec.Raw(text))
+            record.finished_at = run.time()
+            run.append(record)
+
+    # -- passing one --------------------------------------------------------------------------------------------------
+
+    async def _pass(self, node: AnyNode) -> None:
+        if isinstance(node, StepNode):
+            await GraphCall(self, node)
+            return
+        close = CloseCall(self, node)
+        inner = Branch(self.run, close.key)
+        if isinstance(node, WaitNode):
+            close.change = await self._wait(node, inner)
+        elif isinstance(node, DelayNode):
+            await _within(inner, sleep, node.seconds)
+        elif isinstance(node, ChildNode):
+            close.change = await self._child(node, inner)
+        elif isinstance(node, MapNode):
+            close.change = await self._map(node, inner)
+        else:
+            await self._parallel(node, close)
+        await close
+
+    async def _wait(self, node: WaitNode, inner: Branch) -> dict[str, Any]:
+        more = {"default": node.default} if node.has_default else {}
+        payload = await _within(inner, wait_for, node.signal, node.timeout, **more)
+        return {} if node.into is None else {node.into: payload}
+
+    async def _child(self, node: ChildNode, inner: Branch) -> Any:
+        state, workflow = self.state(), node.workflow
+        if getattr(workflow, "carries_state", False):
+            taken = {key: state[key] for key in node.takes or state if key in state}
+            child = await _within(inner, start, workflow, taken)
+        else:
+            names = node.takes or [name for name in workflow.signature.parameters if name in state]
+            missing = [name for name in names if name not in state]
+            if missing:
+                raise KeyError(f"workflow {workflow.name!r} takes {missing[0]!r}, which the state does not have")
+            child = await _within(inner, start, workflow, **{name: state[name] for name in names})
+        result = await _within(inner, child.result)
+        if node.gives is not None:
+            return {node.gives: result}
+        return result if isinstance(result, Mapping) else {node.name: result}
+
+    async def _map(self, node: MapNode, inner: Branch) -> dict[str, Any]:
+        items = self.state().get(node.over)
+        if not isinstance(items, list | tuple):
+            raise TypeError(f"map {node.name!r} goes over state[{node.over!r}], which is {_shown(items)} and no list")
+        limits = Limits.of(node.step, len(items), node.concurrency, node.wait, collect=node.collect)
+        results = await mapped(inner, inner.path, node.step, list(items), limits)
+        return {node.into: list(results)}
+
+    async def _parallel(self, node: ParallelNode, close: CloseCall) -> None:
+        """Go all branches at once; what those that came through have changed becomes one change."""
+        run, graph = self.run, self.graph
+        walks = [
+            Walk(Branch(run, f"{close.key}.{way}"), graph, self.position.fork(way, f"{close.key}.{way}"))
+            for way in node.branches
+        ]
+        parts = [lambda one=one: run.spawn_in(one.branch, one.go(node.join)) for one in walks]
+        group = Group(run, parts, max(1, len(parts)), node.wait, collect=node.collect)
+        if parts:
+            await group.go()
+        if node.wait.enough(group.total, group.succeeded, len(group.errors)) is not Verdict.DONE and not node.collect:
+            raise group.first_error() or InvalidGraph(f"parallel {node.name!r} has no branch that could succeed")
+        through = [one for index, one in enumerate(walks) if index in group.order and index not in group.errors]
+        close.levels, close.given = self._joined(node, through)
+        close.target = node.join
+        if node.report is not None:
+            failed = {node.branches[index]: str(error) for index, error in sorted(group.errors.items())}
+            close.change = {
+                node.report: {
+                    "coverage": coverage(group.total, group.succeeded),
+                    "degraded": degraded(group.total, group.succeeded),
+                    "failed": failed,
+                }
+            }
+
+    def _joined(self, node: ParallelNode, walks: list[Walk]) -> tuple[Levels, dict[str, list[Any]]]:
+        """The states after all branches, in the order of their names; two writers of a key need a reducer."""
+        levels = {level: dict(keys) for level, keys in self.position.levels.items()}
+        owners: dict[tuple[str, str], str] = {}
+        given: dict[str, list[Any]] = {}
+        for one in walks:
+            for level, writers in one.position.writers.items():
+                for key, step in writers.items():
+                    other = owners.setdefault((level, key), step)
+                    if other != step or (not level and key in given):
+                        raise _conflict(node, level, key, other, step)
+                    keys, now = levels.setdefault(level, {}), one.position.levels[level]
+                    if key in now:
+                        keys[key] = now[key]
+                    else:
+                        keys.pop(key, None)
+            for key, contributions in one.position.given.items():
+                given.setdefault(key, []).extend(contributions)
+        for key, contributions in given.items():
+            for one_given in contributions:
+                state = State.of(levels[""], self.trees.read)
+                value = reduced(self.graph.reducers[key], state, key, self.trees.read(one_given, key))
+                levels[""] |= self.trees.lift({key: value}, levels[""], f"join of {node.name!r}")
+        return levels, given
+
+
+def _conflict(node: ParallelNode, level: str, key: str, one: str, other: str) -> InvalidGraph:
+    where = f"{level} " if level else ""
+    return InvalidGraph(
+        f"parallel {node.name!r}: steps {one!r} and {other!r} both write {where}{key!r}; give the key a reducer "
+        "(append, add, max, min, merge or a function), or let one of them write another key"
+    )
+
+
+def _shown(value: Any) -> str:
+    return "not there" if value is None else f"a {type(value).__name__}"
+
+
+async def _within(branch: Branch, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Make a call of a workflow in another branch than the code's own."""
+    token = CURRENT.set(branch)
+    try:
+        call = function(*args, **kwargs)
+    finally:
+        CURRENT.reset(token)
+    return await call
+
+
+# -- the records of a walk ---------------------------------------------------------------------------------------------
+
+
+class Change:
+    """What a step of a graph did: the delta as it is stored, and what stands beside it in the record."""
+
+    __slots__ = ("given", "levels", "text")
+
+    def __init__(self, walk: Walk) -> None:
+        self.levels: Levels = dict(walk.position.levels)
+        self.given: dict[str, list[Any]] = {}
+        self.text = b"{}"
+
+    def add(self, walk: Walk, key: str, level: str, change: Any, *, careful: bool = False) -> None:
+        """Lay what a step returned for a level over it."""
+        if change is None:
+            return
+        trees, old = walk.trees, self.levels.get(level, {})
+        if not isinstance(change, Mapping):
+            raise NotSerializable(
+                f"step {key!r} returned a {type(change).__name__}; a graph's step returns its change of the state as a "
+                "dictionary, a whole State, ks.Goto, ks.Changes or None"
+            )
+        where = f"step {key!r}" if not level else f"step {key!r}: {level}"
+        if isinstance(change, State):
+            values = change.kept()
+            self._check(walk, level, {k: change[k] for k in change if k not in old or old[k] is not values[k]}, where)
+            self.levels[level] = trees.lift(values, old, where, careful=careful)
+            return
+        values = self._reduce(walk, dict(change), where) if not level else dict(change)
+        self._check(walk, level, values, where)
+        self.levels[level] = {**old, **trees.lift(values, old, where, careful=careful)}
+
+    @staticmethod
+    def _check(walk: Walk, level: str, values: Mapping[str, Any], where: str) -> None:
+        if walk.graph.schema is not None and not level:
+            walk.graph.schema.check(values, where)
+
+    def _reduce(self, walk: Walk, values: dict[str, Any], where: str) -> dict[str, Any]:
+        reducers = walk.graph.reducers
+        if not reducers:
+            return values
+        state = State.of(self.levels.get("", {}), walk.trees.read)
+        for key in [key for key in values if key in reducers]:
+            if walk.position.tracks:
+                self.given[key] = [*self.given.get(key, ()), *walk.trees.lift({key: values[key]}, {}, where).values()]
+            values[key] = reduced(reducers[key], state, key, values[key])
+        return values
+
+    def write(self, walk: Walk) -> bytes:
+        """The delta as text."""
+        old = walk.position.levels
+        moved = {level: keys for level, keys in self.levels.items() if keys is not old.get(level)}
+        deltas = {level: diff(old.get(level, {}), keys) for level, keys in moved.items()}
+        whole = deltas.pop("", {})
+        others = {level: delta for level, delta in deltas.items() if delta}
+        if others:
+            whole["levels"] = others
+        self.text = walk.trees.encode(whole)
+        return self.text
+
+
+def changed(walk: Walk, key: str, node: AnyNode, returned: Any) -> tuple[Change, str | None]:
+    """What a step returned as what is stored, and where it wants to go itself."""
+    target = None
+    if isinstance(returned, Goto):
+        target, returned = returned.target, returned.change
+        if target not in walk.graph.nodes:
+            raise DefinitionError(f"step {key!r} goes to {target!r}, which is no step of graph {walk.graph.name!r}")
+    parts = _parts(key, node, returned)
+    for careful in (False, True):
+        change = Change(walk)
+        for level, value in parts.items():
+            change.add(walk, key, level, value, careful=careful)
+        try:
+            change.write(walk)
+        except (ValueError, TypeError):  # a lone surrogate, a number without end
+            if careful:
+                raise
+            continue
+        break
+    return change, target
+
+
+def _parts(key: str, node: AnyNode, returned: Any) -> dict[str, Any]:
+    """What a step returned, by level."""
+    if not isinstance(returned, Changes):
+        return {"": returned}
+    parts: dict[str, Any] = {"": returned.state}
+    for level, value in (("stage", returned.stage), ("agent", returned.agent)):
+        if value is not None:
+            name = getattr(node, level, None)
+            if name is None:
+                raise DefinitionError(f"step {key!r} changes the state of its {level}, but names no {level}=")
+            parts[f"{level}:{name}"] = value
+    return parts
+
+
+class GraphCall(StepCall[None]):
+    """The call of a graph's step: it is given the state, and its record is what it changed and where it went."""
+
+    __slots__ = ("data", "node", "walk")
+
+    def __init__(self, walk: Walk, node: StepNode) -> None:
+        self.walk, self.node, self.step = walk, node, node.step
+        DurableCall.__init__(self, walk.branch, node.name, "")
+        if self.entry is None:
+            self.args = tuple([self._given(level) for level in node.takes])
+            self.kwargs = {}
+        self.task, self.entered, self.doubtful = None, False, False
+        self.data: dict[str, Any] | None = None
+
+    def _given(self, level: str) -> State:
+        if level == "state":
+            return self.walk.state()
+        return self.walk.state(f"{level}:{getattr(self.node, level)}")
+
+    def encode(self, value: Any) -> bytes:
+        walk, name = self.walk, self.node.name
+        change, target = changed(walk, self.key, self.node, value)
+        text = change.text
+        self.run.engine.check_value(text, self.key)
+        self.data = {"given": change.given} if change.given else {}
+        if target is None and name not in walk.graph.interrupt_after:
+            try:
+                target = walk.choose(name, State.of(change.levels[""], walk.trees.read, walk.state().provenance))
+            except Exception:  # noqa: BLE001 - told when the walk decides, since the step itself is done
+                target = None
+        if target is not None:
+            self.data["next"] = target
+        return text
+
+    def completed(self, value: bytes, attempt: int, started_at: datetime | None, **more: Any) -> Record:
+        node = self.node
+        more["data"] = {**(self.data or {}), **(more.get("data") or {})}
+        return self.record(
+            Kind.STEP_COMPLETED.value,
+            value,
+            attempt=attempt,
+            started_at=started_at,
+            stage=node.stage,
+            agent=node.agent,
+            **more,
+        )
+
+    def decode(self, record: Record) -> None:
+        self.walk.position.take(record)
+
+
+class CloseCall(DurableCall[None]):
+    """The end of a point of a graph that is more than one call."""
+
+    __slots__ = ("change", "given", "levels", "node", "target", "walk")
+
+    def __init__(self, walk: Walk, node: AnyNode) -> None:
+        self.walk, self.node = walk, node
+        self.change: Any = None
+        self.levels: Levels | None = None
+        self.given: dict[str, list[Any]] = {}
+        self.target: str | None = None
+        super().__init__(walk.branch, node.name, "")
+
+    def begin_live(self) -> None:
+        try:
+            text, data = self._written()
+        except KeepstepError as error:
+            self.fail(error)
+            return
+        kind = Kind.BARRIER if isinstance(self.node, ParallelNode) else Kind.STEP_COMPLETED
+        self.run.append(self.record(kind.value, text, attempt=1, data=data), self)
+
+    def _written(self) -> tuple[bytes, dict[str, Any]]:
+        walk, name = self.walk, self.node.name
+        change = Change(walk)
+        if self.levels is not None:
+            change.levels, change.given = self.levels, dict(self.given)
+        change.add(walk, self.key, "", self.change)
+        text = change.write(walk)
+        self.run.engine.check_value(text, self.key)
+        data: dict[str, Any] = {"given": change.given} if change.given and walk.position.tracks else {}
+        target = self.target
+        if target is None and name not in walk.graph.interrupt_after:
+            try:
+                target = walk.choose(name, State.of(change.levels[""], walk.trees.read))
+            except Exception:  # noqa: BLE001 - told when the walk decides
+                target = None
+        if target is not None:
+            data["next"] = target
+        return text, data
+
+    def fail(self, error: BaseException) -> None:
+        """What came of it cannot be stored: the walk raises that, and nothing is recorded."""
+        self.state = DONE
+        self.error = error
+        self.wake()
+
+    def decode(self, record: Record) -> None:
+        self.walk.position.take(record)
