@@ -43,6 +43,7 @@ if _TYPE_CHECKING:
     from .policies import All, Any, Durability, Quorum, Retain, Retry, Timeout, when
     from .stores.keys import Keys
     from .values import Redactor, Secret, register
+    from .workflows.dag import Dag
     from .workflows.definition import Call, step, workflow
     from .workflows.graph import Changes, Goto, Graph
 
@@ -69,6 +70,7 @@ _HOMES = {
     "policies": "All Any Durability Quorum Retain Retry Timeout when",
     "stores.keys": "Keys",
     "values": "Redactor Secret register",
+    "workflows.dag": "Dag",
     "workflows.definition": "Call step workflow",
     "workflows.graph": "Changes Goto Graph",
 }
@@ -96,6 +98,7 @@ __all__ = [
     "Call",
     "Changes",
     "Checkpoint",
+    "Dag",
     "DefinitionError",
     "Done",
     "Durability",

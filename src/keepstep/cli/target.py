@@ -230,12 +230,8 @@ def _refuse_constant(name: str) -> Any:
 
 
 def _hints(workflow: Workflow[..., Any]) -> dict[str, Any]:
-    import typing
-
-    try:
-        return typing.get_type_hints(workflow.fn)
-    except Exception:  # noqa: BLE001 - an annotation that cannot be resolved only means that nothing is learnt from it
-        return {}
+    """The annotations of its parameters; from one that cannot be resolved nothing is learnt."""
+    return {name: hint for name, hint in workflow.hints().items() if not isinstance(hint, str)}
 
 
 def _convert(

@@ -36,6 +36,7 @@ from .steering import in_doubt
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
 
+    from ..workflows.dag import Dag
     from ..workflows.definition import Step
     from ..workflows.graph import Graph
     from .context import RunContext
@@ -92,6 +93,12 @@ class Branch:
         from .walk import walk  # noqa: PLC0415 - only who has a graph pays for it
 
         return walk(self, graph, initial)
+
+    def walk_dag(self, dag: Dag, inputs: dict[str, Any]) -> Coroutine[Any, Any, dict[str, Any]]:
+        """Perform the steps of a dag, which is this run's workflow."""
+        from .layers import walk_dag  # noqa: PLC0415 - most runs are of no dag
+
+        return walk_dag(self, dag, inputs)
 
     def generator(self) -> random.Random:
         """A source of randomness that is the same on every replay."""

@@ -12,6 +12,7 @@ from ..model.ids import check_name
 from ..policies import Durability, Retry, Timeout
 from ..ports import CURRENT
 from ..values import VALUES, Values
+from ..values.annotations import hints_of
 from .place import Place, place_of
 
 P = ParamSpec("P")
@@ -145,8 +146,8 @@ class Step(Generic[P, R]):
         self.is_async = inspect.iscoroutinefunction(fn)
         self.simple = self.is_async and self.timeout == Timeout()
         self.ignore = frozenset([ignore] if isinstance(ignore, str) else ignore)
-        self._signature = inspect.signature(fn)
-        self.parameters = tuple(self._signature.parameters)
+        self.signature = inspect.signature(fn)
+        self.parameters = tuple(self.signature.parameters)
         self._check()
         functools.update_wrapper(self, fn)
 
@@ -162,7 +163,7 @@ class Step(Generic[P, R]):
         if self.verify is not None and not self.at_most_once:
             raise DefinitionError(f"step {self.name!r} has verify=, which only an at_most_once step needs")
         named = [
-            p.name for p in self._signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+            p.name for p in self.signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
         ]
         unknown = self.ignore - set(named)
         if unknown:
@@ -179,7 +180,7 @@ class Step(Generic[P, R]):
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]:
         """The arguments by name that count for the digest, and those that do not, which are passed on as they are."""
-        bound = self._signature.bind(*args, **kwargs).arguments
+        bound = self.signature.bind(*args, **kwargs).arguments
         ignored = {name: value for name, value in bound.items() if name in self.ignore}
         return (), {name: value for name, value in bound.items() if name not in self.ignore}, ignored
 
@@ -242,16 +243,13 @@ class Workflow(Generic[P, R]):
                 f"workflow {self.name!r}: the parameter name {min(taken)!r} is an option of start; rename it"
             )
         functools.update_wrapper(self, fn)
-        self.place = place_of(fn, self.name)
+        self.place: Place = place_of(fn, self.name)
         self._counts = _plain_counts(self._signature)
 
     @property
     def signature(self) -> inspect.Signature:
         """What the workflow is started with."""
         return self._signature
-
-    #: Where it is written; a definition that is no function says so itself.
-    place: Place
 
     @property
     def source(self) -> tuple[str, str]:
@@ -267,6 +265,10 @@ class Workflow(Generic[P, R]):
     def values(self) -> Values:
         """The codec that knows the types of the workflow's signature."""
         return VALUES.for_callable(self.fn)
+
+    def hints(self) -> dict[str, Any]:
+        """The annotations of its parameters, as far as their names can be resolved."""
+        return hints_of(self.fn)
 
     def bind(self, /, *args: P.args, **kwargs: P.kwargs) -> Bound[R]:
         """The workflow with its arguments, checked by the type checker and by the signature."""

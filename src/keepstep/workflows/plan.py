@@ -1,0 +1,226 @@
+"""The steps of a dag in their order: what was written, what may be wrong with it, and the plan that a run follows."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Iterator, Mapping
+from heapq import heapify, heappop, heappush
+from typing import Any, NamedTuple
+
+from ..policies import All, Quorum, WaitPolicy
+from ..policies import Any as AnyOne
+from ..policies.when import Predicate, described
+from ..values.annotations import hints_of
+from .definition import START_OPTIONS, Step, Workflow
+from .described import policies_of
+from .place import Place
+from .shape import Problem
+
+#: A step that is not there is compared with the names of the others, if they are not too many.
+_COMPARED = 2_000
+
+
+class DagStep(NamedTuple):
+    """One step as it was written: what is done, which steps it needs and under which names it takes their results."""
+
+    name: str
+    step: Step[..., Any] | None
+    child: Workflow[..., Any] | None
+    needs: dict[str, str]
+    when: Predicate | None
+    wait: WaitPolicy
+    place: Place
+
+    @property
+    def parameters(self) -> list[inspect.Parameter]:
+        """What its function takes; the transaction, which the store gives, is not counted."""
+        if self.child is not None:
+            return list(self.child.signature.parameters.values())
+        assert self.step is not None  # noqa: S101 - it is one or the other
+        return list(self.step.signature.parameters.values())[self.step.transactional :]
+
+    def line(self) -> str:
+        """The step as a line of text."""
+        told = [self.name]
+        if self.child is not None:
+            told.append(f"child={self.child.name}")
+        if self.needs:
+            told.append(f"needs={', '.join(_need(*pair) for pair in self.needs.items())}")
+        if self.when is not None:
+            told.append(f"when={described(self.when)}")
+        if self.wait != All():
+            told.append(f"wait={self.wait}")
+        policies = policies_of(self.step) if self.step is not None else ""
+        return " ".join([*told, policies]).rstrip()
+
+
+def _need(parameter: str, step: str) -> str:
+    return step if parameter == step else f"{parameter}:{step}"
+
+
+class Vertex(NamedTuple):
+    """A step in its place: what it needs and who needs it, by their numbers in the topological order.
+
+    `results` are the parameters that take the result of a need, `inputs` those that take an input of the run, each
+    with whether it must be given.
+    """
+
+    name: str
+    step: Step[..., Any] | None
+    child: Workflow[..., Any] | None
+    when: Predicate | None
+    wait: WaitPolicy
+    needs: tuple[int, ...]
+    dependents: tuple[int, ...]
+    results: tuple[tuple[str, int, bool], ...]
+    inputs: tuple[tuple[str, bool], ...]
+    seen: tuple[tuple[str, int], ...]
+
+
+class Plan(NamedTuple):
+    """A dag that is ready to be walked: its steps in topological order, and those that nobody needs."""
+
+    order: tuple[Vertex, ...]
+    last: tuple[int, ...]
+
+
+def inputs_of(step: DagStep) -> list[inspect.Parameter]:
+    """The parameters that take inputs of the run."""
+    return [
+        parameter
+        for parameter in step.parameters
+        if parameter.name not in step.needs and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+    ]
+
+
+def hints_in(step: DagStep) -> dict[str, Any]:
+    """The annotations of its function."""
+    if step.step is not None:
+        return hints_of(step.step.fn)
+    return step.child.hints() if step.child is not None else {}
+
+
+# -- what may be wrong -------------------------------------------------------------------------------------------------
+
+
+def problems_of(steps: Mapping[str, DagStep]) -> Iterator[Problem]:
+    """Everything that is wrong with the steps of a dag."""
+    for step in steps.values():
+        yield from _unknown_needs(step, steps)
+        yield from _impossible_waits(step)
+        yield from _wrong_parameters(step, steps)
+        if step.child is not None and f"{step.name}.result" in steps:
+            what = f"its result is recorded as {step.name}.result, and there is a step of that name"
+            yield _problem(step, what, "rename one of them")
+    left = set(steps) - set(ordered(steps))
+    if left:
+        circle = _circle(steps, left)
+        if circle:
+            what = f"these steps need each other in a circle: {' → '.join(circle)}"
+            yield _problem(steps[circle[0]], what, "take one of these needs away")
+
+
+def _unknown_needs(step: DagStep, steps: Mapping[str, DagStep]) -> Iterator[Problem]:
+    for need in dict.fromkeys(step.needs.values()):
+        if need not in steps:
+            near = difflib.get_close_matches(need, steps, 1) if len(steps) < _COMPARED else []
+            how = f"did you mean {near[0]!r}?" if near else "add that step, or take the need away"
+            yield _problem(step, f"it needs {need!r}, which is no step of the dag", how)
+
+
+def _impossible_waits(step: DagStep) -> Iterator[Problem]:
+    needed = len(set(step.needs.values()))
+    if isinstance(step.wait, Quorum) and step.wait.n > needed:
+        how = "lower the quorum, or add needs"
+        yield _problem(step, f"it waits for {step.wait.n} of its needs, and has {needed or 'none'}", how)
+    if isinstance(step.wait, AnyOne) and not needed:
+        yield _problem(step, "it waits for one of its needs, and has none", "add needs, or take wait= away")
+
+
+def _wrong_parameters(step: DagStep, steps: Mapping[str, DagStep]) -> Iterator[Problem]:
+    parameters = {parameter.name: parameter for parameter in step.parameters}
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    for name, need in step.needs.items():
+        if name != need and name not in parameters and not takes_any:
+            what = f"it is to take the result of {need!r} as {name!r}, which is no parameter of it"
+            yield _problem(step, what, f"its parameters are {', '.join(parameters) or 'none'}")
+    for parameter in parameters.values():
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            what = f"its parameter {parameter.name!r} cannot be given by name"
+            yield _problem(step, what, "take the / out of its signature")
+    for parameter in inputs_of(step):
+        if parameter.name in steps:
+            what = f"its parameter {parameter.name!r} is the name of a step that it does not need"
+            yield _problem(step, what, f"add {parameter.name!r} to its needs, or rename the parameter")
+        elif parameter.name in START_OPTIONS:
+            what = f"its parameter {parameter.name!r} has the name of an option of start"
+            yield _problem(step, what, "rename the parameter")
+
+
+def _problem(step: DagStep, what: str, how: str) -> Problem:
+    return Problem("error", step.name, what, how, step.place.file, step.place.line)
+
+
+# -- the order ---------------------------------------------------------------------------------------------------------
+
+
+def ordered(steps: Mapping[str, DagStep]) -> list[str]:
+    """Every step after its needs, else as they were written; those in a circle, or behind one, are left out."""
+    names = [*steps]
+    number = {name: index for index, name in enumerate(names)}
+    waits = [0] * len(names)
+    dependents: list[list[int]] = [[] for _ in names]
+    for index, step in enumerate(steps.values()):
+        for need in set(step.needs.values()):
+            if need in number:
+                waits[index] += 1
+                dependents[number[need]].append(index)
+    ready = [index for index, count in enumerate(waits) if not count]
+    heapify(ready)
+    order = []
+    while ready:
+        index = heappop(ready)
+        order.append(names[index])
+        for dependent in dependents[index]:
+            waits[dependent] -= 1
+            if not waits[dependent]:
+                heappush(ready, dependent)
+    return order
+
+
+def _circle(steps: Mapping[str, DagStep], left: set[str]) -> list[str]:
+    """A circle among steps that cannot be ordered: each name is needed by the next, the first stands at both ends."""
+    name = next(name for name in steps if name in left)
+    path: dict[str, None] = {}
+    while name not in path:
+        path[name] = None
+        name = next(need for need in steps[name].needs.values() if need in left)
+    names = [*path]
+    circle = names[names.index(name) :]
+    return [name, *reversed(circle)]
+
+
+def planned(steps: Mapping[str, DagStep], order: list[str]) -> Plan:
+    """Steps without problems, by their numbers."""
+    number = {name: index for index, name in enumerate(order)}
+    dependents: list[list[int]] = [[] for _ in order]
+    for name in order:
+        for need in dict.fromkeys(steps[name].needs.values()):
+            dependents[number[need]].append(number[name])
+    vertices = tuple(_vertex(steps[name], number, tuple(sorted(dependents[number[name]]))) for name in order)
+    return Plan(vertices, tuple(index for index, vertex in enumerate(vertices) if not vertex.dependents))
+
+
+def _vertex(step: DagStep, number: Mapping[str, int], dependents: tuple[int, ...]) -> Vertex:
+    parameters = {parameter.name: parameter for parameter in step.parameters}
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    results = tuple(
+        (name, number[need], name not in parameters or parameters[name].default is inspect.Parameter.empty)
+        for name, need in step.needs.items()
+        if name in parameters or takes_any
+    )
+    inputs = tuple((parameter.name, parameter.default is parameter.empty) for parameter in inputs_of(step))
+    needs = tuple(dict.fromkeys(number[need] for need in step.needs.values()))
+    seen = tuple((name, number[need]) for name, need in step.needs.items())
+    return Vertex(step.name, step.step, step.child, step.when, step.wait, needs, dependents, results, inputs, seen)
