@@ -138,8 +138,9 @@ async def _failures(engine: Engine, run: Run) -> list[int]:
     keys |= {record.step for record in cancels}  # a failure that came too late to be told does not count either
     gone = {record.seq for record in records if record.kind == Kind.STEP_FAILED and record.step in keys}
     gone |= {record.seq for record in cancels}
-    for failure in [record for record in records if record.seq in causes]:
-        gone |= _reactions(records, failure)
+    if not run.fingerprint.startswith("dag:"):  # a dag reacts to nothing: its steps begin when their needs are done
+        for failure in [record for record in records if record.seq in causes]:
+            gone |= _reactions(records, failure)
     children = {_child_of(record) for record in records if record.seq in causes and record.kind == Kind.CHILD}
     gone |= {record.seq for record in records if record.kind == Kind.CHILD and _child_of(record) in children}
     if ends:

@@ -1,0 +1,776 @@
+"""A dag under way: when its steps begin, what they are given, what is skipped, and what a failure means."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+import keepstep as ks
+from tests.engine.lives import Pace
+from tests.engine.world import replay_from_every_prefix, steps_of, told, until, until_recorded, until_status
+
+
+async def outcome(world, dag, **inputs):
+    """The result of a run of the dag, and what its history says of steps and decisions."""
+    async with world.engine() as engine:
+        run = await engine.start(dag, run_id="r", **inputs)
+        return await run.result(10)
+
+
+# -- order -------------------------------------------------------------------------------------------------------------
+
+
+async def test_inputs_and_results_come_by_name(world):
+    dag = ks.Dag("by-name")
+
+    @dag.step
+    async def fetch(url, times: int = 2):
+        return f"{url}*{times}"
+
+    @dag.step(needs=[fetch])
+    def lint(fetch, *, strict=False):
+        return f"lint({fetch}, {strict})"
+
+    @dag.step(needs={"source": "fetch", "checked": lint})
+    async def compile(source, checked, url):  # noqa: A001 - what a build calls it
+        return [source, checked, url]
+
+    @dag.step(needs=["fetch", "lint"])
+    async def count(**needs):
+        return sorted(needs)
+
+    assert await outcome(world, dag, url="u", strict=True) == {
+        "compile": ["u*2", "lint(u*2, True)", "u"],
+        "count": ["fetch", "lint"],
+    }
+
+
+async def test_a_step_begins_when_its_own_needs_are_done_whatever_else_is_under_way(world, effects):
+    """There is no barrier: the end of the short branch is what lets the long one end."""
+    dag, short_done = ks.Dag("no-barrier"), asyncio.Event()
+
+    @dag.step
+    async def long():
+        await short_done.wait()
+        return 1
+
+    @dag.step
+    async def short():
+        return 2
+
+    @dag.step(needs=["short"])
+    async def after_short(short):
+        effects.append("after short")
+        short_done.set()
+        return short
+
+    @dag.step(needs=["long", "after_short"])
+    async def join(long, after_short):
+        return long + after_short
+
+    assert await outcome(world, dag) == {"join": 3}
+    assert effects == ["after short"]
+
+
+async def test_keys_and_ordinals_follow_the_definition_not_the_clock(world):
+    """Whichever ends first, a step is recorded under its name and its place in the topological order."""
+    dag, pace = ks.Dag("ordinals"), Pace(a=0.02, b=0.0)
+
+    @dag.step(needs=["a", "b"])
+    async def last(a, b):
+        return a + b
+
+    @dag.step
+    async def a():
+        await pace.take("a")
+        return 1
+
+    @dag.step
+    async def b():
+        await pace.take("b")
+        return 2
+
+    assert [vertex.name for vertex in dag.plan.order] == ["a", "b", "last"]
+    async with world.engine() as engine:
+        run = await engine.start(dag, run_id="r")
+        assert await run.result(10) == {"last": 3}
+        steps = {one.step: one.ordinal for one in await run.checkpoints() if one.kind.value == "step completed"}
+    assert steps == {"a#1": 1, "b#1": 2, "last#1": 3}
+
+
+async def test_a_join_of_unequal_depth(world, effects):
+    dag = ks.Dag("unequal")
+    before = None
+    for number in range(5):
+
+        async def link(**needs):
+            effects.append("link")
+            return sum(needs.values()) + 1
+
+        before = dag.add(link, f"link{number}", needs=[before] if before is not None else [])
+
+    @dag.step
+    async def near():
+        return 100
+
+    @dag.step(needs=["near", "link4"])
+    async def join(near, link4):
+        return near + link4
+
+    assert await outcome(world, dag) == {"join": 105}
+    assert effects.count("link") == 5
+
+
+@pytest.mark.live_only
+@pytest.mark.parametrize("limit", [1, 3])
+async def test_no_more_steps_than_the_limit_are_under_way(world, limit):
+    dag, under_way = ks.Dag("limited", concurrency=limit), []
+    most = []
+
+    async def work():
+        under_way.append(1)
+        most.append(len(under_way))
+        await asyncio.sleep(0)
+        under_way.pop()
+
+    for number in range(12):
+        dag.add(work, f"work{number}", needs=[f"work{number - 4}"] if number >= 4 else [])
+    async with world.engine() as engine:
+        run = await engine.start(dag)
+        await run.result(10)
+        assert max(most) == limit
+        if limit == 1:  # one after the other, in the order of the definition
+            assert await steps_of(run) == [f"work{number}#1" for number in range(12)]
+
+
+# -- what is left out --------------------------------------------------------------------------------------------------
+
+
+def conditional(effects, answer=lambda given: given["wanted"]):
+    """A dag with a branch of two steps that may be left out, before a join."""
+    dag = ks.Dag("conditional")
+
+    @dag.step
+    async def base(wanted):
+        return "base"
+
+    @dag.step(needs=["base"], when=answer)
+    async def extra(base, wanted):
+        effects.append("extra")
+        return "extra"
+
+    @dag.step(needs=["extra"])
+    async def more(extra):
+        effects.append("more")
+        return f"more {extra}"
+
+    @dag.step(needs=["base", "more"])
+    async def join(base, more, extra_said=None):
+        effects.append("join")
+        return [base, more]
+
+    @dag.step(needs={"told": "more"})
+    async def side(told="nothing"):
+        effects.append("side")
+        return told
+
+    return dag
+
+
+async def test_a_skipped_branch_before_a_join(world, effects):
+    """All needs of `more` were skipped, so it is; the join goes on with None for it; so does what has a default."""
+    result = await outcome(world, conditional(effects), wanted=False)
+    assert result == {"join": ["base", None], "side": None}
+    assert effects == ["join"]
+
+
+async def test_a_branch_that_is_wanted(world, effects):
+    result = await outcome(world, conditional(effects), wanted=True)
+    assert result == {"join": ["base", "more extra"], "side": "more extra"}
+
+
+async def test_a_parameter_of_a_skipped_need_keeps_its_default(world):
+    dag = ks.Dag("defaults")
+
+    @dag.step
+    async def always():
+        return 1
+
+    @dag.step(when=ks_never)
+    async def never():
+        return 2
+
+    @dag.step(needs=["always", "never"])
+    async def join(always, never="left out"):
+        return [always, never]
+
+    @dag.step(needs=["always", "never"])
+    async def rest(always, **others):
+        return others
+
+    assert await outcome(world, dag) == {"join": [1, "left out"], "rest": {"never": None}}
+
+
+def ks_never(given):
+    return False
+
+
+async def test_a_whole_dag_may_be_skipped(world):
+    dag = ks.Dag("nothing")
+    before = None
+    for number in range(3000):  # further than any recursion would reach
+
+        async def link(**needs):
+            raise AssertionError
+
+        before = dag.add(link, f"link{number}", needs=[before] if before else [], when=None if before else ks_never)
+    assert await outcome(world, dag) == {"link2999": None}
+
+
+async def test_a_predicate_sees_the_inputs_and_what_its_needs_gave(world):
+    dag, seen = ks.Dag("seen"), []
+
+    @dag.step
+    async def one():
+        return 1
+
+    @dag.step(when=ks_never)
+    async def none():
+        return 2
+
+    def look(given):
+        seen.append(dict(given))
+        return "none" not in given and given["one"] == 1
+
+    @dag.step(needs={"one": "one", "none": "none"}, when=look)
+    async def last(one, none, wanted):
+        return [one, none, wanted]
+
+    assert await outcome(world, dag, wanted="x") == {"last": [1, None, "x"]}
+    assert seen == [{"one": 1, "wanted": "x"}]
+
+
+async def test_named_predicates(world):
+    dag = ks.Dag("named-predicates")
+    when = ks.policies.when
+
+    @dag.step
+    async def one():
+        return 1
+
+    @dag.step(needs=["one"], when=when.all_(when.equals("one", 1), when.not_(when.exists("two"))))
+    async def last(one):
+        return "yes"
+
+    assert await outcome(world, dag) == {"last": "yes"}
+
+
+async def test_a_decision_stands_though_the_predicate_would_now_answer_otherwise(world, effects):
+    """It is asked once; every recovery takes what it said then, whether that was yes or no."""
+    answers, asked, gate = {"yes": True, "no": False}, [], asyncio.Event()
+    dag = ks.Dag("decided")
+
+    def says(name):
+        def answer(given):
+            asked.append(name)
+            return answers[name]
+
+        return answer
+
+    @dag.step(when=says("yes"))
+    async def yes():
+        effects.append("yes")
+        return "yes"
+
+    @dag.step(when=says("no"))
+    async def no():
+        effects.append("no")
+        return "no"
+
+    @dag.step(needs=["yes", "no"])
+    async def hold(yes, no):
+        await gate.wait()
+        return [yes, no]
+
+    options = {"replay_always": False, "recovery_limit": 100}
+    engine = await world.started(**options)
+    run = await engine.start(dag, run_id="r")
+    await until_recorded(run, "yes#1")
+    await until_recorded(run, "when:no#1")
+    answers.update(yes=False, no=True)
+    for _ in range(3):
+        engine = await world.crash_and_recover(engine, **options)
+        run = await engine.get("r")
+        await until(lambda: engine.live.get("r") and engine.live["r"].history is None)
+    gate.set()
+    assert await run.result(10) == {"hold": ["yes", None]}
+    assert (effects, sorted(asked)) == (["yes"], ["no", "yes"])
+    await engine.close()
+
+
+async def test_no_body_begins_before_its_decision_is_durable(world):
+    """Or a crash could let a recovery skip a step that has had its effect."""
+    dag, found = ks.Dag("first-decide"), []
+    store = None
+
+    @dag.step(when=lambda given: True)
+    async def work():
+        found.extend(one.step for one in await (await engine.get("r")).checkpoints())
+
+    async with world.engine() as engine:
+        store = engine.store
+        await (await engine.start(dag, run_id="r")).result(10)
+        assert store is not None
+    assert "when:work#1" in found
+
+
+async def test_a_predicate_that_raises_fails_its_step(world, effects):
+    dag, broken = ks.Dag("raising"), [True]
+
+    def answer(given):
+        if broken:
+            raise KeyError("lint")
+        return True
+
+    @dag.step
+    async def sibling():
+        effects.append("sibling")
+        return 1
+
+    @dag.step(needs=["sibling"], when=answer)
+    async def work(sibling):
+        effects.append("work")
+        return sibling + 1
+
+    async with world.engine() as engine:
+        run = await engine.start(dag, run_id="r")
+        with pytest.raises(ks.RunFailed, match=r"step 'work#1' failed .*KeyError: 'lint'"):
+            await run.result(10)
+        broken.clear()
+        await run.retry()
+        assert await run.result(10) == {"work": 2}
+    assert effects == ["sibling", "work"]
+
+
+# -- how many needs are enough -----------------------------------------------------------------------------------------
+
+
+async def test_any_begins_at_the_first_success_and_the_others_are_not_waited_for(world, effects):
+    dag, pace = ks.Dag("any"), Pace(slow=60.0)
+
+    @dag.step
+    async def fast():
+        return "fast"
+
+    @dag.step
+    async def slow():
+        await pace.take("slow")
+        effects.append("slow")
+
+    @dag.step
+    async def wrong():
+        raise ks.Permanent("no")
+
+    @dag.step(needs=["slow", "wrong", "fast"], wait=ks.Any())
+    async def first(fast, slow=None, wrong="nothing"):
+        return [fast, slow, wrong]
+
+    async with world.engine() as engine:
+        run = await engine.start(dag, run_id="r")
+        assert await run.result(10) == {"first": ["fast", None, "nothing"]}
+        cancelled = await steps_of(run, "step cancelled")
+    assert cancelled == ["slow#1"]
+    assert effects == []
+
+
+async def test_a_quorum_of_needs(world):
+    dag, gate = ks.Dag("quorum"), asyncio.Event()
+
+    async def vote(answer):
+        return answer
+
+    @dag.step
+    async def a():
+        return "a"
+
+    @dag.step
+    async def b():
+        raise ks.Permanent("b is ill")
+
+    @dag.step
+    async def c():
+        return "c"
+
+    @dag.step
+    async def d():
+        await gate.wait()
+        return "d"
+
+    @dag.step(needs=["a", "b", "c", "d"], wait=ks.Quorum(2))
+    async def decide(a=None, b=None, c=None, d=None):
+        gate.set()
+        return [a, b, c, d]
+
+    @dag.step(needs=["decide", "d"])
+    async def end(decide, d):
+        return [decide, d]
+
+    assert await outcome(world, dag) == {"end": [["a", None, "c", None], "d"]}
+
+
+async def test_skipped_needs_are_not_counted(world):
+    """A quorum of two of which only one is left asks for that one; and for no need at all, the step is skipped."""
+    dag = ks.Dag("not-counted")
+
+    @dag.step
+    async def a():
+        return "a"
+
+    @dag.step(when=ks_never)
+    async def b():
+        return "b"
+
+    @dag.step(when=ks_never)
+    async def c():
+        return "c"
+
+    @dag.step(needs=["a", "b", "c"], wait=ks.Quorum(2))
+    async def two(a, b, c):
+        return [a, b, c]
+
+    @dag.step(needs=["b", "c"], wait=ks.Any())
+    async def one(b, c):
+        return [b, c]
+
+    assert await outcome(world, dag) == {"two": ["a", None, None], "one": None}
+
+
+async def test_a_need_that_cannot_be_met_any_more_fails_the_run_and_names_all_that_failed(world, effects):
+    dag, broken = ks.Dag("too-few"), ["a", "b"]
+
+    def work(name):
+        async def body():
+            effects.append(name)
+            if name in broken:
+                raise ks.Permanent(f"{name} is ill")
+            return name
+
+        return body
+
+    for name in ("a", "b", "c"):
+        dag.add(work(name), name)
+
+    @dag.step(needs=["a", "b", "c"], wait=ks.Quorum(2))
+    async def decide(a=None, b=None, c=None):
+        return [a, b, c]
+
+    async with world.engine() as engine:
+        run = await engine.start(dag, run_id="r")
+        with pytest.raises(ks.RunFailed, match=r"step 'decide' cannot begin, too many .*a is ill.*b is ill"):
+            await run.result(10)
+        broken.clear()
+        await run.retry()
+        result = (await run.result(10))["decide"]
+    assert [name for name in result if name] in (["a", "b"], ["a", "c"], ["b", "c"], ["a", "b", "c"])
+    assert effects.count("a") == effects.count("b") == 2
+    assert effects.count("c") <= 1
+
+
+async def test_a_failure_is_tolerated_by_whoever_can_do_without(world):
+    """The step behind it is blocked, which counts as failed; the one that waits for any of two goes on."""
+    dag = ks.Dag("tolerant")
+
+    @dag.step
+    async def wrong():
+        raise ks.Permanent("no")
+
+    @dag.step(needs=["wrong"])
+    async def behind(wrong):
+        raise AssertionError
+
+    @dag.step
+    async def other():
+        return "other"
+
+    @dag.step(needs=["behind", "other"], wait=ks.Any())
+    async def either(behind=None, other=None):
+        return [behind, other]
+
+    assert await outcome(world, dag) == {"either": [None, "other"]}
+
+
+# -- failures ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_failure_cancels_what_is_under_way_and_a_retry_repeats_nothing_that_finished(world, effects):
+    dag, broken, pace = ks.Dag("fail-fast"), [True], Pace(slow=60.0)
+
+    @dag.step
+    async def done():
+        effects.append("done")
+        return 1
+
+    @dag.step
+    async def slow():
+        effects.append("slow")
+        await pace.take("slow")
+        return 2
+
+    @dag.step(needs=["done"])
+    async def wrong(done):
+        effects.append("wrong")
+        await until(lambda: "slow" in effects)
+        if broken:
+            raise ks.Permanent("broken")
+        return 3
+
+    @dag.step(needs=["done", "slow", "wrong"])
+    async def end(done, slow, wrong):
+        return [done, slow, wrong]
+
+    async with world.engine() as engine:
+        run = await engine.start(dag, run_id="r")
+        with pytest.raises(ks.RunFailed, match="broken"):
+            await run.result(10)
+        assert await steps_of(run, "step cancelled") == ["slow#1"]
+        broken.clear()
+        pace.seconds.clear()
+        await run.retry()
+        assert await run.result(10) == {"end": [1, 2, 3]}
+    assert sorted(effects) == ["done", "slow", "slow", "wrong", "wrong"]
+
+
+async def test_a_retry_repeats_no_step_that_began_and_finished_after_the_failure(world, effects):
+    """The failure was tolerated at first; what was done meanwhile is no reaction to it."""
+    dag, broken = ks.Dag("later-siblings"), [True]
+
+    @dag.step
+    async def first():
+        effects.append("first")
+        if broken:
+            raise ks.Permanent("first")
+        return 1
+
+    async def link(**needs):
+        effects.append("link")
+        return 1
+
+    before = dag.add(link, "link0")
+    for number in range(1, 4):
+        before = dag.add(link, f"link{number}", needs=[before])
+
+    @dag.step(needs=[before])
+    async def second(link3):
+        effects.append("second")
+        if broken:
+            raise ks.Permanent("second")
+        return 2
+
+    @dag.step(needs=["first", "second"], wait=ks.Any())
+    async def end(first=None, second=None):
+        return [first, second]
+
+    async with world.engine() as engine:
+        run = await engine.start(dag, run_id="r")
+        with pytest.raises(ks.RunFailed, match="too many of its needs"):
+            await run.result(10)
+        broken.clear()
+        await run.retry()
+        assert (await run.result(10))["end"] in ([1, None], [None, 2])
+    assert effects.count("link") == 4
+
+
+async def test_the_run_is_cancelled(world):
+    dag = ks.Dag("cancelled")
+
+    @dag.step
+    async def slow():
+        await asyncio.sleep(60)
+
+    @dag.step(needs=["slow"])
+    async def end(slow):
+        raise AssertionError
+
+    async with world.engine() as engine:
+        run = await engine.start(dag, run_id="r")
+        await until(lambda: engine.live["r"].bodies)
+        await run.cancel()
+        with pytest.raises(ks.RunCancelled):
+            await run.result(10)
+
+
+# -- the options of a step ---------------------------------------------------------------------------------------------
+
+
+async def test_the_policies_of_a_step_are_those_of_any_step(world, effects):
+    dag = ks.Dag("policies")
+
+    @dag.step(retry=ks.Retry(attempts=3, base_seconds=0.001))
+    async def flaky():
+        effects.append("flaky")
+        if effects.count("flaky") < 3:
+            raise ConnectionError("again")
+        return 1
+
+    @dag.step(at_most_once=True)
+    async def once(amount):
+        effects.append("once")
+        return amount
+
+    @dag.step(timeout=0.01)
+    async def late():
+        await asyncio.sleep(60)
+
+    @dag.step(needs=["flaky", "once", "late"], wait=ks.Quorum(2))
+    def end(flaky, once, late=None):
+        return [flaky, once, late]
+
+    assert await outcome(world, dag, amount=5) == {"end": [1, 5, None]}
+    assert effects.count("once") == 1
+
+
+async def test_a_workflow_in_a_dag_is_a_child_run(world, effects):
+    @ks.step
+    async def double(number):
+        effects.append(number)
+        return 2 * number
+
+    @ks.workflow
+    async def doubled(number):
+        await ks.sleep(0.001)
+        return await double(number)
+
+    @ks.workflow
+    async def failing():
+        raise ks.Permanent("the child cannot")
+
+    dag = ks.Dag("parent")
+
+    @dag.step
+    async def number(start):
+        return start
+
+    dag.add(doubled, "twice", needs=["number"])
+    dag.add(doubled, "four_times", needs={"number": "twice"})
+    dag.add(failing)
+
+    @dag.step(needs=["twice", "four_times", "failing"], wait=ks.Quorum(2))
+    async def end(twice, four_times, failing=None):
+        return [twice, four_times, failing]
+
+    async with world.engine() as engine:
+        run = await engine.start(dag, run_id="r", start=5)
+        assert await run.result(10) == {"end": [10, 20, None]}
+        children = (await engine.list(parent="r")).runs
+    assert sorted(child.workflow for child in children) == ["doubled", "doubled", "failing"]
+    assert effects == [5, 10]
+
+
+async def test_a_dag_in_a_dag_and_in_a_workflow(world):
+    inner = ks.Dag("inner")
+
+    @inner.step
+    async def one(number):
+        return number + 1
+
+    outer = ks.Dag("outer")
+    outer.add(inner, "inside")
+
+    @outer.step(needs=["inside"])
+    async def end(inside):
+        return inside
+
+    @ks.workflow
+    async def around(number):
+        return await (await ks.start(outer, number=number)).result()
+
+    async with world.engine() as engine:
+        run = await engine.start(around, 1)
+        assert await run.result(10) == {"end": {"one": 2}}
+
+
+async def test_a_child_that_nobody_waits_for_is_cancelled_with_the_end(world):
+    @ks.workflow
+    async def forever():
+        await ks.wait_for("never")
+
+    dag = ks.Dag("children")
+    dag.add(forever, "slow")
+
+    @dag.step
+    async def fast():
+        return 1
+
+    @dag.step(needs=["slow", "fast"], wait=ks.Any())
+    async def end(fast, slow=None):
+        return [fast, slow]
+
+    async with world.engine() as engine:
+        run = await engine.start(dag, run_id="r")
+        assert await run.result(10) == {"end": [1, None]}
+        [child] = (await engine.list(parent="r")).runs
+        await until_status(await engine.get(child.id), "cancelled")
+
+
+async def test_types_of_inputs_and_results_are_kept(world):
+    dag = ks.Dag("types")
+
+    @dag.step
+    async def later(by: timedelta) -> tuple[timedelta, set[int]]:
+        return by * 2, {1, 2}
+
+    @dag.step(needs=["later"])
+    async def end(later: tuple[timedelta, set[int]]) -> timedelta:
+        assert type(later) is tuple
+        assert later[1] == {1, 2}
+        return later[0]
+
+    assert await outcome(world, dag, by=timedelta(hours=1)) == {"end": timedelta(hours=2)}
+
+
+async def test_weaker_durability(world, effects):
+    dag = ks.Dag("weaker", durability="at_exit")
+
+    @dag.step
+    async def one():
+        return 1
+
+    @dag.step(needs=["one"], when=lambda given: given["one"] == 1)
+    async def two(one):
+        return 2
+
+    @dag.step(needs=["two"], when=ks_never)
+    async def three(two):
+        return 3
+
+    assert await outcome(world, dag) == {"three": None}
+
+
+# -- every beginning ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.one_store
+async def test_a_run_may_be_taken_up_after_any_record(world, effects):
+    """From each beginning of its history the run comes to the same end, without a mismatch."""
+    dag = ks.Dag("taken-up", concurrency=2)
+
+    async def link(**needs):
+        return sum(value or 0 for value in needs.values()) + 1
+
+    for number in range(9):
+        needs = [f"s{other}" for other in range(max(0, number - 3), number)]
+        wait = ks.Any() if number % 4 == 3 else None
+        when = (lambda given: False) if number == 5 else (lambda given: True) if number % 2 else None
+        dag.add(link, f"s{number}", needs=needs, wait=wait, when=when)
+
+    async with world.engine() as engine:
+        run = await engine.start(dag, run_id="r")
+        result = await run.result(10)
+        history = await told(run)
+
+        async def same(handle, length):
+            assert await handle.result(5) == result
+            begun = history[: length - 1]
+            assert (await told(handle))[: len(begun)] == begun
+
+        await replay_from_every_prefix(run, same)
