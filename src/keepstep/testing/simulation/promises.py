@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
@@ -14,7 +15,7 @@ import msgspec
 from ...errors import CheckpointCorrupt
 from ...model import Kind, Status, may_move
 from ...model.signal import CANCEL, RESUME
-from ...ports import CURRENT, Advance, Answer, Change, Create, Verdict
+from ...ports import CURRENT, Advance, Answer, Change, Create, Verdict, instant
 from ...stores.records import Record, origin, unseal
 from ...stores.rules import ENDED
 from .programs import Fails, expected
@@ -552,34 +553,48 @@ class EveryStepHasALastWord(Promise):
         return self._saved.get((run, epoch), 0) <= seq
 
 
-def _limits(parts: Any) -> float:
-    """The time limits of plain asyncio in a program: each passes again on a replay, before anything new is told."""
+def _unrecorded_seconds(parts: Any) -> float:
+    """How long a program may wait for what nobody records: all that passes again on a replay."""
     if not isinstance(parts, list):
         return 0.0
-    own = float(parts[1]) if parts and parts[0] == "limit" else 0.0
-    return own + sum(map(_limits, parts))
+    own = float(parts[1]) if parts and parts[0] in ("limit", "idle") else 0.0
+    return own + sum(map(_unrecorded_seconds, parts))
 
 
 class RunsEndByTheirDeadline(Promise):
-    """A run has ended soon after its deadline, also one that was put away."""
+    """A run has ended soon after its deadline, also one that was put away.
+
+    One that is replayed at that time is told when its history has been told. What its code waits for by itself passes
+    again meanwhile.
+    """
 
     name = "a run ends by its deadline"
 
     #: What keeps everyone from acting, or makes their clocks differ; after a crash all that was done is done.
     excuses = frozenset({"kill", "kill at call", "stop", "deploy", "set clock", "fail", "lose claim", "pause run"})
 
+    def prepare(self) -> None:
+        self._replayed_at: dict[str, datetime] = {}
+
+    def claimed(self, process: Process, claim: Claim) -> None:
+        if claim.run.seq > 1:
+            self._replayed_at[claim.run.id] = instant(process.clock.now())
+
     def ended(self) -> None:
         if "poison" in self.world.plan or self.excuses & set(self.world.befell) or swallows(self.world.plan):
             return
         held_up = sum(event.get("seconds", 0.0) + event.get("calls", 0) for event in self.world.plan["events"])
-        held_up += sum(_limits(run["parts"]) for run in self.world.plan["runs"])
+        unrecorded = timedelta(seconds=sum(_unrecorded_seconds(run["parts"]) for run in self.world.plan["runs"]))
         for run, entry in self.entries().items():
             deadline = entry.run.deadline_at
             if deadline is None or entry.status not in ENDED:
                 continue
             records = self.records(run)
             begun_at = records[0].finished_at or deadline  # one that was asked to start later than that can only fail
-            late = (records[-1].finished_at or deadline) - max(deadline, begun_at)
+            told_at = max(deadline, begun_at)
+            if run in self._replayed_at:
+                told_at = max(told_at, self._replayed_at[run] + unrecorded)
+            late = (records[-1].finished_at or deadline) - told_at
             if late.total_seconds() > 1.0 + held_up:
                 self.broken(f"{run} is {entry.status.value} {late.total_seconds():.2f} s after its deadline")
 
