@@ -95,6 +95,8 @@ class _Story:
     def created(self) -> None:
         run = self.run
         what = "created as a child" if run.parent is not None else "created"
+        if run.origin is not None:
+            what = f"created as a fork of {run.origin}"
         data = {"workflow": run.workflow, "version": run.version, "input": sha256(run.input).hexdigest()}
         self.entries.append(
             AuditEntry(run.created_at, run.id, what, run.created_by or "unknown", None, Status.QUEUED, data=data)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .audit import AuditEntry
     from .care import Care
     from .handle import RunHandle
+    from .rewind import Rewound
 
 R = TypeVar("R")
 
@@ -116,6 +117,10 @@ class BlockingEngine:
     def signal(self, run_id: str, name: str, payload: Any = True, **options: Any) -> None:
         """Send a run a durable message."""
         self._do(self._engine.signal(run_id, name, payload, **options))
+
+    def fork(self, origin: str, at: int | None = None, **options: Any) -> BlockingHandle[Any]:
+        """Start a new run with a copy of another's records."""
+        return BlockingHandle(self, self._do(self._engine.fork(origin, at, **options)))
 
     @property
     def care(self) -> BlockingCare:
@@ -215,6 +220,10 @@ class BlockingHandle(Generic[R]):
     def retry(self, reason: str = "", *, force: bool = False) -> None:
         """Let a failed or set-aside run go on from where it failed."""
         self._engine._do(self._handle.retry(reason, force=force))  # noqa: SLF001
+
+    def rewind(self, to: int | None = None, **options: Any) -> Rewound:
+        """Let the run go on from an earlier checkpoint."""
+        return self._engine._do(self._handle.rewind(to, **options))  # noqa: SLF001
 
     def watch(self, after: int = 0) -> Iterator[Event]:
         """What happens in the run, as it happens."""

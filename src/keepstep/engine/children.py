@@ -116,12 +116,20 @@ class StartCall(DurableCall[ChildRun]):
         super().__init__(branch, self.name, VALUES.digest((payload, options.get("run_id")), "child"))
 
     def begin_live(self) -> None:
-        run, workflow = self.run, self.workflow
+        run = self.run
         given = self.options.get("run_id")
         child = given or child_id(run.id, self.key, run.generation)
+        record = self.record(Kind.CHILD, attempt=1, data={"child": child})
+        self.begun = "" if given else child
+        made = partial(self._made, child)
+        creates = [run.engine.encryption.born(self._child(child))]
+        run.append_special(record, {"creates": creates}, made, self._refused, self)
+
+    def _child(self, child: str) -> Run:
+        run, workflow = self.run, self.workflow
         at = run.time()
         delay = float(self.options.get("delay") or 0.0)
-        created = Run(
+        return Run(
             id=child,
             workflow=workflow.name,
             status=Status.QUEUED,
@@ -138,10 +146,6 @@ class StartCall(DurableCall[ChildRun]):
             tags=self.options.get("tags") or {},
             due_at=instant(at.timestamp() + delay),
         )
-        record = self.record(Kind.CHILD, attempt=1, data={"child": child})
-        self.begun = "" if given else child
-        made = partial(self._made, child)
-        run.append_special(record, {"creates": [run.engine.encryption.born(created)]}, made, self._refused, self)
 
     def _made(self, child: str, _: Answer) -> None:
         self.run.children[self.key] = child  # whether or not the code still waits to be told
@@ -162,9 +166,24 @@ class StartCall(DurableCall[ChildRun]):
         self.run.append(self.record(Kind.STEP_FAILED, outcome=Outcome.FAILURE.value, attempt=1, error=error), self)
 
     def decode(self, record: Record) -> ChildRun:
-        child = (record.data or {})["child"]
+        data = record.data or {}
+        child = data["child"]
         self.run.children[self.key] = child
+        if data.get("renew"):
+            self._renew(child)
         return ChildRun(self.branch, child, self.key, self.workflow, self.name)
+
+    def _renew(self, child: str) -> None:
+        """A fork has its own child where the run that it comes from had one under way: see that it is there.
+
+        As long as nothing was heard of it, that is: one that has ended may be gone since.
+        """
+        run = self.run
+        heard = any(is_word_of(one.payload, child) for one in run.inbox if one.name == f"{CHILD}{self.key}")
+        known = run.history is not None and any(one.digest == child for one in run.history.entries.values())
+        if not heard and not known:
+            creates = [run.engine.encryption.born(self._child(child))]
+            run.append_special(None, {"creates": creates, "progress": False}, partial(self._made, child))
 
 
 class ChildResult(HearingCall):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..errors import DefinitionError, EncryptionError
+from ..ports import Create
 from ..stores.keys import Keys, key_id
-from ..stores.records import born
+from ..stores.records import born, origin, seal
+from ..stores.rules import seal_signal
 from ..stores.sealed import Rekeyed, SealedStore, locked_with
 
 if TYPE_CHECKING:
-    from ..model import Run
-    from ..ports import Create, Store
+    from ..model import Run, Signal
+    from ..ports import Row, Store
     from ..stores.keys import Cipher
     from ..stores.records import Record
     from .engine import Engine
@@ -89,6 +93,27 @@ class Encryption:
             return born(run, first)
         run, cipher = self.store.begotten(run)
         return born(run, first, cipher)
+
+    def copied(self, run: Run, records: Iterable[Record], signals: Iterable[Signal]) -> Create:
+        """The creation of a run that begins with records and signals of another; encrypted if those of this engine are.
+
+        The records are sealed anew, each after the one before it.
+        """
+        cipher = None
+        if self.store is not None:
+            run, cipher = self.store.begotten(run)
+        rows: list[Row] = []
+        checksum = origin(run)
+        for record in records:
+            row, checksum = seal(record, len(rows) + 1, checksum, cipher)
+            rows.append(row)
+        sealed = []
+        for signal in signals:
+            one = signal
+            if cipher is not None:
+                one = replace(one, payload=cipher.hide_text(one.payload, "signal", one.name, one.id))
+            sealed.append(seal_signal(one, one.seq, run.created_at))
+        return Create(replace(run, seq=len(rows), checksum=checksum), rows, sealed)
 
     async def rekey(self, engine: Engine) -> Rekeyed:
         """Wrap the data keys of all runs with the current key; until a look finds none to wrap."""

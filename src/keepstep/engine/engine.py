@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
 from datetime import datetime, timedelta
@@ -437,6 +437,31 @@ class Engine:
         )
         self.poke()
         return rewound
+
+    async def fork(
+        self,
+        origin: str,
+        at: int | None = None,
+        *,
+        step: str | None = None,
+        run_id: str | None = None,
+        input: Any = None,  # noqa: A002 - the word users know
+        results: Mapping[str, Any] | None = None,
+        signals: bool = True,
+        reason: str = "",
+        actor: str = "",
+    ) -> RunHandle[Any]:
+        """Start a new run with a copy of another's records up to `at`, or up to before a `step`.
+
+        The other run is only read. `input` gives the fork another input, `results` other results of recorded steps;
+        signals that the copied records have not read come along, unless `signals` is False.
+        """
+        from .fork import Edits, fork  # noqa: PLC0415 - asked for rarely
+
+        self._must_be_open()
+        edits = Edits(input, results, signals)
+        who = actor or self.actor
+        return await fork(self, origin, at=at, step=step, run_id=run_id, edits=edits, reason=reason, actor=who)
 
     async def cancel_successor(self, run_id: str) -> None:
         """Cancel the run that goes on for an ended one, if there is one."""

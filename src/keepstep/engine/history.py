@@ -202,7 +202,7 @@ class History:
         self._notes: list[Record] = []
         self._marks: list[Record] = []
         self._taken: list[tuple[int, str, int, bool]] = []
-        self._superseded = Superseded()
+        self.superseded = Superseded()
         self._begins_here = after > 0
         self._steps_before = self._generation_before = 0
 
@@ -232,7 +232,7 @@ class History:
         elif kind == Kind.RUN_STARTED:
             self.started_at = record.finished_at
         elif kind == Kind.SUPERSEDED:
-            self._superseded.add(record)
+            self.superseded.add(record)
             if (record.data or {}).get("act") in EDITS:
                 self.edits.append(record)
         elif kind == Kind.STATE and self._begins_here:
@@ -262,7 +262,7 @@ class History:
                 f"run {run.id!r}: chain broken at seq {self.seq + 1}: the head names seq {run.seq}, "
                 f"and the records end at {self.seq}"
             )
-        gone = self._superseded
+        gone = self.superseded
         self.generation = self._generation_before + gone.generation
         self.edits = [record for record in self.edits if record.seq not in gone]
         self._arrange_outcomes(gone)

@@ -199,6 +199,7 @@ _OPEN_DATA = frozenset(
     (
         *("signal", "signal_name", "sender", "to", "child", "continued_as", "choice", "key", "ask", "seqs", "beyond"),
         *("next", "act", "actor", "before", "workflow", "version", "from", "epoch", "recoveries"),
+        *("origin", "origin_seq", "origin_checksum", "renew"),
     )
 )
 _PLAIN, _DEFLATED = b"j", b"z"
@@ -365,8 +366,10 @@ _KINDS, _OUTCOMES, _TRIGGERS, _STATUSES = (
 _NUMBERS = frozenset((int,))
 #: What is read from `data`, and as what.
 _DATA: dict[str, type] = {
-    **dict.fromkeys(("signal", "choice", "beyond"), int),
+    **dict.fromkeys(("signal", "choice", "beyond", "origin_seq"), int),
     **dict.fromkeys(("sender", "child", "continued_as", "key", "ask", "before", "act", "next"), str),
+    **dict.fromkeys(("origin", "origin_checksum"), str),
+    "renew": bool,
     "seqs": list,
     "given": dict,
 }

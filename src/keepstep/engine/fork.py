@@ -1,0 +1,321 @@
+"""Forking: a new run with a copy of another's beginning, sealed anew, and from there on a life of its own.
+
+The other run is only read. What it began and did not finish, the fork begins for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..errors import DefinitionError, RunConflict, RunNotFound
+from ..model import Kind, Run, Signal, Status
+from ..model.ids import check_id, check_text, child_id, new_id, series
+from ..model.signal import CANCEL, CHILD, RESERVED
+from ..ports import Create, Verdict, instant
+from ..stores.records import Record, check_origin, unseal
+from ..values import VALUES
+from ..workflows.definition import Bound
+from .children import is_word_of
+from .handle import RunHandle
+from .history import Entry, History
+from .rewind import Told, position
+from .steering import DEADLINE
+
+if TYPE_CHECKING:
+    from ..ports import Row
+    from .engine import Engine
+
+#: What ends a run, or ends it soon: none of it is carried over.
+_ENDS = frozenset({Kind.RUN_FINISHED.value, Kind.ERROR.value})
+_EDITABLE = frozenset({Kind.STEP_COMPLETED.value, Kind.STEP_FAILED.value, Kind.SIGNAL.value, Kind.CHILD.value})
+
+
+@dataclass(frozen=True, slots=True)
+class Edits:
+    """What is to be other in a fork than in the run it comes from."""
+
+    input: Any = None
+    results: Mapping[str, Any] | None = None
+    signals: bool = True
+
+
+async def fork(
+    engine: Engine,
+    origin_id: str,
+    *,
+    at: int | None,
+    step: str | None,
+    run_id: str | None,
+    edits: Edits,
+    reason: str,
+    actor: str,
+) -> RunHandle[Any]:
+    """Make the new run, durable, and ready for any worker; a known `run_id` gives the fork that is there already."""
+    check_text(reason, "reason")
+    name = new_id() if run_id is None else check_id(run_id)
+    engine.encryption.check_writing()
+    run = await engine.read(engine.store.get_run, origin_id)
+    if run is None:
+        raise RunNotFound(f"no run {origin_id!r} in {engine.store.url}", origin_id)
+    engine.encryption.cipher(run)
+    check_origin(run)
+    prefix = await _read(engine, run)
+    prefix.cut(_end(prefix, at, step, edits))
+    signals = await _signals_of(engine, run)
+    copy = _Copy(engine, prefix, name, signals, edits)
+    about = {"actor": actor, "reason": engine.redact(reason), "act": "fork"}
+    create = copy.made(_input(engine, run, edits.input), about)
+    answer = await engine.journal.write(create)
+    if answer.verdict is Verdict.EXISTS:
+        await _check_same(engine, create.run, answer.run, prefix)
+    engine.poke()
+    return RunHandle(engine, name, engine.workflows.get(run.workflow))
+
+
+class Prefix:
+    """The beginning of a run: its rows and records, and which of them counted at its end."""
+
+    def __init__(self, run: Run, rows: list[Row]) -> None:
+        self.run = run
+        self.rows = rows
+        self.records: list[Record] = []
+        self.checksum = ""
+        self.history = History(run)
+        self.cut(len(rows))
+
+    def cut(self, last: int) -> None:
+        """Take only the records up to this one."""
+        self.rows = self.rows[:last]
+        history = History(self.run)
+        history.add(self.rows)
+        self.checksum = history.checksum
+        history.arrange(replace(self.run, seq=len(self.rows), checksum=self.checksum))
+        self.history = history
+        self.records = [record for record, _ in unseal(self.rows, self.run.id)]
+
+
+async def _read(engine: Engine, run: Run) -> Prefix:
+    rows: list[Row] = []
+    while len(rows) < run.seq:
+        page = await engine.read(engine.store.list_checkpoints, run.id, len(rows))
+        if not page:
+            break
+        rows += page
+    return Prefix(run, rows[: run.seq])
+
+
+def _end(prefix: Prefix, at: int | None, step: str | None, edits: Edits) -> int:
+    """The last record that is copied."""
+    run, counted = prefix.run, prefix.history.entries
+    last = _last(prefix)
+    if at is not None and step is not None:
+        raise DefinitionError("say either at=, the last record that is copied, or step=, the one to fork before")
+    if at is not None and (isinstance(at, bool) or not isinstance(at, int) or not 0 <= at <= run.seq):
+        raise DefinitionError(f"run {run.id!r} has the records 1 to {run.seq}: at= names one of them, or 0, not {at!r}")
+    if step is not None:
+        gone = prefix.history.superseded
+        at = position(run, (Told(one) for one in prefix.records if one.seq not in gone), None, step)
+    if at is None and edits.results:
+        return max(_edited(prefix, key).seq for key in edits.results)
+    if at is None and edits.input is not None:
+        return 0
+    if at is None:
+        return last
+    for key in (CANCEL, DEADLINE):
+        entry = counted.get(key)
+        if entry is not None and at >= entry.seq:
+            raise DefinitionError(
+                f"run {run.id!r} was {'cancelled' if key == CANCEL else 'out of time'} at seq {entry.seq}, and so "
+                f"would its fork be; fork it at {entry.seq - 1} or before"
+            )
+    return min(at, last)
+
+
+def _last(prefix: Prefix) -> int:
+    """The last record before the run's end, or before what led to it from outside."""
+    last = len(prefix.records)
+    for key in (CANCEL, DEADLINE):
+        entry = prefix.history.entries.get(key)
+        if entry is not None:
+            last = min(last, entry.seq - 1)
+    while last and prefix.records[last - 1].kind in _ENDS:
+        last -= 1
+    return last
+
+
+def _edited(prefix: Prefix, key: str) -> Entry:
+    """The recorded outcome that is to be another one."""
+    counted = prefix.history.entries
+    entry = counted.get(key) or counted.get(f"{key}#1")
+    if entry is None or entry.kind not in _EDITABLE or entry.child:
+        known = ", ".join(one.key for one in counted.values() if one.kind in _EDITABLE and not one.child) or "none"
+        raise DefinitionError(
+            f"run {prefix.run.id!r} has no recorded result of {key!r} up to seq {len(prefix.rows)}; it has {known}"
+        )
+    return entry
+
+
+def _input(engine: Engine, run: Run, given: Any) -> bytes:
+    """The stored input of the fork, in plain text."""
+    if given is None:
+        return engine.encryption.input(run)
+    workflow = engine.workflows.get(run.workflow)
+    if isinstance(given, Bound):
+        if given.workflow.name != run.workflow:
+            raise DefinitionError(
+                f"the input is one of {given.workflow.name!r}, and the run is one of {run.workflow!r}"
+            )
+        workflow, args, kwargs = given.workflow, list(given.args), given.kwargs
+    else:
+        by_name = isinstance(given, Mapping)
+        kwargs = dict(given) if by_name else {}
+        args = [] if by_name else list(given) if isinstance(given, list | tuple) else [given]
+    if workflow is not None:
+        workflow.check_arguments(tuple(args), kwargs)
+        return engine.input_of(workflow, args, kwargs)
+    data = VALUES.encode([args, kwargs], f"workflow {run.workflow!r}: input")
+    engine.check_value(data, run.workflow, "input of workflow")
+    return data
+
+
+async def _signals_of(engine: Engine, run: Run) -> list[Signal]:
+    signals: list[Signal] = []
+    while page := await engine.read(engine.store.list_signals, run.id, len(signals)):
+        signals += page
+    return signals
+
+
+class _Copy:
+    """Makes the records and signals of a fork from those of the run it comes from."""
+
+    def __init__(self, engine: Engine, prefix: Prefix, name: str, signals: Sequence[Signal], edits: Edits) -> None:
+        self.engine, self.prefix, self.name, self.edits = engine, prefix, name, edits
+        self.edited = {_edited(prefix, key).seq: value for key, value in (edits.results or {}).items()}
+        self.anew: dict[int, str] = {}  # by the record of its start: a child that the fork starts for itself
+        self.kept: dict[str, str] = {}  # by the name of its word: a child that has ended, and whose word comes along
+        self._share_children(signals)
+        self.signals = [signal for signal in signals if self._comes_along(signal)]
+        self.numbers = {signal.seq: place for place, signal in enumerate(self.signals, 1)}
+
+    def _share_children(self, signals: Sequence[Signal]) -> None:
+        """Which of the children that were started count for the fork as they are, and which it starts anew."""
+        history = self.prefix.history
+        begun = [entry for entry in history.entries.values() if entry.child and not entry.cancelled]
+        if not begun:
+            return
+        heard = {entry.digest for entry in history.entries.values() if entry.kind == Kind.CHILD and not entry.child}
+        for entry in begun:
+            name = f"{CHILD}{entry.key}"
+            if entry.child in heard:
+                continue
+            if any(signal.name == name and is_word_of(signal.payload, entry.child) for signal in signals):
+                self.kept[name] = entry.child
+                continue
+            self._check_not_signalled(entry)
+            self.anew[entry.seq] = child_id(self.name, entry.key, history.generation)
+
+    def _check_not_signalled(self, entry: Entry) -> None:
+        for record in self.prefix.records:
+            sent = record.data is not None and "signal_name" in record.data
+            if sent and record.seq > entry.seq and series(str((record.data or {}).get("to"))) == series(entry.child):
+                raise DefinitionError(
+                    f"run {self.prefix.run.id!r} had signalled its child {entry.child!r} at seq {record.seq}, and the "
+                    f"child has not ended: a fork would need one of its own that was told the same; fork at "
+                    f"{record.seq - 1} or before, or when the child has ended"
+                )
+
+    def _comes_along(self, signal: Signal) -> bool:
+        if signal.seq in self.prefix.history.signals:
+            return True
+        if signal.name.startswith(RESERVED):  # what steered the other run is none of the fork's concern
+            child = self.kept.get(signal.name)
+            return child is not None and is_word_of(signal.payload, child)
+        return self.edits.signals
+
+    def made(self, data: bytes, about: dict[str, Any]) -> Create:
+        """The creation of the fork."""
+        old, now = self.prefix.run, instant(self.engine.clock.now())
+        run = Run(
+            id=self.name,
+            workflow=old.workflow,
+            status=Status.QUEUED,
+            created_at=now,
+            created_by=about["actor"],
+            updated_at=now,
+            version=old.version,
+            fingerprint=old.fingerprint,
+            input=data,
+            seed=old.seed,
+            origin=old.id,
+            queue=old.queue,
+            priority=old.priority,
+            key=old.key,
+            tags=old.tags,
+            due_at=now,
+            signals=len(self.signals),
+        )
+        named = {"origin": old.id, "origin_seq": len(self.prefix.rows), "origin_checksum": self.prefix.checksum}
+        records = [self._record(record) for record in self.prefix.records]
+        if not records:
+            first = {"workflow": old.workflow, "version": old.version}
+            records.append(Record(self.name, Kind.RUN_STARTED.value, finished_at=now, data=first))
+        records[0].data = {**(records[0].data or {}), **named, **about}
+        signals = [replace(one, run=self.name, seq=place) for place, one in enumerate(self.signals, 1)]
+        return self.engine.encryption.copied(run, records, signals)
+
+    def _record(self, record: Record) -> Record:
+        """A record as the fork has it."""
+        record.run, record.claimed, record.packed = self.name, None, ""
+        data = record.data
+        if data and "signal" in data:
+            number = self.numbers.get(data["signal"])
+            data = {name: item for name, item in data.items() if name != "signal"}
+            if number is not None:
+                data["signal"] = number
+        if data and "child" in data:
+            data = dict(data)
+            anew = self.anew.get(record.seq)
+            if anew is not None:
+                data.update(child=anew, renew=True)
+            elif self._was_given_up(record):
+                del data["child"]
+        record.data = data
+        if record.seq in self.edited:
+            self._edit(record, self.edited[record.seq])
+        return record
+
+    def _was_given_up(self, record: Record) -> bool:
+        """Whether the code had no use for a child before it was told of it: then it is not the fork's to cancel."""
+        entry = self.prefix.history.entries.get(record.step)
+        return entry is not None and entry.cancelled
+
+    def _edit(self, record: Record, value: Any) -> None:
+        """Give a record another outcome: the record says that a person did."""
+        data = VALUES.encode(value, f"edited result of {record.step!r}")
+        self.engine.check_value(data, record.step, "edited result of")
+        if record.kind == Kind.CHILD:
+            word = msgspec.json.decode(record.raw())
+            data = msgspec.json.encode({"status": "completed", "child": word["child"], "value": msgspec.Raw(data)})
+        elif record.kind == Kind.STEP_FAILED:
+            record.kind = Kind.STEP_COMPLETED.value
+        record.value, record.outcome, record.error, record.trigger = msgspec.Raw(data), "success", None, "manual"
+        record.data = {**(record.data or {}), "act": "edit"}
+
+
+async def _check_same(engine: Engine, wanted: Run, existing: Run | None, prefix: Prefix) -> None:
+    """A run of this id is there: it must be this fork."""
+    if existing is not None and existing.origin == prefix.run.id:
+        rows = await engine.read(engine.store.list_checkpoints, existing.id, 0, 1)
+        data = next(unseal(rows, existing.id))[0].data if rows else None
+        same = (data or {}).get("origin_checksum") == prefix.checksum
+        if same and engine.encryption.input(existing) == engine.encryption.input(wanted):
+            return
+    raise RunConflict(
+        f"run id {wanted.id!r} is taken by another run than this fork of {prefix.run.id!r}; use another id",
+        wanted.id,
+        existing,
+    )
