@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 #: What ends a run, or ends it soon: none of it is carried over.
 _ENDS = frozenset({Kind.RUN_FINISHED.value, Kind.ERROR.value})
+#: Stands in the place of a signal that a fork does not get.
+LEFT = f"{RESERVED}left"
 _EDITABLE = frozenset({Kind.STEP_COMPLETED.value, Kind.STEP_FAILED.value, Kind.SIGNAL.value, Kind.CHILD.value})
 
 
@@ -198,8 +200,9 @@ class _Copy:
         self.anew: dict[int, str] = {}  # by the record of its start: a child that the fork starts for itself
         self.kept: dict[str, str] = {}  # by the name of its word: a child that has ended, and whose word comes along
         self._share_children(signals)
-        self.signals = [signal for signal in signals if self._comes_along(signal)]
-        self.numbers = {signal.seq: place for place, signal in enumerate(self.signals, 1)}
+        self.signals = [self._copied(signal) for signal in signals]
+        while self.signals and self.signals[-1].name == LEFT:
+            self.signals.pop()
 
     def _share_children(self, signals: Sequence[Signal]) -> None:
         """Which of the children that were started count for the fork as they are, and which it starts anew."""
@@ -227,6 +230,15 @@ class _Copy:
                     f"child has not ended: a fork would need one of its own that was told the same; fork at "
                     f"{record.seq - 1} or before, or when the child has ended"
                 )
+
+    def _copied(self, signal: Signal) -> Signal:
+        """The signal for the fork; in the place of one that does not come along, a word that nobody waits for.
+
+        So each keeps its number, by which the records name it.
+        """
+        if self._comes_along(signal):
+            return replace(signal, run=self.name)
+        return Signal(self.name, LEFT, b"null", f"left:{signal.seq}", seq=signal.seq)
 
     def _comes_along(self, signal: Signal) -> bool:
         if signal.seq in self.prefix.history.signals:
@@ -264,18 +276,12 @@ class _Copy:
             first = {"workflow": old.workflow, "version": old.version}
             records.append(Record(self.name, Kind.RUN_STARTED.value, finished_at=now, data=first))
         records[0].data = {**(records[0].data or {}), **named, **about}
-        signals = [replace(one, run=self.name, seq=place) for place, one in enumerate(self.signals, 1)]
-        return self.engine.encryption.copied(run, records, signals)
+        return self.engine.encryption.copied(run, records, self.signals)
 
     def _record(self, record: Record) -> Record:
         """A record as the fork has it."""
         record.run, record.claimed, record.packed = self.name, None, ""
         data = record.data
-        if data and "signal" in data:
-            number = self.numbers.get(data["signal"])
-            data = {name: item for name, item in data.items() if name != "signal"}
-            if number is not None:
-                data["signal"] = number
         if data and "child" in data:
             data = dict(data)
             anew = self.anew.get(record.seq)

@@ -156,9 +156,14 @@ def position(run: Run, told: Iterable[Told], to: int | None, step: str | None) -
             )
         return to
     steps: dict[str, int] = {}
+    within: dict[str, int] = {}  # a point that is more than one call has records of its calls before its own
     for one in told:
         if one.kind in _DONE and not one.step.startswith(RESERVED):
             steps.setdefault(one.step, one.seq)
+            outer = one.step
+            while outer := outer.rpartition("/")[0]:
+                within.setdefault(outer, one.seq)
+                within.setdefault(outer.rpartition(".")[0], one.seq)
     wanted = step or ""
     found = [key for key in steps if wanted in (key, key.partition("#")[0])]
     if len(found) != 1:
@@ -166,7 +171,7 @@ def position(run: Run, told: Iterable[Told], to: int | None, step: str | None) -
             f"run {run.id!r} has recorded {len(found) or 'no'} steps {wanted!r}; "
             f"it has {', '.join(found or list(steps)[:_SHOWN]) or 'none'}"
         )
-    return steps[found[0]] - 1
+    return min(steps[found[0]], within.get(found[0], run.seq)) - 1
 
 
 #: So many steps are named to somebody who asked for one that is not there.
