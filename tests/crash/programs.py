@@ -429,7 +429,97 @@ async def play_seldom(engine):
     return await (await engine.start(seldom, run_id="main")).result()
 
 
+# -- a graph with everything in it -------------------------------------------------------------------------------------
+
+
+board = ks.Graph("crash:board", reducers={"log": "append"}, max_iterations=9)
+
+
+@board.step
+async def gather_facts(state):
+    EFFECTS.body()
+    await asyncio.sleep(0)
+    notes = {**state.get("notes", {}), "n": 1}
+    return {"round": state["round"] + 1, "log": [f"facts {state['round']}"], "notes": notes}
+
+
+@board.step(retry=ks.Retry(attempts=2, base_seconds=0.01))
+def weigh(state):
+    if EFFECTS.body() < 2 and state["round"] == 1:
+        raise ConnectionError("try again")
+    return ks.State(state).set(weight=state["round"] * 10)
+
+
+@board.step(stage="talk", agent="ann")
+async def say(state, stage, agent):
+    EFFECTS.body()
+    return ks.Changes({"log": ["said"]}, stage={"said": stage.get("said", 0) + 1}, agent={"words": ["hello"]})
+
+
+@board.step
+async def mark(state):
+    EFFECTS.body()
+    return {"log": ["marked"], "mark": state["round"]}
+
+
+@board.step
+async def mark_again(state):
+    EFFECTS.body()
+    return {"mark": state["mark"] + 1}
+
+
+@board.step
+async def sum_up(state):
+    EFFECTS.body()
+    return ks.State(state).without("notes")
+
+
+@ks.step
+async def twice(number: int) -> int:
+    EFFECTS.body()
+    return number + number
+
+
+board.map("double", twice, over="xs", into="ys")
+board.delay("rest", 0.01)
+board.wait("word", into="heard")
+board.add(child, name="kid", takes=["number"], gives="kid")
+board.edge("gather_facts", "weigh")
+board.edge("weigh", "gather_facts", when=lambda state: state["weight"] < 20)
+board.edge("weigh", "split")
+board.edge("mark", "mark_again")
+board.parallel("split", ["say", "mark"], join="double", report="how")
+board.edge("double", "rest")
+board.edge("rest", "kid")
+board.edge("kid", "word")
+board.edge("word", "sum_up")
+board.entry("gather_facts")
+board.exit("sum_up")
+
+
+async def play_board(engine):
+    handle = await engine.start(board, {"round": 0, "xs": [1, 2], "number": 4}, run_id="main")
+    with unless_finished():
+        await handle.signal("word", "yes", id="w")
+    return await handle.result()
+
+
+BOARD = {
+    "round": 2,
+    "xs": [1, 2],
+    "number": 4,
+    "log": ["facts 0", "facts 1", "said", "marked"],
+    "weight": 20,
+    "mark": 3,
+    "how": {"coverage": 1.0, "degraded": False, "failed": {}},
+    "ys": [2, 4],
+    "kid": 8,
+    "heard": "yes",
+}
+
+
 EXAMPLES = [
+    Example("board", play_board, BOARD, children=1, done=("sum_up#1", "weigh#2", "split#1.mark/mark_again#1")),
     Example("sequence", play_sequence, 10),
     Example("fan", play_fan, [2, 4, 6, 2, 4, 6, 10, 11]),
     Example("racing", play_racing, [2, 4, True, [5, 6], 3]),

@@ -301,7 +301,7 @@ async def test_a_decision_stands_though_the_predicate_would_now_answer_otherwise
     for _ in range(3):
         engine = await world.crash_and_recover(engine, **options)
         run = await engine.get("r")
-        await until(lambda: engine.live.get("r") and engine.live["r"].history is None)
+        await until(lambda live=engine.live: "r" in live and live["r"].history is None)
     gate.set()
     assert await run.result(10) == {"hold": ["yes", None]}
     assert (effects, sorted(asked)) == (["yes"], ["no", "yes"])

@@ -161,8 +161,8 @@ class _Story:
             return before, ends[record.outcome]
         if record.kind == Kind.ERROR:
             return before, Status.SET_ASIDE
-        if record.kind == Kind.SUPERSEDED:
-            return before, Status.QUEUED
+        if record.kind == Kind.SUPERSEDED:  # who edits the state of a paused run leaves it so
+            return before, Status.PAUSED if before is Status.PAUSED and data.get("act") == "edit" else Status.QUEUED
         if record.kind == Kind.RECOVERED:
             return before, Status.RECOVERING
         if record.kind == Kind.SIGNAL and record.step == PAUSE:

@@ -28,7 +28,7 @@ _OUTCOMES = frozenset(
     {Kind.STEP_COMPLETED, Kind.STEP_FAILED, Kind.TIMER, Kind.SIGNAL, Kind.CHILD, Kind.BARRIER, Kind.DECISION}
 )
 _STEP_ENDS = frozenset({Kind.STEP_COMPLETED, Kind.STEP_FAILED, Kind.STEP_CANCELLED})
-_RETRIABLE = frozenset({Status.FAILED, Status.SET_ASIDE})
+RETRIABLE = frozenset({Status.FAILED, Status.SET_ASIDE})
 
 
 async def retry(engine: Engine, run_id: str, reason: str, actor: str, *, force: bool = False) -> None:
@@ -37,7 +37,7 @@ async def retry(engine: Engine, run_id: str, reason: str, actor: str, *, force: 
     run = await engine.read(engine.store.get_run, run_id)
     if run is None:
         raise RunNotFound(f"no run {run_id!r} in {engine.store.url}", run_id)
-    if run.status not in _RETRIABLE:
+    if run.status not in RETRIABLE:
         raise AlreadyFinished(
             f"run {run_id!r} is {run.status.value}; only a failed or set-aside run can be retried", run_id
         )
@@ -49,10 +49,10 @@ async def retry(engine: Engine, run_id: str, reason: str, actor: str, *, force: 
             "Only if it is not there, or is lost, let it go on here by force (force=True, or --force)",
             run_id,
         )
-    seqs = await _failures(engine, run)  # before the claim: a history that cannot be read leaves the run as it is
-    claim = await claim_by_name(engine, run, _RETRIABLE)
+    seqs = await failures(engine, run)  # before the claim: a history that cannot be read leaves the run as it is
+    claim = await claim_by_name(engine, run, RETRIABLE)
     if claim.run.seq != run.seq:
-        seqs = await _failures(engine, run)
+        seqs = await failures(engine, run)
     data = {"seqs": seqs, "actor": actor, "reason": engine.redact(reason), "before": run.status.value, "act": "retry"}
     record = Record(run_id, Kind.SUPERSEDED.value, worker=claim.lease.worker, trigger="manual", data=data)
     await append_and_release(engine, claim, record, Status.QUEUED)
@@ -126,7 +126,7 @@ async def _under_way(engine: Engine, run: Run) -> list[str]:
     return list(begun)
 
 
-async def _failures(engine: Engine, run: Run) -> list[int]:
+async def failures(engine: Engine, run: Run) -> list[int]:
     """What no longer counts: the failures named in the run's error, and all that the code did because of them."""
     records = [record async for record, _ in read_records(engine, run)]
     ends = [record for record in records if record.kind in (Kind.RUN_FINISHED, Kind.ERROR)]
@@ -192,7 +192,13 @@ _child_in = msgspec.json.Decoder(_Word).decode
 
 
 async def append_and_release(
-    engine: Engine, claim: Claim, record: Record, status: Status, children: Sequence[str] = ()
+    engine: Engine,
+    claim: Claim,
+    record: Record,
+    status: Status,
+    children: Sequence[str] = (),
+    *,
+    wakes: tuple[str, ...] = (),
 ) -> None:
     """Write what a person's command says of a run, and let it go; in the same commit these children are cancelled."""
     run: Any = claim.run
@@ -211,7 +217,8 @@ async def append_and_release(
         checksum=checksum,
         status=status,
         release=True,
-        due_at=None if status in FINISHED else now,
+        due_at=now if status is Status.QUEUED else None,
+        wakes=wakes,
     )
     while True:
         change.sends = [Send(signal) for signal in left.values()]

@@ -571,6 +571,12 @@ class Engine:
         else:
             self.poke()
 
+    def waits_of(self, run_id: str) -> tuple[str, ...]:
+        """The signals that a run in memory waits for."""
+        context = self.live.get(run_id)
+        waits = () if context is None else context.waits.values()
+        return tuple(wait.name for wait in waits if wait.name is not None)
+
     def fetch_signals(self, context: RunContext) -> None:
         """Read the signals of a run that it has not seen; not before its history says which of them it has taken."""
         if context.main is None:

@@ -6,7 +6,7 @@ import asyncio
 import getpass
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
@@ -24,14 +24,15 @@ from ..errors import (
     StoreUnavailable,
     TimedOut,
 )
-from ..model import FINISHED, Checkpoint, ErrorInfo, Event, Kind, Run, Signal, Status
+from ..model import FINISHED, Checkpoint, ErrorInfo, Event, Kind, Run, Signal, State, Status
 from ..model.ids import check_name, check_text, new_id
-from ..model.signal import CANCEL, PAUSE, RESERVED, RESOLVE, RESUME
+from ..model.signal import CANCEL, GO, PAUSE, RESERVED, RESOLVE, RESUME
 from ..ports import Send, Verdict, instant
 from ..stores.keys import is_encrypted
 from ..stores.records import Record, checkpoint, origin, unseal
 from ..values import VALUES
 from .history import Superseded
+from .position import level_of
 
 if TYPE_CHECKING:
     from .audit import AuditEntry
@@ -263,8 +264,11 @@ class RunHandle(Generic[R]):
         await self._command(PAUSE, reason)
 
     async def resume(self, reason: str = "") -> None:
-        """Let a paused run go on."""
-        await self._command(RESUME, reason)
+        """Let a paused run go on, or one that waits at a breakpoint."""
+        run = await self.run()
+        waiting = run.wakes if run.worker is None else self._engine.waits_of(self.id)
+        stop = next((name for name in waiting if name.startswith(GO)), None)
+        await self._command(RESUME if stop is None or run.status is Status.PAUSED else stop, reason)
 
     async def resolve(self, step: str, verdict: str, value: Any = None, reason: str = "") -> None:
         """Say what became of an at-most-once step that is in doubt: `result` (with its value), `failed` or `again`."""
@@ -305,6 +309,33 @@ class RunHandle(Generic[R]):
         )
         self._context = self._context if dry_run else None  # how it ended before is past
         return rewound
+
+    async def state(self, at: int | None = None, *, stage: str | None = None, agent: str | None = None) -> State:
+        """The state of a graph's run: now, or after the record `at`; of a stage or an agent, if one is named."""
+        from .states import state_at  # noqa: PLC0415 - asked for rarely
+
+        return await state_at(self._engine, self.id, at, level_of(stage, agent))
+
+    async def edit(
+        self,
+        values: Mapping[str, Any] | None = None,
+        *,
+        remove: Iterable[str] = (),
+        stage: str | None = None,
+        agent: str | None = None,
+        next: str | None = None,  # noqa: A002 - the word users know
+        reason: str = "",
+    ) -> None:
+        """Change the state of a graph's run that no worker drives; one that failed or was set aside goes on with it.
+
+        `next` names the step that is to come next. What was there before stays in the history.
+        """
+        from .states import Edit, edit  # noqa: PLC0415 - asked for rarely
+
+        change = Edit(values or {}, remove, level_of(stage, agent), next)
+        await edit(self._engine, self.id, change, reason, self._actor)
+        self._context = None
+        self._engine.poke()
 
     async def _command(self, name: str, reason: str) -> None:
         await self._send(name, msgspec.json.encode({"reason": self._engine.redact(check_text(reason, "reason"))}))

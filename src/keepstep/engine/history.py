@@ -51,18 +51,20 @@ async def read_records(engine: Engine, run: Run) -> AsyncIterator[tuple[Record, 
             yield record, checksum
 
 
-async def newest_state(engine: Engine, run: Run) -> int | None:
-    """The sequence number of the newest consolidated state that counts, or None: what is before it need not be read.
+async def newest_state(engine: Engine, run: Run, upto: int | None = None) -> int | None:
+    """The number of the newest consolidated state that counts, or None: what is before it need not be read.
 
     It is looked for from the end, in steps that grow: it is seldom further away than a thousand records.
     """
-    high = run.seq
+    end = high = run.seq if upto is None else upto
     while high > 0:
         found = await _newest(engine, run.id, high)
         if found is None:
             return None
         rows = await engine.read(_superseding, engine.store, run.id, found)
-        limit = min((_last_that_counts(record) for record, _ in unseal_some(rows, run.id)), default=found)
+        limit = min(
+            (_last_that_counts(record) for record, _ in unseal_some(rows, run.id) if record.seq <= end), default=found
+        )
         if limit >= found:
             return found
         high = limit

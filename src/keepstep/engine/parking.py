@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ..model import Status
-from ..model.signal import CANCEL, RESUME
+from ..model.signal import CANCEL, GO, RESUME
 from ..ports import Answer, Verdict, instant
 from ..stores.records import Record
 from .journal import head_move
@@ -41,7 +41,7 @@ def idle(run: RunContext) -> None:
         return
     if seconds_left(run) <= SHORT_WAIT_SECONDS:
         return
-    if run.lingered == run.moves or all(wait.name is None for wait in run.waits.values()):
+    if run.lingered == run.moves or all(wait.name is None or wait.name.startswith(GO) for wait in run.waits.values()):
         _park(run)
     elif run.linger_timer is None:
         run.linger_timer = run.loop.call_later(

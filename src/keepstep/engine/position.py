@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ..errors import CheckpointCorrupt
+from ..errors import CheckpointCorrupt, DefinitionError
 from ..model import Kind, Outcome, State
 from ..model.tree import frozen, patch
 from ..stores.records import Record
@@ -205,6 +205,13 @@ class Whole(msgspec.Struct):
     signals: list[tuple[int, int]] = []
     started_at: datetime | None = None
     spent: dict[str, Any] = {}
+
+
+def level_of(stage: str | None, agent: str | None) -> str:
+    """The name of the state of a stage or of an agent; of the workflow itself if neither is named."""
+    if stage is not None and agent is not None:
+        raise DefinitionError("name a stage or an agent, not both: each has a state of its own")
+    return f"stage:{stage}" if stage is not None else f"agent:{agent}" if agent is not None else ""
 
 
 def ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:

@@ -176,7 +176,8 @@ class Walk:
     async def _stop_at(self, key: str, when: str) -> None:
         """A breakpoint: wait until a person lets the run go on."""
         self.run.engine.observe("run.interrupted", self.run, step=key, when=when)
-        await SignalCall(Branch(self.run, f"{key}.{when}"), GO, None, None)
+        place = f"{key}.{when}"
+        await SignalCall(Branch(self.run, place), f"{GO}{place}", None, None)
 
     # -- writing it down ----------------------------------------------------------------------------------------------
 

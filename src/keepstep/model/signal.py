@@ -11,7 +11,7 @@ CANCEL = "ks:cancel"
 PAUSE = "ks:pause"
 RESUME = "ks:resume"
 RESOLVE = "ks:resolve"
-GO = "ks:go"
+GO = "ks:go:"
 CHILD = "ks:child:"
 
 

@@ -75,13 +75,13 @@ def frozen(value: Any) -> Any:
     if cls is dict:
         items = {key: frozen(item) if type(item) in _CONTAINERS else item for key, item in value.items()}
         return FrozenDict(items, TAGGED if TAG in items else _holds(items.values()))
-    if cls is list:
+    if cls is list or cls is tuple:
         parts = [frozen(item) if type(item) in _CONTAINERS else item for item in value]
         return FrozenList(parts, _holds(parts))
     return value
 
 
-_CONTAINERS = frozenset((dict, list))
+_CONTAINERS = frozenset((dict, list, tuple))
 _FROZEN = frozenset((FrozenDict, FrozenList))
 
 

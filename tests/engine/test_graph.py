@@ -1,0 +1,600 @@
+"""Graphs: what their records say is what they carry, and a recovery goes the way that was gone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import TypedDict
+
+import pytest
+
+import keepstep as ks
+from keepstep.engine import history, position
+from keepstep.errors import DuplicateName, InvalidGraph
+from keepstep.model import Kind
+from tests.engine.world import until, until_status
+
+
+def review(ran=None, **options):
+    """A draft that is criticised until it is good enough, and then published in two ways at once."""
+    graph = ks.Graph("review", reducers={"log": "append"}, **options)
+    ran = [] if ran is None else ran
+
+    def noted(name, change):
+        ran.append(name)
+        return {**change, "log": [name]}
+
+    @graph.step
+    async def draft(state):
+        return noted("draft", {"round": state.get("round", 0) + 1})
+
+    @graph.step
+    def critic(state):
+        return noted("critic", {"score": state["round"] / 3})
+
+    @graph.step
+    async def tweet(state):
+        return noted("tweet", {"tweeted": state["round"]})
+
+    @graph.step
+    async def mail(state):
+        return noted("mail", {"mailed": 1})
+
+    @graph.step
+    async def post(state):
+        return noted("post", {"mailed": state["mailed"] + 1})
+
+    @graph.step
+    async def done(state):
+        return noted("done", {})
+
+    graph.edge("draft", "critic")
+    graph.edge("critic", "draft", when=lambda state: state["score"] < 0.9)
+    graph.edge("critic", "publish")
+    graph.edge("mail", "post")
+    graph.parallel("publish", ["tweet", "mail"], join="done")
+    graph.entry("draft")
+    graph.exit("done")
+    return graph
+
+
+LOG = ["draft", "critic"] * 3 + ["tweet", "mail", "post", "done"]
+END = {"topic": "x", "round": 3, "score": 1.0, "tweeted": 3, "mailed": 2, "log": LOG}
+
+
+async def test_a_graph_goes_from_its_entry_to_an_exit(world):
+    ran = []
+    graph = review(ran)
+    async with world.engine() as engine:
+        run = await engine.start(graph, {"topic": "x"}, run_id="r")
+        assert await run.result() == END
+        assert sorted(ran) == sorted(LOG)
+        state = await run.state()
+        assert dict(state) == END
+        assert (state.run_id, state.checkpoint_step) == ("r", "done#1")
+
+
+async def test_a_graph_is_started_with_keywords_too(world):
+    async with world.engine() as engine:
+        assert await (await engine.start(review(), topic="x")).result() == END
+
+
+async def test_the_record_of_a_step_is_what_it_changed_and_where_it_went(world):
+    async with world.engine() as engine:
+        run = await engine.start(review(), {"topic": "x"}, run_id="r")
+        await run.result()
+        steps = {one.step: one for one in await run.checkpoints() if one.kind is Kind.STEP_COMPLETED}
+        assert json.loads(steps["draft#2"].value) == {"set": {"round": 2}, "appended": {"log": ["draft"]}}
+        assert "publish#1.mail/post#1" in steps
+
+
+async def test_the_state_at_any_checkpoint_is_the_fold_up_to_it(world):
+    async with world.engine() as engine:
+        run = await engine.start(review(), {"topic": "x"}, run_id="r")
+        await run.result()
+        expected = {"topic": "x"}
+        for one in await run.checkpoints():
+            if one.kind is Kind.STEP_COMPLETED and "/" not in one.step:
+                name = one.step.partition("#")[0]
+                expected = {**expected, "log": [*expected.get("log", []), name]}
+                found = await run.state(one.seq)
+                if name != "done":
+                    assert found["log"] == expected["log"]
+        assert dict(await run.state(0)) == {"topic": "x"}
+        with pytest.raises(ks.DefinitionError, match="none with the number 99"):
+            await run.state(99)
+
+
+@pytest.mark.live_only
+async def test_a_recovery_takes_the_edge_that_was_taken(world):
+    answers, reached, hold = ["left"], asyncio.Event(), asyncio.Event()
+
+    def graph():
+        made = ks.Graph("crossing")
+
+        @made.step
+        async def ask(state):
+            return {}
+
+        @made.step
+        async def left(state):
+            reached.set()
+            await hold.wait()
+            return {"went": "left"}
+
+        @made.step
+        async def right(state):
+            return {"went": "right"}
+
+        made.edge("ask", "left", when=lambda state: answers[-1] == "left")
+        made.edge("ask", "right")
+        made.entry("ask")
+        made.exit("left", "right")
+        return made
+
+    engine = await world.started()
+    await engine.start(graph(), run_id="r")
+    await reached.wait()
+    answers.append("right")  # the predicate would answer otherwise now
+    hold.set()
+    again = graph()
+    engine = await world.crash_and_recover(engine, workflows=[again])
+    run = await engine.get("r")
+    assert await run.result() == {"went": "left"}
+    await engine.close()
+
+
+async def test_max_iterations_count_per_run(world):
+    graph = ks.Graph("rounds", max_iterations=5)
+
+    @graph.step
+    async def turn(state):
+        return {"n": state.get("n", 0) + 1}
+
+    graph.edge("turn", "turn")
+    graph.entry("turn")
+    graph.exit("turn")
+    async with world.engine() as engine:
+        run = await engine.start(graph, run_id="r")
+        with pytest.raises(ks.ExecutionError, match="passed 5 times, which is max_iterations"):
+            await run.result()
+        assert (await run.state())["n"] == 5
+
+
+async def test_an_error_names_the_step_and_the_path_and_is_retried_there(world):
+    broken = [True]
+    ran = []
+    graph = ks.Graph("failing")
+
+    @graph.step
+    async def one(state):
+        ran.append("one")
+        return {"a": 1}
+
+    @graph.step
+    async def two(state):
+        ran.append("two")
+        if broken:
+            raise ValueError("no luck")
+        return {"b": state["a"] + 1}
+
+    graph.edge("one", "two")
+    graph.entry("one")
+    graph.exit("two")
+    async with world.engine() as engine:
+        run = await engine.start(graph, run_id="r")
+        with pytest.raises(ks.ExecutionError, match=r"no luck \(path: one → two\)") as caught:
+            await run.result()
+        assert (caught.value.step, tuple(caught.value.path)) == ("two", ("one",))
+        broken.clear()
+        await run.retry()
+        assert await run.result() == {"a": 1, "b": 2}
+        assert ran == ["one", "two", "two"]
+
+
+# -- parallel parts ----------------------------------------------------------------------------------------------------
+
+
+def fan(graph, steps, **options):
+    """Steps that are gone at once."""
+    for name, body in steps.items():
+        graph.add(body, name=name)
+    graph.add(lambda state: None, name="end")
+    graph.parallel("fan", list(steps), join="end", **options)
+    graph.entry("fan")
+    graph.exit("end")
+    return graph
+
+
+def gives(**change):
+    async def body(state):
+        return change
+
+    return body
+
+
+def fails(message="broken"):
+    async def body(state):
+        raise ks.Permanent(message)
+
+    return body
+
+
+async def test_two_parallel_writers_of_a_key_are_named(world):
+    graph = fan(ks.Graph("clash"), {"a": gives(x=1), "b": gives(x=2)})
+    async with world.engine() as engine:
+        run = await engine.start(graph, run_id="r")
+        with pytest.raises(ks.ExecutionError) as caught:
+            await run.result()
+        assert "'fan#1.a/a#1' and 'fan#1.b/b#1' both write 'x'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "reducer, start, expected",
+    [
+        ("append", [], [1, 2]),
+        ("add", 10, 13),
+        ("max", 0, 2),
+        ("min", 5, 1),
+        (lambda old, given: f"{old}|{given}", "s", "s|1|2"),
+    ],
+    ids=["append", "add", "max", "min", "custom"],
+)
+async def test_a_reducer_makes_one_value_of_several(world, reducer, start, expected):
+    graph = fan(ks.Graph("reduce", reducers={"x": reducer}), {"a": gives(x=1), "b": gives(x=2)})
+    async with world.engine() as engine:
+        assert (await (await engine.start(graph, {"x": start})).result())["x"] == expected
+
+
+async def test_any_goes_on_with_the_first_and_cancels_the_rest(world):
+    async def forever(state):
+        await asyncio.sleep(60)
+
+    graph = fan(ks.Graph("any"), {"a": gives(a=1), "b": forever}, wait=ks.Any(), report="how")
+    async with world.engine() as engine:
+        result = await (await engine.start(graph)).result()
+        assert result["a"] == 1
+        assert result["how"] == {"coverage": 0.5, "degraded": True, "failed": {}}
+
+
+async def test_a_quorum_bears_what_fails(world):
+    graph = fan(
+        ks.Graph("quorum"), {"a": gives(a=1), "b": fails("b is ill"), "c": gives(c=1)}, wait=ks.Quorum(2), report="how"
+    )
+    async with world.engine() as engine:
+        result = await (await engine.start(graph)).result()
+        assert {"a", "c"} <= set(result)
+        assert not result["how"]["degraded"] or result["how"]["coverage"] < 0.7
+
+
+async def test_a_branch_that_fails_does_not_repeat_its_siblings(world):
+    broken, ran = [True], []
+
+    async def good(state):
+        ran.append("good")
+        return {"good": 1}
+
+    async def bad(state):
+        ran.append("bad")
+        if broken:
+            raise ValueError("not yet")
+        return {"bad": 1}
+
+    graph = fan(ks.Graph("siblings"), {"good": good, "bad": bad}, collect=True, report="how")
+    strict = fan(ks.Graph("strict"), {"good": good, "bad": bad})
+    async with world.engine() as engine:
+        result = await (await engine.start(graph)).result()
+        assert result["good"] == 1
+        assert list(result["how"]["failed"]) == ["bad"]
+        ran.clear()
+        run = await engine.start(strict, run_id="strict")
+        with pytest.raises(ks.ExecutionError, match="not yet"):
+            await run.result()
+        broken.clear()
+        await run.retry()
+        assert await run.result() == {"good": 1, "bad": 1}
+        assert ran.count("good") == 1
+        assert ran.count("bad") == 2
+
+
+# -- other points ------------------------------------------------------------------------------------------------------
+
+
+@ks.step
+async def double(number: int) -> int:
+    return number * 2
+
+
+async def test_a_map_goes_over_a_list_in_the_state(world):
+    graph = ks.Graph("mapping")
+    graph.map("all", double, over="numbers", into="doubled", concurrency=2)
+    graph.entry("all")
+    graph.exit("all")
+    async with world.engine() as engine:
+        result = await (await engine.start(graph, numbers=[3, 1, 2])).result()
+        assert result == {"numbers": [3, 1, 2], "doubled": [6, 2, 4]}
+        with pytest.raises(ks.ExecutionError, match="not there and no list"):
+            await (await engine.start(graph)).result()
+
+
+async def test_a_wait_and_a_delay_are_durable(world):
+    graph = ks.Graph("patient")
+    graph.delay("cool", 0.01)
+    graph.wait("approval", signal="approved", into="by")
+    graph.wait("late", signal="never", into="late", timeout=0.01, default="nobody")
+    graph.edge("cool", "approval")
+    graph.edge("approval", "late")
+    graph.entry("cool")
+    graph.exit("late")
+    async with world.engine() as engine:
+        run = await engine.start(graph, run_id="r")
+        await run.signal("approved", "ann")
+        assert await run.result() == {"by": "ann", "late": "nobody"}
+
+
+async def test_a_workflow_and_a_graph_are_steps_as_child_runs(world):
+    @ks.workflow(name="greet")
+    async def greet(name: str) -> str:
+        return f"hello {name}"
+
+    inner = ks.Graph("inner")
+    inner.add(gives(inside=1), name="only")
+    inner.entry("only")
+    inner.exit("only")
+    graph = ks.Graph("outer")
+    graph.add(greet, gives="greeting")
+    graph.add(inner, takes=["name"])
+    graph.edge("greet", "inner")
+    graph.entry("greet")
+    graph.exit("inner")
+    async with world.engine() as engine:
+        run = await engine.start(graph, name="bo", other=1)
+        assert await run.result() == {"name": "bo", "other": 1, "greeting": "hello bo", "inside": 1}
+
+
+async def test_a_step_says_itself_where_to_go(world):
+    graph = ks.Graph("jump")
+
+    @graph.step
+    async def start(state):
+        return ks.Goto("end", {"x": 1})
+
+    @graph.step
+    async def never(state):
+        raise AssertionError
+
+    graph.add(gives(y=2), name="end")
+    graph.edge("start", "never")
+    graph.entry("start")
+    graph.exit("end", "never")
+    async with world.engine() as engine:
+        assert await (await engine.start(graph)).result() == {"x": 1, "y": 2}
+
+
+async def test_stages_and_agents_have_states_of_their_own(world):
+    graph = ks.Graph("levels")
+
+    @graph.step(stage="research", agent="ann")
+    async def look(state, stage, agent):
+        return ks.Changes({"seen": 1}, stage={"notes": ["a"]}, agent={"mood": "curious"})
+
+    @graph.step(stage="research")
+    async def think(state, stage):
+        return ks.Changes(stage={"notes": [*stage["notes"], "b"]})
+
+    @graph.step(agent="ann")
+    async def write(state, agent):
+        return {"mood": agent["mood"]}
+
+    graph.edge("look", "think")
+    graph.edge("think", "write")
+    graph.entry("look")
+    graph.exit("write")
+    async with world.engine() as engine:
+        run = await engine.start(graph, run_id="r")
+        assert await run.result() == {"seen": 1, "mood": "curious"}
+        assert dict(await run.state(stage="research")) == {"notes": ["a", "b"]}
+        assert dict(await run.state(agent="ann")) == {"mood": "curious"}
+
+
+# -- what is wrong -----------------------------------------------------------------------------------------------------
+
+
+class Page(TypedDict, total=False):
+    title: str
+    views: int
+
+
+@dataclass
+class Point:
+    x: int
+
+
+@pytest.mark.parametrize(
+    "returned, message",
+    [
+        ({"views": "many"}, r"step 'only#1': \['views'\] does not fit Page"),
+        ({"other": 1}, "Page has no key 'other'; it has title, views"),
+        ("text", "returned a str; a graph's step returns its change"),
+        ({"title": object()}, "title"),
+        (ks.Goto("nowhere"), "goes to 'nowhere', which is no step"),
+        (ks.Changes(agent={"a": 1}), "changes the state of its agent, but names no agent="),
+    ],
+)
+async def test_what_a_step_may_not_return_is_told(world, returned, message):
+    graph = ks.Graph("wrong", schema=Page)
+
+    @graph.step
+    async def only(state):
+        return returned
+
+    graph.entry("only")
+    graph.exit("only")
+    async with world.engine() as engine:
+        with pytest.raises(ks.ExecutionError, match=message):
+            await (await engine.start(graph)).result()
+
+
+async def test_values_come_back_with_their_types(world):
+    seen = []
+    graph = ks.Graph("typed")
+
+    @graph.step
+    async def make(state) -> dict[str, Point]:
+        return {"point": Point(1), "pair": (1, 2), "names": {"a"}}
+
+    @graph.step
+    async def use(state):
+        seen.append((state["point"], state["pair"], state["names"]))
+        state["names"].add("b")  # of a copy
+        return {"kept": sorted(state["names"])}
+
+    graph.edge("make", "use")
+    graph.entry("make")
+    graph.exit("use")
+    async with world.engine() as engine:
+        result = await (await engine.start(graph)).result()
+        assert seen[-1] == (Point(1), (1, 2), {"a"})
+        assert result["kept"] == ["a"]
+
+
+async def test_where_no_edge_holds_a_person_can_help(world):
+    graph = ks.Graph("stuck")
+    graph.add(gives(x=1), name="a")
+    graph.add(gives(y=2), name="b")
+    graph.edge("a", "b", when=ks.when.equals("x", 2))
+    graph.entry("a")
+    graph.exit("b")
+    async with world.engine() as engine:
+        run = await engine.start(graph, run_id="r")
+        with pytest.raises(ks.ExecutionError, match="no edge from 'a' holds, and it is no exit"):
+            await run.result()
+        await run.edit({"x": 2}, reason="helped")
+        assert await run.result() == {"x": 2, "y": 2}
+        assert "helped" in [entry.reason for entry in await run.audit()]
+
+
+def test_a_definition_is_checked_as_a_whole():
+    graph = ks.Graph("bad")
+    graph.add(gives(), name="a")
+    graph.edge("a", "b")
+    with pytest.raises(InvalidGraph) as caught:
+        graph.close()
+    for told in ("entry", "exit", "'b'"):
+        assert told in str(caught.value)
+    with pytest.raises(DuplicateName):
+        graph.add(gives(), name="a")
+    with pytest.raises(ks.DefinitionError, match="is refused"):
+        graph.add(gives(), name="a/b")
+
+
+# -- breakpoints -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_run_stops_at_a_breakpoint_and_goes_on_with_what_was_edited(world):
+    ran = []
+    graph = ks.Graph("stops", interrupt_before=["pay"], interrupt_after=["pay"])
+
+    @graph.step
+    async def order(state):
+        ran.append("order")
+        return {"price": 100}
+
+    @graph.step
+    async def pay(state):
+        ran.append("pay")
+        return {"paid": state["price"]}
+
+    graph.add(gives(end="cheap"), name="cheap")
+    graph.add(gives(end="dear"), name="dear")
+    graph.edge("order", "pay")
+    graph.edge("pay", "cheap", when=lambda state: state["paid"] < 10)
+    graph.edge("pay", "dear")
+    graph.entry("order")
+    graph.exit("cheap", "dear")
+    async with world.engine() as engine:
+        run = await engine.start(graph, run_id="r")
+        await until_status(run, "waiting")
+        assert ran == ["order"]
+        await run.edit({"price": 60}, reason="a discount")
+        await until_status(run, "waiting")
+        await run.resume()
+        await until(lambda: "pay" in ran)
+        await until_status(run, "waiting")
+        assert (await run.state())["paid"] == 60
+        await run.edit({"paid": 6})
+        await until_status(run, "waiting")
+        await run.resume()
+        assert await run.result() == {"price": 60, "paid": 6, "end": "cheap"}
+        assert ran == ["order", "pay"]
+
+
+# -- consolidated states -----------------------------------------------------------------------------------------------
+
+
+def counting(to):
+    graph = ks.Graph("counting", max_iterations=to + 1)
+
+    @graph.step
+    async def turn(state):
+        return {"n": state["n"] + 1, "last": "x" * 200 + str(state["n"])}
+
+    graph.edge("turn", "turn", when=lambda state: state["n"] < to)
+    graph.wait("word", into="word")
+    graph.edge("turn", "word")
+    graph.entry("turn")
+    graph.exit("word")
+    return graph
+
+
+@pytest.mark.live_only
+async def test_a_recovery_reads_the_newest_full_state_and_what_follows(world, monkeypatch):
+    monkeypatch.setattr(position, "ENOUGH_DELTAS", 4)
+    monkeypatch.setattr(history, "FIRST_SPAN", 8)
+    graph = counting(50)
+    engine = await world.started()
+    run = await engine.start(graph, {"n": 0}, run_id="r")
+    await until_status(run, "waiting")
+    states = [one.seq for one in await run.checkpoints() if one.kind is Kind.STATE]
+    assert len(states) >= 5
+    engine = await world.crash_and_recover(engine)
+    read = []
+    original = engine.store.list_checkpoints
+
+    def listed(run_id, after=0, limit=1000, kinds=()):
+        rows = original(run_id, after, limit, kinds)
+        if not kinds:
+            read.extend(row.seq for row in rows)
+        return rows
+
+    monkeypatch.setattr(engine.store, "list_checkpoints", listed)
+    run = await engine.get("r")
+    await run.signal("word", "done")
+    result = await run.result()
+    assert (result["n"], result["word"]) == (50, "done")
+    assert min(read) == max(states)
+    await engine.close()
+
+
+async def test_a_full_state_changes_nothing(world, monkeypatch):
+    monkeypatch.setattr(position, "ENOUGH_DELTAS", 2)
+    async with world.engine() as engine:
+        run = await engine.start(review(), {"topic": "x"}, run_id="r")
+        assert await run.result() == END
+        assert dict(await run.state()) == END
+
+
+async def test_a_full_state_that_was_rewound_past_does_not_count(world, monkeypatch):
+    monkeypatch.setattr(position, "ENOUGH_DELTAS", 3)
+    graph = counting(20)
+    async with world.engine() as engine:
+        run = await engine.start(graph, {"n": 0}, run_id="r")
+        await until_status(run, "waiting")
+        fifth = next(one.seq for one in await run.checkpoints() if one.step == "turn#5")
+        await run.rewind(fifth)
+        await until_status(run, "waiting")
+        await run.edit({"n": 100})
+        await run.signal("word", "done")
+        assert (await run.result())["n"] == 100
+        assert (await run.state(fifth))["n"] == 5
