@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Literal
 
-from ..errors import DefinitionError, DuplicateName, InvalidGraph
+from ..errors import DefinitionError, DuplicateName
 from ..model.ids import check_name
 from ..policies import All, Durability, WaitPolicy
 from ..policies import reduce as reducing
@@ -20,7 +20,8 @@ from ..values.trees import Trees
 from .definition import Step, Workflow, remember
 from .place import place_here
 from .schema import Schema
-from .shape import Arrow, Node, Shape
+from .shape import Arrow, Node, Problem, Shape
+from .validate import check, problems
 
 #: How often a run may pass any one step, unless the graph says otherwise.
 MAX_ITERATIONS = 1000
@@ -354,7 +355,7 @@ class Graph(Workflow[..., dict[str, Any]]):
 
     def shape(self) -> Shape:
         """The graph as plain data, for validation and pictures."""
-        nodes = tuple(Node(name, node.kind) for name, node in self.nodes.items())
+        nodes = tuple(Node(name, node.kind, _label(node)) for name, node in self.nodes.items())
         arrows: list[Arrow] = []
         for edges in self.edges.values():
             arrows += [Arrow(e.source, e.target, "" if e.when is None else described(e.when)) for e in edges]
@@ -401,24 +402,38 @@ class Graph(Workflow[..., dict[str, Any]]):
         """Check the whole definition before it is used for the first time; it cannot be changed after that."""
         if self._in_use:
             return
-        problems = self._problems()
-        if problems:
-            raise InvalidGraph(f"graph {self.name!r} has problems:\n" + "\n".join(f"  - {one}" for one in problems))
+        check(self.shape(), self._unknown_breakpoints())
         self._in_use = True
 
-    def _problems(self) -> list[str]:
-        found: list[str] = []
-        if self.entry_name is None:
-            found.append("it has no entry; name one with graph.entry(...)")
-        if not self.exits:
-            found.append("it has no exit; name one with graph.exit(...)")
-        named = [("entry", self.entry_name), *(("exit", name) for name in self.exits)]
-        for arrow in self.shape().arrows:
-            way = f"{arrow.source!r} -> {arrow.target!r}"
-            named += [(way, arrow.source), (way, arrow.target)]
-        named += [("interrupt", name) for name in (*self.interrupt_before, *self.interrupt_after)]
-        unknown = [(what, name) for what, name in named if name is not None and name not in self.nodes]
-        return found + [f"{what} names {name!r}, which is no step" for what, name in unknown]
+    def problems(self) -> list[Problem]:
+        """Everything that is wrong with it, at once: errors, which keep it from being used, and warnings."""
+        return [*problems(self.shape()), *self._unknown_breakpoints()]
+
+    def _unknown_breakpoints(self) -> list[Problem]:
+        names = dict.fromkeys((*sorted(self.interrupt_before), *sorted(self.interrupt_after)))
+        return [
+            Problem("error", "interrupt", f"there is no step {name!r}", "name a step of this graph")
+            for name in names
+            if name not in self.nodes
+        ]
+
+
+def _label(node: AnyNode) -> str:
+    """What a picture says of a point beside its kind."""
+    if isinstance(node, MapNode):
+        return f"{node.step.name} over {node.over}"
+    if isinstance(node, WaitNode):
+        return f"for {node.signal}"
+    if isinstance(node, DelayNode):
+        return f"{node.seconds:g} s"
+    if isinstance(node, ChildNode):
+        return node.workflow.name
+    named = (
+        [f"{level} {name}" for level, name in (("stage", node.stage), ("agent", node.agent)) if name]
+        if isinstance(node, StepNode)
+        else []
+    )
+    return ", ".join(named)
 
 
 def _names(given: Iterable[str] | None) -> tuple[str, ...] | None:

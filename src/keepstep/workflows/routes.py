@@ -10,6 +10,8 @@ from .shape import Arrow, Shape
 
 #: Looking for the shortest cycle follows at most so many arrows in all; beyond that a short one will do.
 _SEARCHED_ARROWS = 500_000
+#: Finding where the branches of parallel parts end looks at most at so many steps in all.
+_SEARCHED_STEPS = 1_000_000
 
 
 class Net:
@@ -32,7 +34,7 @@ class Net:
     @classmethod
     def of(cls, shape: Shape) -> Net:
         """All of a shape; an arrow from or to a step that is not there is left out."""
-        return cls((node.name for node in shape.nodes), shape.arrows)
+        return cls((node.name for node in shape.nodes), flowing(shape))
 
     def named(self, numbers: Iterable[int]) -> list[str]:
         """The names behind numbers."""
@@ -40,6 +42,47 @@ class Net:
 
     def __len__(self) -> int:
         return len(self.names)
+
+
+def flowing(shape: Shape) -> tuple[Arrow, ...]:
+    """The arrows as a run goes along them: into a join from where the branches end, not past them from the beginning.
+
+    A branch goes on along its own edges up to the join, or ends where there are none.
+    """
+    joins = {arrow.source: arrow for arrow in shape.arrows if arrow.kind == "join"}
+    branches: dict[str, list[str]] = {}
+    after: dict[str, list[str]] = {node.name: [] for node in shape.nodes}
+    for arrow in shape.arrows:
+        if arrow.kind == "fork" and arrow.source in joins:
+            branches.setdefault(arrow.source, []).append(arrow.target)
+        if arrow.source in after:
+            after[arrow.source].append(arrow.target)
+    parts, left = {}, _SEARCHED_STEPS
+    for name, ways in branches.items():
+        if left > 0:
+            parts[name] = _branch_steps(after, ways, {name, joins[name].target})
+            left -= len(parts[name])
+    made: dict[Arrow, list[Arrow]] = {}
+    for name in sorted(parts, key=lambda one: len(parts[one])):  # a part within another is closed before it
+        join = joins[name]
+        ends = [step for step in parts[name] if not after[step]]
+        for step in ends:
+            after[step].append(join.target)
+        if any(join.target in after[step] for step in parts[name]):
+            made[join] = [Arrow(step, join.target, join.label, "join") for step in ends]
+    return tuple(new for arrow in shape.arrows for new in made.get(arrow, [arrow])) if made else shape.arrows
+
+
+def _branch_steps(after: dict[str, list[str]], branches: Iterable[str], outside: set[str]) -> list[str]:
+    """The steps of a parallel part: those that its branches come to before they leave it."""
+    found = dict.fromkeys(name for name in branches if name in after and name not in outside)
+    waiting = list(found)
+    while waiting:
+        for target in after[waiting.pop()]:
+            if target in after and target not in found and target not in outside:
+                found[target] = None
+                waiting.append(target)
+    return list(found)
 
 
 def reached(after: Sequence[Sequence[int]], start: Iterable[int]) -> set[int]:

@@ -14,7 +14,7 @@ from threading import Lock
 from typing import Any, Generic, Protocol, TypeVar
 
 from ..errors import InvalidGraph
-from .routes import Net, back_arrows, circles, depths, ordered, reached, shortest_cycle, without
+from .routes import Net, back_arrows, circles, depths, flowing, ordered, reached, shortest_cycle, without
 from .shape import Arrow, Problem, Shape
 
 log = logging.getLogger("keepstep.workflows")
@@ -39,9 +39,13 @@ def problems(shape: Shape, *, depth_limit: int = DEPTH_LIMIT) -> list[Problem]:
     return [one for one in found if one.severity == "error"] + [one for one in found if one.severity == "warning"]
 
 
-def check(shape: Shape) -> None:
-    """Refuse a shape that has errors, with all of them; its warnings are logged, once for each content."""
-    _SHARED.validate(shape).check()
+def check(shape: Shape, more: Iterable[Problem] = ()) -> None:
+    """Refuse a shape that has errors, with all of them; its warnings are logged, once for each content.
+
+    `more` are problems that the definition itself has found in what its shape does not show.
+    """
+    found = _SHARED.validate(shape)
+    Validated(shape, found.name, (*found.problems, *more)).check()
 
 
 def order(shape: Shape) -> list[str]:
@@ -211,7 +215,12 @@ class _Look:
     def stuck(self) -> Iterator[Problem]:
         """Steps and loops from which there is no way to an exit."""
         reachable = reached(self.net.after, range(len(self.net)) if self.entry is None else [self.entry])
-        exits = {self.known[name] for name in self.shape.exits if name in self.known}
+        left = {arrow.source: arrow for arrow in self.shape.arrows if arrow.kind != "next" or arrow.label in _ALWAYS}
+        for name in self.shape.exits:
+            if name in left and name in self.known:
+                what = f"a run never ends here: it always goes on to {left[name].target!r}"
+                yield _warning(f"exit {name!r}", what, "give that edge a condition, or name another exit")
+        exits = {self.known[name] for name in self.shape.exits if name in self.known and name not in left}
         branches = {arrow.target for arrow in self.shape.arrows if arrow.kind == "fork"}
         for number in sorted(reachable - exits):
             name = self.net.names[number]
@@ -261,7 +270,7 @@ def _names(shape: Shape) -> list[str]:
 def _taken(shape: Shape) -> Iterator[Arrow]:
     """The arrows that can be taken: of a step's edges, those up to the first that always holds."""
     closed: set[str] = set()
-    for arrow in shape.arrows:
+    for arrow in flowing(shape):
         if arrow.kind != "next" or shape.form == "dag":
             yield arrow
         elif arrow.source not in closed:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ..shape import Node, Shape
 from .marks import LOOKS, Mark, mark_of, visits_of
-from .wording import about, conditions, printable, title
+from .wording import about, conditions, prepared, printable, title
 
 _OUTLINES = {
     "parallel": "hexagon",
@@ -23,6 +23,7 @@ _ARROWS = {"fork": ' style="bold"', "join": ' style="bold"'}
 
 def dot(shape: Shape, marks: Mapping[str, Mark] | None = None) -> str:
     """A digraph; every name is quoted, and none is used as an id."""
+    shape = prepared(shape)
     lines = [
         f"digraph {quoted(shape.name)} {{",
         f'    label={quoted(title(shape))}; labelloc="t"; rankdir="TB"; fontname="Helvetica";',

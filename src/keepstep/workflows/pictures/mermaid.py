@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from ..shape import Node, Shape
 from .marks import LOOKS, Mark, State, mark_of, visits_of
-from .wording import about, conditions, printable, title
+from .wording import about, conditions, prepared, printable, title
 
 #: The brackets that give a node its outline.
 _OUTLINES = {
@@ -27,6 +27,7 @@ _ESCAPES = {ord(sign): f"#{ord(sign)};" for sign in '#&<>"`\\%'}
 
 def mermaid(shape: Shape, marks: Mapping[str, Mark] | None = None) -> str:
     """A flowchart; every name is escaped, and none is used as an id."""
+    shape = prepared(shape)
     lines = ["---", f"title: {json.dumps(title(shape))}", "---", "flowchart TD"]
     ids = {node.name: f"s{number}" for number, node in reversed(list(enumerate(shape.nodes)))}
     for number, node in enumerate(shape.nodes):

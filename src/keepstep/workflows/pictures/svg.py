@@ -10,7 +10,7 @@ from ...errors import DefinitionError
 from ..shape import Node, Shape
 from .layout import Box, Layout, Line
 from .marks import LOOKS, Mark, counted, mark_of, visits_of
-from .wording import about, conditions, cut, joined, printable, title
+from .wording import about, conditions, cut, joined, prepared, printable, title
 
 #: More steps than this make a file that no viewer shows well.
 DRAWN = 2000
@@ -44,6 +44,7 @@ _ARROW_HEAD = (
 
 def svg(shape: Shape, marks: Mapping[str, Mark] | None = None) -> str:
     """The drawing; every name is escaped, and what is cut short is there in full when it is pointed at."""
+    shape = prepared(shape)
     if len(shape.nodes) > DRAWN:
         raise DefinitionError(
             f"{shape.form} {shape.name!r} has {len(shape.nodes)} steps, and a drawing holds at most {DRAWN}; "

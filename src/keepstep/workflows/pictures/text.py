@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..routes import Net, back_arrows, circles, depths, ordered, shortest_cycle, without
 from ..shape import Shape
 from .marks import LOOKS, Mark, counted, mark_of, visits_of
-from .wording import about, conditions, cut, joined, printable, title
+from .wording import about, conditions, cut, joined, prepared, printable, title
 
 #: More steps than this are told of in a summary: nobody reads a drawing of so many lines.
 DRAWN = 100
@@ -37,7 +37,7 @@ def text(
     shape: Shape, marks: Mapping[str, Mark] | None = None, *, colours: bool = False, ascii_only: bool = False
 ) -> str:
     """The drawing, with a legend if a run is shown; above 100 steps a summary. Colours are those of a terminal."""
-    pen = _Pen(marks, colours=colours)
+    shape, pen = prepared(shape), _Pen(marks, colours=colours)
     lines = [title(shape), ""]
     lines += _Drawing(shape, pen).lines() if len(shape.nodes) <= DRAWN else _summary(shape, pen)
     if marks is not None:
@@ -188,7 +188,7 @@ class _Drawing:
         if meetings:
             return meetings[-1]
         choices = [target for target in self.net.after[number] if target in below]
-        return choices[-1] if self.kinds[number, choices[-1]] == "next" else None
+        return choices[-1] if self.kinds[number, choices[-1]] in ("next", "join") else None
 
 
 def _below(net: Net, ahead: list[list[int]], order: list[int], entry: int | None) -> dict[int, list[int]]:

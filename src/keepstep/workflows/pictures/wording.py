@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from dataclasses import replace
 
+from ..routes import flowing
 from ..shape import Arrow, Node, Shape
 
 #: Conditions that need no word.
 _ALWAYS = frozenset({"", "always"})
+_WAIT = re.compile(r"\b(All|Any)\(\)")
+_QUORUM = re.compile(r"\bQuorum\(n=(\d+)\)")
 
 
 def printable(text: str) -> str:
@@ -23,10 +28,16 @@ def cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
 
 
+def prepared(shape: Shape) -> Shape:
+    """The shape as it is drawn: branches lead into their join, and a dag, which just ends, has no exits."""
+    return replace(shape, arrows=flowing(shape), exits=() if shape.form == "dag" else shape.exits)
+
+
 def about(node: Node) -> str:
     """What is said of a step beside its name: its kind if that is not plain, and its label."""
     parts = [] if node.kind == "step" else [node.kind]
-    return printable(" ".join(parts + ([node.label] if node.label and node.label != node.name else [])))
+    label = _worded(node.label) if node.label != node.name else ""
+    return printable(" ".join([*parts, label]))
 
 
 def title(shape: Shape) -> str:
@@ -48,10 +59,15 @@ def conditions(shape: Shape) -> list[str]:
 
 def _condition(arrow: Arrow, *, after_others: bool) -> str:
     if arrow.kind != "next":
-        return printable(arrow.label)
+        return printable(_worded(arrow.label))
     if arrow.label not in _ALWAYS:
         return f"when {printable(arrow.label)}"
     return "otherwise" if after_others else ""
+
+
+def _worded(label: str) -> str:
+    """A label in which policies of waiting are said in words."""
+    return _QUORUM.sub(r"\1 of them", _WAIT.sub(lambda found: found[1].lower(), label))
 
 
 def joined(labels: Iterable[str]) -> str:
