@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import msgspec
 
-from ..errors import AlreadyFinished, DefinitionError, RunNotFound, StepFailed
-from ..model import Kind, Outcome, Run, Signal, Status
+from ..errors import AlreadyFinished, DefinitionError, RunNotFound, StepFailed, StoreError
+from ..model import FINISHED, Kind, Outcome, Run, Signal, Status
 from ..model.ids import check_id, check_name, child_id, new_id, series
 from ..model.signal import CANCEL, CHILD
 from ..ports import Answer, Send, Verdict, instant
@@ -22,6 +23,9 @@ from .runner import ContinueAs
 from .steering import cancel_child
 from .waits import HearingCall
 from .wakeups import Wait, add_wait, take_signal
+
+if TYPE_CHECKING:
+    from .engine import Engine
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -207,6 +211,27 @@ class ChildResult(HearingCall):
             self._come(signal)
         else:
             add_wait(self.run, Wait(self, None, None, self.name, self._come, mine=self._is_mine))
+            if self.run.generation:
+                self.run.engine.background(self._look_for_its_end())
+
+    async def _look_for_its_end(self) -> None:
+        """A person lets the parent go on: a child that ended while the parent had ended too has told nobody."""
+        run, engine = self.run, self.run.engine
+        run.performing += 1  # it must not be put away before this is known
+        try:
+            await engine.journal.drained()  # what makes the child may be on its way
+            word = await _word_of_ended(engine, self.child.id)
+            if word is not None and not run.detached:
+                signal = Signal(
+                    run.id, self.name, word, f"child:{_teller(word).child}", f"run {self.child.id}", run.time()
+                )
+                await engine.journal.write(Send(signal))  # under the id that the child's own would have
+                engine.signalled(run.id)
+        except StoreError as error:
+            run.halt(error)
+        finally:
+            run.performing -= 1
+            run.watch()
 
     def _is_mine(self, signal: Signal) -> bool:
         """Whether it is the word of this child: one that a rewind has left behind is told under the same name."""
@@ -238,6 +263,25 @@ class _Word(msgspec.Struct):
     status: str
     value: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     error: StoredError | None = None
+
+
+async def _word_of_ended(engine: Engine, child_id: str) -> bytes | None:
+    """The word of a child that has ended, or of the run that went on for it; None if it has not."""
+    child = await engine.read(engine.store.get_run, child_id)
+    while child is not None and child.continued_as:
+        child = await engine.read(engine.store.get_run, child.continued_as)
+    word: dict[str, Any] = {"status": Status.FAILED.value, "child": child_id}
+    if child is None:
+        word["error"] = StoredError("keepstep.RunNotFound", f"child run {child_id!r} is gone", "permanent")
+    elif child.status not in FINISHED:
+        return None
+    else:
+        word = {"status": child.status.value, "child": child.id}
+        if child.output is not None:
+            word["value"] = msgspec.Raw(child.output)
+        if child.error is not None:
+            word["error"] = StoredError(**asdict(child.error))
+    return msgspec.json.encode(word)
 
 
 class _Teller(msgspec.Struct):
