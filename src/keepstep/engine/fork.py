@@ -21,12 +21,12 @@ from ..values import VALUES
 from ..workflows.definition import Bound
 from .children import is_word_of
 from .handle import RunHandle
-from .history import Entry, History
+from .history import Entry
+from .past import Past, past
 from .rewind import Told, position
 from .steering import DEADLINE
 
 if TYPE_CHECKING:
-    from ..ports import Row
     from .engine import Engine
 
 #: What ends a run, or ends it soon: none of it is carried over.
@@ -65,7 +65,7 @@ async def fork(
         raise RunNotFound(f"no run {origin_id!r} in {engine.store.url}", origin_id)
     engine.encryption.cipher(run)
     check_origin(run)
-    prefix = await _read(engine, run)
+    prefix = await past(engine, run)
     prefix.cut(_end(prefix, at, step, edits))
     signals = await _signals_of(engine, run)
     copy = _Copy(engine, prefix, name, signals, edits)
@@ -78,39 +78,7 @@ async def fork(
     return RunHandle(engine, name, engine.workflows.get(run.workflow))
 
 
-class Prefix:
-    """The beginning of a run: its rows and records, and which of them counted at its end."""
-
-    def __init__(self, run: Run, rows: list[Row]) -> None:
-        self.run = run
-        self.rows = rows
-        self.records: list[Record] = []
-        self.checksum = ""
-        self.history = History(run)
-        self.cut(len(rows))
-
-    def cut(self, last: int) -> None:
-        """Take only the records up to this one."""
-        self.rows = self.rows[:last]
-        history = History(self.run)
-        history.add(self.rows)
-        self.checksum = history.checksum
-        history.arrange(replace(self.run, seq=len(self.rows), checksum=self.checksum))
-        self.history = history
-        self.records = [record for record, _ in unseal(self.rows, self.run.id)]
-
-
-async def _read(engine: Engine, run: Run) -> Prefix:
-    rows: list[Row] = []
-    while len(rows) < run.seq:
-        page = await engine.read(engine.store.list_checkpoints, run.id, len(rows))
-        if not page:
-            break
-        rows += page
-    return Prefix(run, rows[: run.seq])
-
-
-def _end(prefix: Prefix, at: int | None, step: str | None, edits: Edits) -> int:
+def _end(prefix: Past, at: int | None, step: str | None, edits: Edits) -> int:
     """The last record that is copied."""
     run, counted = prefix.run, prefix.history.entries
     last = _last(prefix)
@@ -137,7 +105,7 @@ def _end(prefix: Prefix, at: int | None, step: str | None, edits: Edits) -> int:
     return min(at, last)
 
 
-def _last(prefix: Prefix) -> int:
+def _last(prefix: Past) -> int:
     """The last record before the run's end, or before what led to it from outside."""
     last = len(prefix.records)
     for key in (CANCEL, DEADLINE):
@@ -149,7 +117,7 @@ def _last(prefix: Prefix) -> int:
     return last
 
 
-def _edited(prefix: Prefix, key: str) -> Entry:
+def _edited(prefix: Past, key: str) -> Entry:
     """The recorded outcome that is to be another one."""
     counted = prefix.history.entries
     entry = counted.get(key) or counted.get(f"{key}#1")
@@ -194,7 +162,7 @@ async def _signals_of(engine: Engine, run: Run) -> list[Signal]:
 class _Copy:
     """Makes the records and signals of a fork from those of the run it comes from."""
 
-    def __init__(self, engine: Engine, prefix: Prefix, name: str, signals: Sequence[Signal], edits: Edits) -> None:
+    def __init__(self, engine: Engine, prefix: Past, name: str, signals: Sequence[Signal], edits: Edits) -> None:
         self.engine, self.prefix, self.name, self.edits = engine, prefix, name, edits
         self.edited = {_edited(prefix, key).seq: value for key, value in (edits.results or {}).items()}
         self.anew: dict[int, str] = {}  # by the record of its start: a child that the fork starts for itself
@@ -312,7 +280,7 @@ class _Copy:
         record.data = {**(record.data or {}), "act": "edit"}
 
 
-async def _check_same(engine: Engine, wanted: Run, existing: Run | None, prefix: Prefix) -> None:
+async def _check_same(engine: Engine, wanted: Run, existing: Run | None, prefix: Past) -> None:
     """A run of this id is there: it must be this fork."""
     if existing is not None and existing.origin == prefix.run.id:
         rows = await engine.read(engine.store.list_checkpoints, existing.id, 0, 1)

@@ -36,8 +36,11 @@ from .position import level_of
 
 if TYPE_CHECKING:
     from .audit import AuditEntry
+    from .compare import Difference
     from .context import RunContext
+    from .dry import Replayed
     from .engine import Engine
+    from .info import RunInfo
     from .rewind import Rewound
 
 R = TypeVar("R")
@@ -146,6 +149,35 @@ class RunHandle(Generic[R]):
             shown.update(((one.data or {}).get("key", ""), one.raw()) for one in told if one.seq not in gone)
             run = (await RunHandle[R](self._engine, run).run()).continued_as
         return shown
+
+    async def replay(self, workflow: Any = None) -> Replayed:
+        """Replay the run against the code that is loaded here, dry: what would be begun next, or what does not fit.
+
+        No body of a step runs, and nothing is written.
+        """
+        from .dry import replay  # noqa: PLC0415 - asked for rarely
+
+        return await replay(self._engine, self.id, workflow or self._workflow)
+
+    async def info(self) -> RunInfo:
+        """Whether the run can go on, from where, with which calls, and if not, why not; nothing is written."""
+        from .info import info  # noqa: PLC0415 - asked for rarely
+
+        return await info(self._engine, self.id, self._workflow)
+
+    async def diff(
+        self, a: int | None = None, b: int | None = None, *, other: str | RunHandle[Any] | None = None
+    ) -> Difference:
+        """What changed from record `a` of the run to record `b`, or to record `b` of another run.
+
+        Without a number: from the beginning to now, or from how this run is now to how the other one is.
+        """
+        from .compare import compare  # noqa: PLC0415 - asked for rarely
+
+        if other is None:
+            return await compare(self._engine, (self.id, a or 0), (self.id, b))
+        name = other if isinstance(other, str) else other.id
+        return await compare(self._engine, (self.id, a), (name, b))
 
     async def progress(self) -> Any:
         """What the running step last reported with `ks.progress`, or None."""
