@@ -13,10 +13,12 @@ if _TYPE_CHECKING:
     from .engine.facts import idempotency_key, now, random, run_id, uuid
     from .engine.handle import RunHandle
     from .engine.notes import checkpoint, emit, patched, progress, publish
+    from .engine.spending import spend
     from .engine.together import as_completed, chain, gather, map, race  # noqa: A004
     from .engine.waits import sleep, timeout, wait_for
     from .errors import (
         AlreadyFinished,
+        BudgetExceeded,
         DefinitionError,
         ExecutionError,
         KeepstepError,
@@ -40,7 +42,7 @@ if _TYPE_CHECKING:
         TimedOut,
     )
     from .model import Checkpoint, Event, Run, RunQuery, State, Status
-    from .policies import All, Any, Durability, Quorum, Retain, Retry, Timeout, when
+    from .policies import All, Any, Budget, Durability, Quorum, Retain, Retry, Timeout, when
     from .stores.keys import Keys
     from .values import Redactor, Secret, register
     from .workflows.dag import Dag
@@ -59,15 +61,16 @@ _HOMES = {
     "engine.facts": "idempotency_key now random run_id uuid",
     "engine.handle": "RunHandle",
     "engine.notes": "checkpoint emit patched progress publish",
+    "engine.spending": "spend",
     "engine.together": "as_completed chain gather map race",
     "engine.waits": "sleep timeout wait_for",
     "errors": (
-        "AlreadyFinished DefinitionError ExecutionError KeepstepError NotSerializable Permanent ReplayMismatch "
-        "RetryAfter RunCancelled RunConflict RunError RunFailed RunNotFound RunSetAside RunTimedOut StepError "
-        "StepFailed StepInDoubt StepTimedOut StoreError StoreUnavailable TimedOut"
+        "AlreadyFinished BudgetExceeded DefinitionError ExecutionError KeepstepError NotSerializable Permanent "
+        "ReplayMismatch RetryAfter RunCancelled RunConflict RunError RunFailed RunNotFound RunSetAside RunTimedOut "
+        "StepError StepFailed StepInDoubt StepTimedOut StoreError StoreUnavailable TimedOut"
     ),
     "model": "Checkpoint Event Run RunQuery State Status",
-    "policies": "All Any Durability Quorum Retain Retry Timeout when",
+    "policies": "All Any Budget Durability Quorum Retain Retry Timeout when",
     "stores.keys": "Keys",
     "values": "Redactor Secret register",
     "workflows.dag": "Dag",
@@ -95,6 +98,8 @@ __all__ = [
     "All",
     "AlreadyFinished",
     "Any",
+    "Budget",
+    "BudgetExceeded",
     "Call",
     "Changes",
     "Checkpoint",
@@ -160,6 +165,7 @@ __all__ = [
     "run_id",
     "signal",
     "sleep",
+    "spend",
     "start",
     "step",
     "timeout",

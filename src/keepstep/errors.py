@@ -5,6 +5,7 @@ KeepstepError
 ├─ RunError               ask about this run      RunNotFound · RunFailed · RunCancelled · RunTimedOut · RunSetAside
 │                                                 RunConflict · AlreadyFinished · TimedOut · ExecutionError
 ├─ StepError              catch in the workflow   StepFailed · StepTimedOut · StepInDoubt · BreakerOpen
+│                                                 BudgetExceeded
 ├─ ReplayMismatch         version the workflow
 ├─ RecoveryError          read its list
 ├─ StoreError             look at storage         LeaseLost · StoreUnavailable · CheckpointCorrupt · SchemaMismatch
@@ -156,6 +157,10 @@ class StepTimedOut(StepFailed):
 
 class StepInDoubt(StepError):
     """An at-most-once step may or may not have happened, and was not repeated."""
+
+
+class BudgetExceeded(StepError):
+    """The step was not started, because the run's budget is used up; the message says of what, and how much."""
 
 
 class BreakerOpen(StepError):

@@ -83,6 +83,28 @@ def test_show_tells_where_a_run_stands(keepstep):
     assert "Traceback" in keepstep("show", "bad-1", "--traceback").out
 
 
+def test_show_tells_what_was_spent(keepstep, folder):
+    (folder / "spending.py").write_text(
+        """
+import keepstep as ks
+
+@ks.step
+async def ask(cost: float, tokens: int) -> None:
+    ks.spend(cost, tokens)
+
+@ks.workflow(budget=ks.Budget(tokens=3000))
+async def research(cost: float) -> None:
+    for _ in range(5):
+        await ask(cost, 1500)
+"""
+    )
+    keepstep("run", "spending.py:research", "0.25", "--id", "costly")
+    shown = keepstep("show", "costly")
+    assert "cost 0.5, 3,000 tokens, in 2 steps" in shown.out
+    assert "'ask#3' was not started: the budget of run 'costly' is used up, 3,000 of 3,000 tokens" in shown.out
+    assert keepstep("show", "costly", "--json").json["spent"] == {"steps": 2, "cost": 0.5, "tokens": 3000}
+
+
 @pytest.mark.usefixtures("three")
 def test_history_tells_attempts_durations_and_failures(keepstep):
     done = keepstep("history", "bad-1")

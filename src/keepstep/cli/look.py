@@ -14,9 +14,14 @@ if TYPE_CHECKING:
 
     from ..engine.audit import AuditEntry
     from ..engine.engine import Engine
+    from ..engine.spending import Spending
     from ..model import Checkpoint, Run, Signal
 
 STATUSES = ("queued", "running", "waiting", "paused", "recovering", "completed", "failed", "cancelled", "set aside")
+
+
+#: What a run of more records has spent is not added up, so that `show` answers at once.
+MANY_RECORDS = 10_000
 
 
 # -- list --------------------------------------------------------------------------------------------------------------
@@ -121,7 +126,9 @@ def show(settings: Settings, *, run_id: str, traceback: bool) -> None:
     """Show one run: where it stands, its input and its result."""
     from . import words
 
-    async def look(engine: Engine) -> tuple[Run, dict[str, Any], str, AuditEntry | None, Signal | None]:
+    async def look(
+        engine: Engine,
+    ) -> tuple[Run, dict[str, Any], Spending | None, str, AuditEntry | None, Signal | None]:
         handle = await find(engine, run_id)
         run = readable(engine, await handle.run())
         workers = {worker.id: worker for worker in await engine.call(engine.store.list_workers)}
@@ -129,18 +136,21 @@ def show(settings: Settings, *, run_id: str, traceback: bool) -> None:
         name = run.worker or ""
         if owner is not None:
             name = words.worker_name(owner) + ("" if owner.alive else ", which is dead")
-        published = {}
+        published, spent = {}, None
         if not is_hidden(run):
+            spent = await handle.spent() if run.seq <= MANY_RECORDS else None
             published = {key: words.plain(value) for key, value in (await handle.published_raw()).items()}
-        return run, published, name, await _cancel(engine, run), await _asked(engine, run)
+        return run, published, spent, name, await _cancel(engine, run), await _asked(engine, run)
 
-    run, published, worker, cancel, asked = settings.talk(look)
+    run, published, spent, worker, cancel, asked = settings.talk(look)
     value = words.run_as_json(run, whole=True) | {"published": published, "hidden": is_hidden(run)}
+    if spent is not None:
+        value["spent"] = {"steps": spent.steps, "cost": spent.cost, "tokens": spent.tokens}
     if cancel is not None:
         value["cancelled"] = {"by": cancel.actor, "reason": cancel.reason, "at": words.iso(cancel.at)}
     if asked is not None:
         value["asked"] = {"for": _WISHES[asked.name], "by": asked.sender, "at": words.iso(asked.sent_at)}
-    settings.answer(value, lambda: _shown(run, published, worker, cancel, asked, traceback=traceback))
+    settings.answer(value, lambda: _shown(run, published, worker, cancel, asked, spent=spent, traceback=traceback))
 
 
 async def _asked(engine: Engine, run: Run) -> Signal | None:
@@ -201,6 +211,7 @@ def _shown(
     cancel: AuditEntry | None,
     asked: Signal | None,
     *,
+    spent: Spending | None,
     traceback: bool,
 ) -> str:
     from ..engine.copying import handed_over
@@ -226,6 +237,7 @@ def _shown(
         ("deadline", f"{words.local(run.deadline_at)} ({words.ago(run.deadline_at)})" if run.deadline_at else ""),
         ("worker", words.one_line(worker)),
         ("records", f"{run.seq} ({exits.line('history', run.id)})"),
+        ("spent", _what_was_spent(spent) if spent is not None else ""),
         ("recoveries", str(run.recoveries) if run.recoveries else ""),
         ("parent", words.one_line(run.parent or "")),
         ("continued as", words.one_line(run.continued_as or "")),
@@ -244,6 +256,15 @@ def _shown(
 
 #: What may have been asked of a run that goes on, in words.
 _WISHES = {"ks:cancel": "cancel", "ks:pause": "pause"}
+
+
+def _what_was_spent(spent: Spending) -> str:
+    """What its steps told with `ks.spend`; nothing if they told nothing."""
+    from . import words
+
+    parts = [f"cost {spent.cost:,.6g}" if spent.cost else "", f"{spent.tokens:,} tokens" if spent.tokens else ""]
+    told = ", ".join(filter(None, parts))
+    return told and f"{told}, in {words.count(spent.steps, 'step')}"
 
 
 def _who_asked(signal: Signal) -> str:

@@ -83,6 +83,8 @@ async def perform(call: StepCall[Any]) -> None:
     CURRENT.set(scope)
     try:
         first_at = await _resume_attempts(call, scope) if run.tried else None
+        if run.guard is not None and call.key not in run.marks and not run.guard.admits(call, scope.number):
+            return
         if step.at_most_once and not await _may_happen(call):
             return
         while run.may_start_body():
@@ -123,7 +125,10 @@ async def _attempt(
         return error
     if scope.emitted:
         _flush_emitted(scope)
-    run.append(call.completed(data, scope.number, started_at), call, last=True)
+    record = call.completed(data, scope.number, started_at)
+    if run.spent.told:
+        run.spent.attach(record)
+    run.append(record, call, last=True)
     return None
 
 
@@ -141,7 +146,7 @@ async def _may_try_again(
         await _outlive(late)
     await pause_until(call.run, retry_at)
     scope.number += 1
-    return True
+    return call.run.guard is None or call.run.guard.admits(call, scope.number)
 
 
 async def _resume_attempts(call: StepCall[Any], scope: Attempt) -> datetime | None:
@@ -239,6 +244,7 @@ def _failed(
         started_at=started_at,
         error=error,
         retry_at=None if retry_at is None else instant(retry_at),
+        data=run.spent.take(call.key) if run.spent.told else None,
     )
     if scope.emitted:
         _flush_emitted(scope)
@@ -375,6 +381,15 @@ async def _resolve(call: StepCall[Any]) -> bool:
 # -- transactional -----------------------------------------------------------------------------------------------------
 
 
+def _within(call: StepCall[Any], tx: Any) -> Any:
+    try:
+        return call.step.fn(tx, *call.args, **call.kwargs)
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # to the store it would be no refusal, but the end
+        raise left(error) from error
+
+
 async def _transact(call: StepCall[Any], scope: Attempt, started_at: datetime) -> None:
     """Run the body inside the store's own transaction: its writes and its checkpoint are one commit."""
     run, step = call.run, call.step
@@ -386,17 +401,18 @@ async def _transact(call: StepCall[Any], scope: Attempt, started_at: datetime) -
     context = copy_context()
 
     def body(tx: Any) -> Record:
-        try:
-            value = context.run(step.fn, tx, *call.args, **call.kwargs)
-        except (Exception, KeyboardInterrupt):
-            raise
-        except BaseException as error:  # to the store it would be no refusal, but the end
-            raise left(error) from error
-        return call.completed(call.encode(value), scope.number, started_at)
+        value = context.run(_within, call, tx)
+        record = call.completed(call.encode(value), scope.number, started_at)
+        run.spent.attach(record)
+        made.append(record)
+        return record
 
+    made: list[Record] = []
     answered: asyncio.Future[Answer] = run.loop.create_future()
 
     def tell(answer: Answer) -> None:
+        if answer.verdict is Verdict.DONE:
+            run.spent.add(made[-1])
         if not answered.done():
             answered.set_result(answer)
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from ..errors import (
+    BudgetExceeded,
     DefinitionError,
     KeepstepError,
     NotSerializable,
@@ -31,6 +32,7 @@ from ..ports import CURRENT
 from ..stores.records import Record, StoredError
 from ..values import VALUES
 from ..workflows.definition import Call
+from .spending import BUDGET
 from .steering import in_doubt
 
 if TYPE_CHECKING:
@@ -339,10 +341,11 @@ class DurableCall(Call[T]):
             run.watch()
             return
         doubt = self.doubt()
+        spent = run.spent.take(self.key) if run.spent.told else None
         if self.entry is None:
             self.stop()
         run.unrecorded_cancels += 1  # what the code does instead starts only when the cancel is durable
-        record = self.record(Kind.STEP_CANCELLED, outcome=Outcome.CANCELLED.value, error=doubt)
+        record = self.record(Kind.STEP_CANCELLED, outcome=Outcome.CANCELLED.value, error=doubt, data=spent)
         run.append(record, then=run.cancel_recorded)
         run.watch()
 
@@ -465,4 +468,8 @@ def recorded_error(record: Record) -> BaseException:
 
 #: Codes of the engine's own errors, which come back as the classes that the code may catch.
 TIMED_OUT = "ks:timed-out"
-_ERRORS: dict[str, type[StepError]] = {"ks:step-timed-out": StepTimedOut, "ks:in-doubt": StepInDoubt}
+_ERRORS: dict[str, type[StepError]] = {
+    "ks:step-timed-out": StepTimedOut,
+    "ks:in-doubt": StepInDoubt,
+    BUDGET: BudgetExceeded,
+}

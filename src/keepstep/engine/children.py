@@ -121,6 +121,8 @@ class StartCall(DurableCall[ChildRun]):
 
     def begin_live(self) -> None:
         run = self.run
+        if run.guard is not None and not run.guard.admits(self):
+            return
         given = self.options.get("run_id")
         child = given or child_id(run.id, self.key, run.generation)
         record = self.record(Kind.CHILD, attempt=1, data={"child": child})
@@ -152,6 +154,8 @@ class StartCall(DurableCall[ChildRun]):
         )
 
     def _made(self, child: str, _: Answer) -> None:
+        if self.run.guard is not None:
+            self.run.guard.ended(self.key)
         self.run.children[self.key] = child  # whether or not the code still waits to be told
         self.run.engine.poke()
 
@@ -239,7 +243,8 @@ class ChildResult(HearingCall):
 
     def _come(self, signal: Signal) -> None:
         self.heard = signal
-        self._write(signal.payload, {"signal": signal.seq})
+        spent = msgspec.json.decode(signal.payload, type=_Word).spent  # once, however often the code asks
+        self._write(signal.payload, {"signal": signal.seq} | ({"spent": spent} if spent else {}))
 
     def _write(self, word: bytes, data: dict[str, Any]) -> None:
         self.run.append(self.record(Kind.CHILD, word, data=data or None), self)
@@ -263,6 +268,7 @@ class _Word(msgspec.Struct):
     status: str
     value: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     error: StoredError | None = None
+    spent: dict[str, float] | None = None
 
 
 async def _word_of_ended(engine: Engine, child_id: str) -> bytes | None:

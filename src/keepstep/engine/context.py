@@ -24,6 +24,7 @@ from .delivery import tell_next
 from .history import History
 from .journal import Draft
 from .position import Position, ranges
+from .spending import Guard, Spent
 from .steering import cancel_when_settled
 from .wakeups import Wait, end_wait, fulfil
 
@@ -96,6 +97,8 @@ class RunContext:
         self.notes: dict[str, Record] = {}
         self.patches: dict[str, bool] = {}
         self.steps = 0
+        self.spent = Spent(run.created_at)
+        self.guard = Guard(self, workflow.budget) if workflow.budget is not None else None
         self.answered_now = 0
         # what a graph carries
         self.carries_state = workflow.carries_state
@@ -158,6 +161,7 @@ class RunContext:
         """
         if self.detached:
             return
+        self.spent.add(record)
         draft = Draft(record, call, then)
         if self.gathers and then is None and record.error is None:
             # A failure is flushed at once: the error that the code sees names its record, for a later retry.
@@ -216,7 +220,6 @@ class RunContext:
         """The store has them: tell whoever waits, at once if the code is at rest."""
         if self.detached:
             return
-        observed = self.engine.observed
         if self.alone and progress:
             self.alone = False
             self.engine.progressed(self)
@@ -227,8 +230,8 @@ class RunContext:
                 self.arrived.append(draft)
             if draft.then is not None:
                 draft.then(answer)
-            if observed and draft.record is not None:
-                self.engine.tell_record(self, draft.record)
+        if self.engine.observed:
+            self._tell(drafts)
         if at_rest and self.arrived and not self.thread_busy:
             try:
                 tell_next(self)
@@ -236,6 +239,13 @@ class RunContext:
                 self.engine_failed(error)
         else:
             self.watch()
+
+    def _tell(self, drafts: list[Draft]) -> None:
+        for draft in drafts:
+            if draft.record is not None:
+                self.engine.tell_record(self, draft.record)
+        if self.guard is not None:
+            self.guard.look()
 
     def _read_by(self, record: Record) -> None:
         """Keep count of the signals that the run has read: a consolidated state says so."""
@@ -253,6 +263,7 @@ class RunContext:
             "steps": self.steps,
             "signals": ranges(self.consumed),
             "started_at": self.started_at,
+            "spent": self.spent.as_data(),
         }
 
     def refused(self, drafts: list[Draft], answer: Answer) -> None:
@@ -416,6 +427,8 @@ class RunContext:
         if self.bodies.pop(call, None) is not None:
             call.task = None
             self.performing -= 1
+            if self.guard is not None:
+                self.guard.ended(call.key)
             if self.cancel_signal is not None:
                 cancel_when_settled(self)
             if self.holding:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from .engine import Engine
     from .info import RunInfo
     from .rewind import Rewound
+    from .spending import Spending
 
 R = TypeVar("R")
 
@@ -178,6 +179,19 @@ class RunHandle(Generic[R]):
             return await compare(self._engine, (self.id, a or 0), (self.id, b))
         name = other if isinstance(other, str) else other.id
         return await compare(self._engine, (self.id, a), (name, b))
+
+    async def spent(self) -> Spending:
+        """What the run has spent so far: seconds since it began, steps, and what they told with `ks.spend`."""
+        from .spending import Spent  # noqa: PLC0415 - asked for rarely
+
+        run, after = await self.run(), 0
+        told = Spent(run.created_at)
+        while rows := await self._engine.read(self._engine.store.list_checkpoints, self.id, after):
+            for record, _ in unseal(rows, self.id, after):
+                after = record.seq
+                told.add(record)
+        ended = run.updated_at if run.status in FINISHED else None
+        return told.all(ended or instant(self._engine.clock.now()))
 
     async def progress(self) -> Any:
         """What the running step last reported with `ks.progress`, or None."""

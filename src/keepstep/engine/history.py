@@ -13,6 +13,7 @@ from ..model import Kind
 from ..model.signal import RESERVED
 from ..stores.records import Record, check_origin, origin, unseal, unseal_some
 from .position import EDITS, Position
+from .spending import Spent
 
 if TYPE_CHECKING:
     from ..model import Run
@@ -207,11 +208,15 @@ class History:
         self.superseded = Superseded()
         self._begins_here = after > 0
         self._steps_before = self._generation_before = 0
+        self.spent = Spent(run.created_at)
+        self.last_at = run.created_at
 
     def add(self, rows: Iterable[Row]) -> None:
         """Verify the next rows of the chain and take them in."""
         for record, checksum in unseal(rows, self.run, self.seq, self.checksum):
             self.seq, self.checksum = record.seq, checksum
+            self.spent.add(record)
+            self.last_at = record.finished_at or self.last_at
             self._take(record)
             self._begins_here = False
             if record.data and "signal" in record.data:
@@ -245,6 +250,8 @@ class History:
         self.position, whole = Position.restored(record)
         self.started_at = whole.started_at
         self._generation_before, self._steps_before = whole.generation, whole.steps
+        if whole.spent:
+            self.spent = Spent.from_data(whole.spent)
         for first, last in whole.signals:
             self.signals.update(range(first, last + 1))
 

@@ -151,6 +151,9 @@ class Runner:
         context.consumed = history.signals
         context.steps = history.steps
         context.edits = history.edits
+        context.spent = history.spent
+        if context.guard is not None:
+            context.guard.loaded(history.last_at)
         if history.started_at is not None:
             context.now_at = context.started_at = history.started_at
         if history.position is not None:
@@ -174,6 +177,7 @@ class Runner:
         if context.seq == 0:
             record = self.started(run.id, context.workflow, context.worker, context.time())
             context.now_at = record.finished_at or context.now_at
+            context.spent.add(record)
             context.pending.append(Draft(record))  # rides with the first commit
         if context.claim.taken_from is not None:
             data = {"from": context.claim.taken_from, "epoch": context.epoch, "recoveries": run.recoveries}
@@ -423,7 +427,9 @@ class Runner:
             word["value"] = record.value
         if record.error is not None:
             word["error"] = record.error
-        run = context.run
+        run, spent = context.run, context.spent
+        if spent.cost or spent.tokens:
+            word["spent"] = {"cost": spent.cost, "tokens": spent.tokens}
         signal = Signal(
             run.parent or "",
             f"{CHILD}{run.parent_key}",

@@ -19,6 +19,7 @@ _LEVELS = {
     "lost": logging.WARNING,
     "in_doubt": logging.WARNING,
     "halted": logging.ERROR,
+    "budget": logging.WARNING,
     "opened": logging.WARNING,
 }
 _RUN_FAILED = "run.failed"

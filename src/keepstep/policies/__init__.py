@@ -1,6 +1,7 @@
 """When: pure decisions, returned as values; a policy never sleeps, never logs and never looks at a clock."""
 
 from . import when
+from .budget import Budget
 from .classify import Classifier, ErrorClass, Rule, by_type, class_of_status, classify
 from .durability import Durability
 from .quorum import All, Any, Quorum, Verdict, WaitPolicy, coverage, degraded
@@ -14,6 +15,7 @@ __all__ = [
     "All",
     "Any",
     "Backoff",
+    "Budget",
     "ClassRetry",
     "Classifier",
     "Decision",

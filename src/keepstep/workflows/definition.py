@@ -9,7 +9,7 @@ from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overl
 
 from ..errors import DefinitionError, DuplicateName
 from ..model.ids import check_name
-from ..policies import Durability, Retry, Timeout
+from ..policies import Budget, Durability, Retry, Timeout
 from ..ports import CURRENT
 from ..values import VALUES, Values
 from ..values.annotations import hints_of
@@ -223,6 +223,7 @@ class Workflow(Generic[P, R]):
         version: str = "1",
         on_change: Literal["fail", "compatible", "pin"] = "fail",
         durability: Durability | str | None = None,
+        budget: Budget | None = None,
     ) -> None:
         if not callable(fn):
             raise DefinitionError(f"a workflow must be a function, not {type(fn).__name__}")
@@ -235,6 +236,9 @@ class Workflow(Generic[P, R]):
             )
         self.on_change = on_change
         self.durability = Durability.named(durability)
+        if budget is not None and not isinstance(budget, Budget):
+            raise DefinitionError(f"workflow {self.name!r}: budget= takes a ks.Budget(...), not {budget!r}")
+        self.budget = budget
         self.is_async = inspect.iscoroutinefunction(fn)
         self._signature = inspect.signature(fn)
         taken = START_OPTIONS & set(self._signature.parameters)
@@ -381,6 +385,7 @@ def workflow(
     version: str = "1",
     on_change: Literal["fail", "compatible", "pin"] = "fail",
     durability: Durability | str | None = None,
+    budget: Budget | None = None,
 ) -> _WorkflowDecorator: ...
 def workflow(fn: Any = None, /, **options: Any) -> Any:
     """Make a function a workflow, known to this process by its name."""

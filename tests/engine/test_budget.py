@@ -1,0 +1,365 @@
+"""A run is held to its budget, and what was spent is known after every crash (C14)."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+import keepstep as ks
+from keepstep.engine.spending import Spent
+from keepstep.stores.records import Record
+from keepstep.testing.crash import MemoryDisk, crash_everywhere
+from tests.engine.test_events_and_durability import Recording
+from tests.engine.world import steps_of, until, until_at_last_wait, until_status
+
+
+@ks.step
+async def ask(number, cost=0.0, tokens=0):
+    ks.spend(cost=cost, tokens=tokens)
+    return number
+
+
+def asking(count, budget=None, **spends):
+    @ks.workflow(name="asking", budget=budget)
+    async def program():
+        for number in range(count):
+            await ask(number, **spends)
+        return count
+
+    return program
+
+
+# -- stopping ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "budget, spends, done, said",
+    [
+        (ks.Budget(steps=3), {}, 3, "3 of 3 steps"),
+        (ks.Budget(cost=1.0), {"cost": 0.3}, 4, "1.2 of 1 cost"),
+        (ks.Budget(tokens=100), {"tokens": 50}, 2, "100 of 100 tokens"),
+        (ks.Budget(cost=1.0, tokens=100), {"cost": 0.01, "tokens": 99}, 2, "198 of 100 tokens"),
+    ],
+)
+async def test_a_step_starts_beyond_the_budget(world, budget, spends, done, said):
+    async with world.engine() as engine:
+        run = await engine.start(asking(10, budget, **spends), run_id="r")
+        with pytest.raises(ks.RunFailed, match=f"step 'ask#{done + 1}' was not started.*{said}") as caught:
+            await run.result(5)
+        assert "BudgetExceeded" in caught.value.error.type
+        assert len(await steps_of(run)) == done
+        assert (await run.spent()).steps == done
+
+
+async def test_the_whole_budget_cannot_be_used(world):
+    async with world.engine() as engine:
+        run = await engine.start(asking(10, ks.Budget(steps=10, cost=1.0), cost=0.1))
+        assert await run.result(5) == 10
+
+
+async def test_a_caught_failure_is_another_after_a_recovery(world, effects):
+    @ks.workflow(budget=ks.Budget(cost=1.0))
+    async def program():
+        try:
+            for number in range(10):
+                await ask(number, cost=0.4)
+        except ks.BudgetExceeded as exceeded:
+            effects.append(str(exceeded))
+            return [await ks.wait_for("go"), exceeded.step, exceeded.error.code]
+        return None
+
+    engine = await world.started(linger_seconds=60)
+    await engine.start(program, run_id="r")
+    await until_at_last_wait(engine, "r")
+    engine = await world.crash_and_recover(engine, linger_seconds=60)
+    run = await engine.get("r")
+    await until_at_last_wait(engine, "r")
+    await run.signal("go")
+    assert await run.result(5) == [True, "ask#4", "ks:budget"]
+    await engine.close()
+    assert len(set(effects)) == 1
+
+
+async def test_more_steps_start_at_once_than_the_budget_has(world, effects):
+    gate = asyncio.Event()
+
+    @ks.step
+    async def slow(number):
+        effects.append(number)
+        await gate.wait()
+        return number
+
+    @ks.workflow(budget=ks.Budget(steps=4))
+    async def program():
+        return len((await ks.map(slow, range(10), collect=True)).failures)
+
+    async with world.engine() as engine:
+        run = await engine.start(program, run_id="r")
+        await until(lambda: len(effects) == 4)
+        gate.set()
+        assert await run.result(5) == 6
+    assert len(set(effects)) == 4
+
+
+async def test_a_child_is_started_beyond_the_budget_or_what_it_spent_is_forgotten(world):
+    child = asking(2, cost=0.4)
+
+    @ks.workflow(budget=ks.Budget(cost=1.0))
+    async def parent():
+        spent = []
+        try:
+            for number in range(5):
+                run = await ks.start(child)
+                await run.result()
+                await run.result()  # asked for twice, spent once
+                spent.append(number)
+        except ks.BudgetExceeded as exceeded:
+            return [len(spent), exceeded.step]
+
+    async with world.engine() as engine:
+        run = await engine.start(parent, run_id="p")
+        assert await run.result(5) == [2, "asking#3"]
+        assert (await run.spent()).cost == pytest.approx(1.6)
+
+
+@pytest.mark.live_only
+async def test_a_cancelled_run_cannot_clean_up_beyond_its_budget(world, effects):
+    @ks.step
+    async def clean_up():
+        effects.append("clean")
+
+    @ks.workflow(budget=ks.Budget(steps=1))
+    async def program():
+        await ask(1)
+        try:
+            await ks.wait_for("never")
+        finally:
+            await clean_up()
+
+    async with world.engine(linger_seconds=60) as engine:
+        run = await engine.start(program, run_id="r")
+        await until_at_last_wait(engine, "r")
+        await run.cancel()
+        with pytest.raises(ks.RunCancelled):
+            await run.result(5)
+    assert effects == ["clean"]
+
+
+async def test_a_retry_by_a_person_grants_nothing(world):
+    async with world.engine() as engine:
+        run = await engine.start(asking(5, ks.Budget(cost=1.0), cost=0.5), run_id="r")
+        for done in (2, 4):
+            with pytest.raises(ks.RunFailed, match="budget"):
+                await run.result(5)
+            assert len(await steps_of(run)) == done
+            await run.retry("granted once more")
+        assert await run.result(5) == 5
+        spent = await run.spent()
+        assert (spent.steps, spent.cost) == (5, 2.5)
+
+
+# -- the clock ---------------------------------------------------------------------------------------------------------
+
+
+async def test_the_wall_clock_does_not_count(world):
+    @ks.workflow(budget=ks.Budget(seconds=0.05))
+    async def program():
+        await ask(1)
+        await ks.sleep(0.1)
+        await ask(2)
+
+    async with world.engine() as engine:
+        run = await engine.start(program, run_id="r")
+        with pytest.raises(ks.RunFailed, match=r"'ask#2' was not started.* of 0\.05 seconds"):
+            await run.result(5)
+
+
+# -- what counts -------------------------------------------------------------------------------------------------------
+
+
+async def test_failed_attempts_and_cancelled_steps_cost_nothing(world, effects):
+    @ks.step(retry=ks.Retry(attempts=3, base_seconds=0))
+    async def flaky():
+        ks.spend(cost=1, tokens=10)
+        effects.append("flaky")
+        if len(effects) < 3:
+            raise ConnectionError
+        return 1
+
+    @ks.step
+    async def loser():
+        ks.spend(tokens=7)
+        await asyncio.sleep(60)
+
+    @ks.step
+    def in_a_thread():
+        ks.spend(0.25)
+        ks.spend(tokens=1)
+
+    @ks.workflow
+    async def program():
+        await flaky()
+        await ks.race(loser(), in_a_thread())
+
+    async with world.engine() as engine:
+        run = await engine.start(program, run_id="r")
+        await run.result(5)
+        spent = await run.spent()
+        assert (spent.cost, spent.tokens) == (3.25, 38)
+        assert spent.steps == 2
+
+
+@pytest.mark.live_only
+async def test_a_crash_between_two_attempts_forgets_what_the_first_has_cost(world, effects):
+    @ks.step(retry=ks.Retry(attempts=2, base_seconds=60))
+    async def flaky():
+        ks.spend(cost=1)
+        effects.append("flaky")
+        raise ConnectionError
+
+    @ks.workflow
+    async def program():
+        await flaky()
+
+    engine = await world.started()
+    run = await engine.start(program, run_id="r")
+    await until_status(run, "waiting")
+    engine = await world.crash_and_recover(engine)
+    assert (await (await engine.get("r")).spent()).cost == 1
+    await world.crash(engine)
+
+
+async def test_what_a_transactional_step_spends_is_lost(world):
+    @ks.step(transactional=True)
+    def book(tx):
+        ks.spend(cost=0.6)
+
+    @ks.workflow(budget=ks.Budget(cost=1.0))
+    async def program():
+        for _ in range(3):
+            await book()
+
+    if world.kind == "memory":
+        pytest.skip("memory has no transactions")
+    async with world.engine() as engine:
+        run = await engine.start(program, run_id="r")
+        with pytest.raises(ks.RunFailed, match=r"'book#3' was not started.*1\.2 of 1 cost"):
+            await run.result(5)
+
+
+@pytest.mark.one_store
+@pytest.mark.parametrize("spends", [{"cost": -1}, {"tokens": -1}, {"tokens": 1.5}, {"cost": float("inf")}])
+async def test_nonsense_is_spent(world, spends):
+    async with world.engine() as engine:
+        with pytest.raises(ks.RunFailed, match="DefinitionError"):
+            await (await engine.start(asking(1, **spends))).result(5)
+
+
+@pytest.mark.one_store
+async def test_the_workflow_itself_spends(world):
+    @ks.workflow
+    async def program():
+        ks.spend(1)
+
+    async with world.engine() as engine:
+        with pytest.raises(ks.RunFailed, match="call it in a step"):
+            await (await engine.start(program)).result(5)
+    ks.spend(1)  # outside a run it says nothing
+
+
+def test_code_that_goes_on_after_failures_goes_on_after_the_budget():
+    assert issubclass(ks.BudgetExceeded, ks.StepError)
+    assert not issubclass(ks.BudgetExceeded, ks.StepFailed)
+
+
+def test_another_thing_is_taken_for_a_budget():
+    with pytest.raises(ks.DefinitionError, match=r"ks\.Budget"):
+        ks.workflow(budget=5)(lambda: None)
+
+
+# -- warning -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_budget_is_warned_of_twice_or_too_late(world):
+    observer = Recording()
+    async with world.engine(observers=[observer]) as engine:
+        run = await engine.start(asking(10, ks.Budget(steps=10, tokens=1000), tokens=95), run_id="r")
+        await run.result(5)
+    told = [
+        (event.data["kind"], event.data["used"], event.data["limit"])
+        for event in observer.events
+        if event.name == "run.budget"
+    ]
+    assert told == [("steps", 9, 10), ("tokens", 950, 1000)]
+
+
+@pytest.mark.live_only
+async def test_a_recovery_warns_once_more(world):
+    observer = Recording()
+
+    @ks.workflow(budget=ks.Budget(steps=10))
+    async def program():
+        for number in range(9):
+            await ask(number)
+        await ks.wait_for("go")
+
+    engine = await world.started(linger_seconds=60, observers=[observer])
+    await engine.start(program, run_id="r")
+    await until_at_last_wait(engine, "r")
+    engine = await world.crash_and_recover(engine, observers=[observer])
+    run = await engine.get("r")
+    await run.signal("go")
+    await run.result(5)
+    await engine.close()
+    assert observer.names().count("run.budget") == 1
+
+
+# -- crashes -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_crash_at_any_write_makes_the_budget_another():
+    """However often it crashes, as many steps are recorded as the budget has, and their cost is known."""
+    effects = []
+
+    @ks.step
+    async def pay(number):
+        effects.append(number)
+        ks.spend(cost=1)
+
+    @ks.workflow(name="paying", budget=ks.Budget(cost=3))
+    async def program():
+        for number in range(9):
+            try:
+                await pay(number)
+            except ks.BudgetExceeded as exceeded:
+                return exceeded.step
+        return None
+
+    async def play(engine):
+        return await (await engine.start(program, run_id="main")).result(5)
+
+    async def judge(disk, lives):
+        assert lives.result == "pay#4", str(lives.point)
+        assert len(effects) <= 3 + lives.crashes
+        async with ks.Engine(disk.open(), worker=False) as engine:
+            spent = await (await engine.get("main")).spent()
+            assert (spent.cost, spent.steps) == (3, 3), str(lives.point)
+        effects.clear()
+
+    assert await crash_everywhere(MemoryDisk, play, judge, workflows=[program]) > 4
+
+
+def test_what_was_spent_is_lost_in_a_consolidated_state():
+    began = datetime(2026, 1, 1, tzinfo=UTC)
+    spent = Spent(began)
+    at = began
+    for number in range(6):
+        at += timedelta(seconds=1)
+        kind = "superseded" if number == 3 else "step completed"
+        data = {"spent": {"cost": 0.5, "tokens": 2}} if number != 3 else None
+        spent.add(Record("r", kind, started_at=at, finished_at=at, data=data))
+    copy = Spent.from_data(spent.as_data())
+    for one in (spent, copy):
+        assert one.used(at) == {"seconds": 2.0, "steps": 2, "cost": 1.0, "tokens": 4}
+        assert one.all(at).seconds == 6.0
+        assert (one.steps, one.cost, one.tokens) == (5, 2.5, 10)
