@@ -48,8 +48,10 @@ class Problem:
     how: str = ""
     file: str = ""
     line: int = 0
+    column: int = 0
 
     def __str__(self) -> str:
-        place = f"{self.file}:{self.line}: " if self.file and self.line else f"{self.file}: " if self.file else ""
+        place = ":".join(str(part) for part in (self.file, self.line, self.column) if part) if self.file else ""
+        place = f"{place}: " if place else ""
         told = f"; {self.how}" if self.how else ""
         return f"{place}{self.severity}: {self.where}: {self.what}{told}"
