@@ -68,6 +68,10 @@ class Attempt:
     def call_step(self, step: Step[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> PlainCall[Any]:
         return PlainCall(step.fn, args, kwargs)
 
+    def idempotency_key(self) -> str:
+        """The key of this step for outside services."""
+        return idempotency_key(self.run.id, self.key, self.run.generation)
+
 
 def idempotency_key(run: str, key: str, generation: int) -> str:
     """The same for every attempt and recovery of one step; another after a person has retried the run."""

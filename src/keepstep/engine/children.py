@@ -319,6 +319,9 @@ def start(workflow: Any, *args: Any, **kwargs: Any) -> Call[ChildRun]:
         raise DefinitionError(f"{workflow!r} is not a workflow; decorate it with @ks.workflow")
     if options.get("run_id") is not None:
         check_id(options["run_id"])
+    if workflow.starting:
+        own = {name: value for name, value in workflow.starting.items() if name in _CHILD_OPTIONS}
+        options = {**own, **options, "tags": {**own.get("tags", {}), **(options.get("tags") or {})}}
     check_options(options.get("queue", "default"), options.get("priority", 0), options.get("delay", 0.0), None)
     options["tags"] = checked_tags(options.get("tags"))
     workflow.check_arguments(args, kwargs)

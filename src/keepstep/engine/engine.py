@@ -302,6 +302,11 @@ class Engine:
             workflow, args, kwargs = workflow.workflow, workflow.args, workflow.kwargs
         workflow = self._definition(workflow)
         workflow.check_arguments(args, kwargs)
+        if workflow.starting:
+            queue = workflow.starting.get("queue", queue) if queue == "default" else queue
+            priority = workflow.starting.get("priority", priority) if priority == 0 else priority
+            deadline = workflow.starting.get("deadline") if deadline is None else deadline
+            tags = {**workflow.starting.get("tags", {}), **(tags or {})}
         check_options(queue, priority, delay, key)
         self.encryption.check_writing()
         now = self.clock.now()
@@ -669,6 +674,11 @@ class Engine:
         except Exception:  # noqa: BLE001 - better nothing than a secret
             return "[not shown: redaction failed]"
 
+    def heed(self, workflow: Workflow[..., Any]) -> None:
+        """From now on, keep out what a workflow says must not be stored or told."""
+        if workflow.redacting:
+            self._redactor = self._redactor.also(workflow.redacting)
+
     def check_value(self, data: bytes, name: str, what: str = "step") -> None:
         """Refuse a value that must not be stored: it is too large, or holds what looks like a secret."""
         if len(data) > self.max_value_bytes:
@@ -696,6 +706,7 @@ class Engine:
 
     def input_of(self, workflow: Workflow[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> bytes:
         """The arguments of a run as they are stored."""
+        self.heed(workflow)
         data = workflow.values.encode([[*args], kwargs], f"workflow {workflow.name!r}: input")
         self.check_value(data, workflow.name, "input of workflow")
         return data

@@ -8,7 +8,6 @@ from uuid import UUID
 
 from ..errors import DefinitionError
 from ..ports import CURRENT
-from . import attempt as attempts
 from .branch import in_workflow
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def idempotency_key() -> str:
     scope = CURRENT.get()
     if scope is None or not scope.in_step:
         raise DefinitionError("ks.idempotency_key is called outside a step; it belongs to the step that uses it")
-    return attempts.idempotency_key(scope.run.id, scope.key, scope.run.generation)
+    return scope.idempotency_key()  # type: ignore[no-any-return]
 
 
 def run_id() -> str | None:

@@ -83,6 +83,7 @@ class Runner:
         try:
             known = engine.workflows.get(run.workflow) or next(iter(engine.workflows.values()))  # if its row is damaged
             context = RunContext(engine, known, claim)
+            engine.heed(known)
         except EncryptionError as error:
             engine.encryption.cannot_read(error)
             await engine.put_back(claim, error)

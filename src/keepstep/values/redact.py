@@ -63,12 +63,17 @@ class Redactor:
     """Finds texts that match any of `patterns`, and those that `Secret.reveal` has given out in this process."""
 
     def __init__(self, patterns: Iterable[str | re.Pattern[str]] = DEFAULTS) -> None:
-        given = tuple(patterns)
+        given = self._given = tuple(patterns)
         self._patterns = tuple(re.compile(pattern) for pattern in given)
         hints = {hint: None for pattern in given for hint in _HINTED.get(pattern, ())}
         self._gated = [(gate, [hint for hint in hints if gate in hint]) for gate in _GATES]
         self._hints = [hint for hint in hints if not any(gate in hint for gate in _GATES)]
         self._all_hinted = all(pattern in _HINTED for pattern in given)
+
+    def also(self, patterns: Iterable[str | re.Pattern[str]]) -> Redactor:
+        """One that looks for these patterns too; this one, if it does already."""
+        more = [pattern for pattern in patterns if pattern not in self._given]
+        return type(self)((*self._given, *more)) if more else self
 
     def text(self, text: str) -> str:
         """The text with every secret in it replaced."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
 
 from ..errors import DefinitionError, DuplicateName
@@ -249,6 +250,11 @@ class Workflow(Generic[P, R]):
         functools.update_wrapper(self, fn)
         self.place: Place = place_of(fn, self.name)
         self._counts = _plain_counts(self._signature)
+
+    #: What its runs get unless their start says otherwise: a queue, a priority, a deadline in seconds, tags.
+    starting: Mapping[str, Any] = MappingProxyType({})
+    #: Patterns of what must not be stored or told, beyond those that the engine looks for anyway.
+    redacting: tuple[str, ...] = ()
 
     @property
     def signature(self) -> inspect.Signature:
