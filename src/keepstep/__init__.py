@@ -46,6 +46,7 @@ if _TYPE_CHECKING:
     from .stores.keys import Keys
     from .values import Redactor, Secret, register
     from .workflows.dag import Dag
+    from .workflows.declarative import load
     from .workflows.definition import Call, step, workflow
     from .workflows.graph import Changes, Goto, Graph
 
@@ -74,6 +75,7 @@ _HOMES = {
     "stores.keys": "Keys",
     "values": "Redactor Secret register",
     "workflows.dag": "Dag",
+    "workflows.declarative": "load",
     "workflows.definition": "Call step workflow",
     "workflows.graph": "Changes Goto Graph",
 }
@@ -152,6 +154,7 @@ __all__ = [
     "emit",
     "gather",
     "idempotency_key",
+    "load",
     "map",
     "now",
     "open",

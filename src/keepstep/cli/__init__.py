@@ -33,6 +33,7 @@ COMMANDS = {
     "cancel": ("steer:cancel", "Cancel a run, for good."),
     "retry": ("steer:retry", "Let a failed or set-aside run go on."),
     "resolve": ("steer:resolve", "Settle an at-most-once step that is in doubt."),
+    "validate": ("validate:validate", "Say what is wrong with workflows in files."),
     "audit": ("audit:audit", "Show who did what to a run, and why."),
     "crashtest": ("crashtest:crashtest", "Kill a workflow at every checkpoint, and report."),
     "rekey": ("rekey:rekey", "Encrypt the data keys of all runs with the current key."),

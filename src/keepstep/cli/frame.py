@@ -178,6 +178,13 @@ def command(name: str, **options: Any) -> Callable[[Callable[..., Any]], click.C
 
 
 RUN = click.argument("run_id", metavar="RUN")
+MODULE = click.option(
+    "--module",
+    "module",
+    multiple=True,
+    metavar="FILE.py|MODULE",
+    help="Where a YAML or JSON file finds its functions; may be given several times.",
+)
 REASON = click.option("--reason", default="", metavar="TEXT", help="Why, for the audit.")
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import click
 
 from . import exits
-from .frame import Settings, command, shown_url, unattended
+from .frame import MODULE, Settings, command, shown_url, unattended
 from .look import tag_of
 
 if TYPE_CHECKING:
@@ -34,9 +34,10 @@ def _shared(function: Callable[..., Any]) -> Callable[..., Any]:
     """The arguments that both commands take."""
     for option in reversed(
         [
-            click.argument("target", metavar="FILE.py:WORKFLOW"),
+            click.argument("target", metavar="FILE.py:WORKFLOW|FILE.yaml"),
             click.argument("words", nargs=-1, metavar="[ARGUMENT...]"),
             click.option("--input", "text", metavar="JSON", help="The input as JSON, @file, or - for standard input."),
+            MODULE,
             click.option("--id", "run_id", metavar="ID", help="The run's id; a run that is there already goes on."),
             click.option("--tag", type=tag_of, multiple=True, metavar="NAME=VALUE", help="A tag to find it by."),
             click.option(
@@ -51,9 +52,15 @@ def _shared(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def _named(modules: tuple[str, ...]) -> list[str]:
+    """The options that name modules, as they were written."""
+    return [word for module in modules for word in ("--module", module)]
+
+
 _EPILOG = (
     "An ARGUMENT is a JSON value or plain text, or name=value. With --input an object holds arguments by name, any "
-    "other JSON is the one argument. FILE.py may also be a module: package.module:workflow."
+    "other JSON is the one argument. FILE.py may also be a module: package.module:workflow. A "
+    "workflow in a YAML or JSON file finds its functions in what --module names."
 )
 
 
@@ -68,6 +75,7 @@ def run(
     target: str,
     words: tuple[str, ...],
     text: str | None,
+    module: tuple[str, ...],
     run_id: str | None,
     tag: tuple[tuple[str, str], ...],
     deadline: float | None,
@@ -78,10 +86,10 @@ def run(
     """
     from .target import load_workflow
 
-    workflow = load_workflow(target, debug=settings.debug)
+    workflow = load_workflow(target, modules=module, debug=settings.debug)
     logging.getLogger("keepstep").addFilter(not_twice)
     options = {"run_id": run_id, "tags": dict(tag), "deadline": deadline}
-    driven = _Driven(settings, workflow, target, options, words=words, text=text)
+    driven = _Driven(settings, workflow, (target, *_named(module)), options, words=words, text=text)
     with redirect_stdout(sys.stderr):  # what the workflow prints is no part of its result
         code = asyncio.run(driven.drive())
     return driven.conclude() if driven.ended is not None else code
@@ -99,7 +107,7 @@ class _Driven:
         self,
         settings: Settings,
         workflow: Workflow[..., Any],
-        target: str,
+        target: tuple[str, ...],
         options: dict[str, Any],
         *,
         words: tuple[str, ...],
@@ -183,7 +191,7 @@ class _Driven:
         lines.plain(f"stopping: a step that is under way has {STOP_SECONDS:g} s to finish (Ctrl-C again: at once)")
         await engine.close(STOP_SECONDS)
         lines.stop()
-        again = exits.line("run", self.target, "--id", handle.id)
+        again = exits.line("run", *self.target, "--id", handle.id)
         if self.settings.json:
             click.echo(json.dumps({"run": handle.id, "status": "interrupted", "again": again}), file=sys.__stdout__)
         lines.plain(f"run {handle.id} is not finished; nothing that it finished is lost. It goes on with\n  {again}")
@@ -264,6 +272,7 @@ def start(
     target: str,
     words: tuple[str, ...],
     text: str | None,
+    module: tuple[str, ...],
     run_id: str | None,
     tag: tuple[tuple[str, str], ...],
     deadline: float | None,
@@ -277,7 +286,7 @@ def start(
     """
     from .target import load_workflow, read_input
 
-    workflow = load_workflow(target, debug=settings.debug)
+    workflow = load_workflow(target, modules=module, debug=settings.debug)
     args, kwargs = read_input(workflow, text, words)
 
     async def begin() -> tuple[str, str, bool]:
@@ -298,4 +307,5 @@ def start(
     settings.answer({"run": started, "workflow": workflow.name, "status": status}, started)
     if not known and not settings.json and status == "queued":
         where = target.rpartition(":")[0] or target
-        click.echo(f"no worker drives {workflow.name!r} yet: {exits.line('worker', where)}", err=True)
+        line = exits.line("worker", where, *_named(module))
+        click.echo(f"no worker drives {workflow.name!r} yet: {line}", err=True)

@@ -26,8 +26,15 @@ _LAST_CALLS = 6
 # -- the workflow ------------------------------------------------------------------------------------------------------
 
 
-def load_workflow(target: str, *, debug: bool = False) -> Workflow[..., Any]:
-    """The workflow that `file.py:workflow` or `module:workflow` names; without a name, the only one there."""
+def load_workflow(target: str, *, modules: Sequence[str] = (), debug: bool = False) -> Workflow[..., Any]:
+    """The workflow that `file.py:workflow` or `module:workflow` names; without a name, the only one there.
+
+    A declarative file is one, with functions from `modules`.
+    """
+    if is_workflow_file(target):
+        return load_file(target, modules, debug=debug)
+    if modules:
+        raise exits.Refused("--module is for workflows in YAML or JSON files", f"{target} imports what it needs")
     where, name = split(target)
     module = load_module(where, debug=debug)
     there = workflows_in(module)
@@ -38,6 +45,26 @@ def load_workflow(target: str, *, debug: bool = False) -> Workflow[..., Any]:
     if not there:
         raise exits.Refused(f"{where} defines no workflow", "decorate a function with @keepstep.workflow")
     raise exits.Refused(f"{where} defines several workflows", f"name one: {', '.join(f'{where}:{n}' for n in there)}")
+
+
+def is_workflow_file(target: str) -> bool:
+    """Whether a target is a declarative file, not Python."""
+    return target.lower().endswith((".yaml", ".yml", ".json"))
+
+
+def load_file(target: str, modules: Sequence[str], *, debug: bool = False) -> Workflow[..., Any]:
+    """The workflow of a declarative file, with functions, agents and workflows from modules that the user names."""
+    from ..errors import InvalidGraph
+    from ..workflows.declarative import load
+
+    found = [load_module(one, debug=debug) for one in modules]
+    try:
+        return load(target, modules=found)
+    except InvalidGraph as error:
+        title, *lines = str(error).splitlines()
+        missing = not modules and "modules=" in str(error)
+        told = [*(line.strip() for line in lines), *(["name what it uses with --module FILE.py"] if missing else [])]
+        raise exits.Refused(title.rstrip(":"), "\n".join(told)) from None
 
 
 def split(target: str) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from . import exits
-from .frame import Settings, command, shown_url
+from .frame import MODULE, Settings, command, shown_url
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -24,7 +24,8 @@ IDLE_SECONDS = 0.5
 
 
 @command("worker")
-@click.argument("targets", nargs=-1, required=True, metavar="FILE.py|MODULE[:WORKFLOW]...")
+@click.argument("targets", nargs=-1, required=True, metavar="FILE.py|MODULE[:WORKFLOW]|FILE.yaml...")
+@MODULE
 @click.option("--max-runs", type=click.IntRange(1), default=1000, show_default=True, help="Runs driven at once.")
 @click.option(
     "--stop-seconds",
@@ -44,6 +45,7 @@ def worker(
     settings: Settings,
     *,
     targets: tuple[str, ...],
+    module: tuple[str, ...],
     max_runs: int,
     stop_seconds: float,
     until_idle: bool,
@@ -56,7 +58,7 @@ def worker(
 
     SIGTERM or Ctrl-C: takes no more work, lets steps finish for a while, hands the rest back.
     """
-    chosen = _chosen(targets, debug=settings.debug)
+    chosen = _chosen(targets, module, debug=settings.debug)
     options: dict[str, Any] = {"max_runs": max_runs, "workflows": chosen}
     if retain_days is not None:
         from ..policies import Retain
@@ -65,14 +67,17 @@ def worker(
     return asyncio.run(_serve(settings, options, stop_seconds, until_idle=until_idle, quiet=quiet, verbose=verbose))
 
 
-def _chosen(targets: tuple[str, ...], *, debug: bool) -> list[Workflow[..., Any]] | None:
+def _chosen(targets: tuple[str, ...], modules: tuple[str, ...], *, debug: bool) -> list[Workflow[..., Any]] | None:
     """The workflows that were named, or None for all that the files define and import."""
     from ..workflows.definition import KNOWN
-    from .target import load_module, load_workflow, split
+    from .target import is_workflow_file, load_module, load_workflow, split
 
     named: list[Workflow[..., Any]] = []
     whole = False
     for target in targets:
+        if is_workflow_file(target):
+            named.append(load_workflow(target, modules=modules, debug=debug))
+            continue
         where, name = split(target)
         if name:
             named.append(load_workflow(target, debug=debug))

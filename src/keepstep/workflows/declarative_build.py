@@ -1,0 +1,479 @@
+"""Makes a graph or a dag of an examined file, with functions that the caller names; the file itself imports nothing."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..errors import DefinitionError, KeepstepError, Permanent
+from ..policies import All, Quorum, Retry, WaitPolicy
+from ..policies import Any as AnyOne
+from .dag import Dag
+from .declarative_cel import VARIABLES, Condition
+from .declarative_check import Examined, exits_of, inside, items, kind_of
+from .declarative_http import DEFAULT_SECONDS, MAX_BYTES, Request
+from .declarative_read import Value
+from .declarative_schema import nearest, problem, shown
+from .definition import KNOWN, Step, Workflow
+from .graph import Graph
+from .place import Place
+from .shape import Problem
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+@dataclass(frozen=True)
+class Names:
+    """What a file may name, given by the caller: by name, or as something that a module of theirs holds."""
+
+    modules: tuple[ModuleType, ...] = ()
+    functions: Mapping[str, Any] = field(default_factory=dict)
+    agents: Mapping[str, Any] = field(default_factory=dict)
+    workflows: Mapping[str, Workflow[..., Any]] = field(default_factory=dict)
+
+    def all_functions(self) -> dict[str, Any]:
+        """Functions and steps by their names; what a module keeps to itself is not among them."""
+        return {**self._held(lambda one: isinstance(one, Step) or inspect.isfunction(one)), **self.functions}
+
+    def all_agents(self) -> dict[str, Any]:
+        """What can be called, but for classes."""
+        held = self._held(lambda one: callable(one) and not isinstance(one, type | Workflow))
+        return {**held, **self.functions, **self.agents}
+
+    def all_workflows(self) -> dict[str, Workflow[..., Any]]:
+        """Workflows, by their own names."""
+        held = self._held(lambda one: isinstance(one, Workflow)).values()
+        return {**{one.name: one for one in held}, **self.workflows}
+
+    def _held(self, fits: Callable[[Any], bool]) -> dict[str, Any]:
+        return {
+            name: one
+            for module in reversed(self.modules)
+            for name, one in vars(module).items()
+            if not name.startswith("_") and fits(one)
+        }
+
+
+def checked_names(
+    modules: Iterable[Any], functions: Mapping[str, Any] | None, agents: Mapping[str, Any] | None
+) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]:
+    """What the caller gave, or a clear error."""
+    given = (modules,) if isinstance(modules, ModuleType) else tuple(modules)
+    for module in given:
+        if not isinstance(module, ModuleType):
+            raise DefinitionError(f"modules= takes modules that are imported already, not {module!r}")
+    for what, table in (("functions", functions), ("agents", agents)):
+        for name, one in (table or {}).items():
+            if not callable(one):
+                raise DefinitionError(f"{what}= takes callables by name; {name!r} is {one!r:.60}")
+    return given, dict(functions or {}), dict(agents or {})
+
+
+class Builder:
+    """One file on its way to a workflow; `problems` gathers what is wrong with what the file names."""
+
+    def __init__(self, examined: Examined, names: Names, file: str) -> None:
+        assert examined.value is not None  # noqa: S101 - a file with errors is not built
+        self.root, self.form, self.file = examined.value, examined.form, file
+        self.functions, self.agents, self.workflows = names.all_functions(), names.all_agents(), names.all_workflows()
+        self.steps: dict[str, Value] = self.root.data["steps"].data
+        self.variable = VARIABLES[self.form]
+        self.name: str = self.root.data["metadata"].data["name"].data
+        self.place = Place(str(Path(file).resolve()), 1, "", self.name)
+        self.problems: list[Problem] = []
+
+    def check_names(self) -> list[Problem]:
+        """What the file names and the caller did not give."""
+        look = {"function": self._function, "map": self._function, "agent": self._agent, "subworkflow": self._workflow}
+        for name, step in self.steps.items():
+            if kind_of(step) in look:
+                look[kind_of(step)](name, step)
+        return self.problems
+
+    def build(self) -> Workflow[..., Any] | None:
+        """The workflow, which the process then knows by its name; None if there are problems."""
+        if self.check_names() or self._is_taken():
+            return None
+        before = KNOWN.get(self.name)
+        workflow: Workflow[..., Any] = self._graph() if self.form == "graph" else self._dag()
+        if self.problems:
+            _forget(self.name, before)
+            return None
+        workflow.place = self.place
+        workflow.starting = self._starting()
+        workflow.redacting = tuple(one.data for one in items(inside(self.root, "policies", "security", "redact")))
+        workflow.__doc__ = self._text("metadata", "description") or f"The workflow of {self.file}."
+        return workflow
+
+    def _is_taken(self) -> bool:
+        """Whether another place defines a workflow of this name; the same file may be loaded again."""
+        other = KNOWN.get(self.name)
+        if other is None or other.place.is_local or other.source == (self.place.file, self.place.name):
+            return False
+        what = f"another workflow is named {self.name!r}, at {other.place}"
+        at = self.root.data["metadata"].data["name"].at
+        self.problems.append(problem("metadata.name", what, "give one of them another name", at))
+        return True
+
+    # -- a graph ---------------------------------------------------------------------------------------------------
+
+    def _graph(self) -> Graph:
+        graph = Graph(
+            self.name,
+            version=self._text("metadata", "version") or "1",
+            reducers=self._plain("spec", "reducers"),
+            max_iterations=int(self._plain("policies", "resilience", "max_iterations") or 1000),
+            durability=self._text("policies", "resilience", "durability"),
+            on_change=self._text("policies", "resilience", "on_change") or "fail",  # type: ignore[arg-type]
+            interrupt_before=self._plain("policies", "observability", "interrupt_before") or (),
+            interrupt_after=self._plain("policies", "observability", "interrupt_after") or (),
+        )
+        for name, step in self.steps.items():
+            self._told(step, name, self._put, graph, name, step)
+        for name, step in self.steps.items():
+            self._lead(graph, name, step)
+        graph.entry(self._text("spec", "entrypoint") or next(iter(self.steps)))
+        graph.exit(*exits_of(self.steps))
+        return graph
+
+    def _put(self, graph: Graph, name: str, step: Value) -> None:
+        kind, into = kind_of(step), self._into(name, step)
+        options: dict[str, Any] = {"stage": data(step, "stage")} if "stage" in step.data else {}
+        if kind == "delay":
+            graph.delay(name, seconds(step.data["for"]))
+        elif kind == "approval":
+            default = {"approve": True, "deny": False}.get(data(step, "on_timeout"))
+            more = {} if default is None else {"default": default}
+            limit = seconds(step.data["timeout"]) if "timeout" in step.data else None
+            graph.wait(name, signal=data(step, "signal") or name, into=into, timeout=limit, **more)
+        elif kind == "map":
+            concurrency = data(step, "concurrency") or self._whole("spec", "resources", "concurrency")
+            made: Step[..., Any] = Step(self._function(name, step), name=f"{name}-item", **self._options(step))
+            collect, wait = bool(data(step, "collect")), waits(step.data.get("wait"))
+            limit = int(concurrency) if concurrency is not None else None
+            graph.map(name, made, over=data(step, "over"), into=into, concurrency=limit, wait=wait, collect=collect)
+        elif kind == "subworkflow":
+            child = self._workflow(name, step)
+            takes = [one.data for one in items(step.data.get("takes"))] or None
+            graph.add(child, name, takes=takes, gives=data(step, "into"))
+        elif kind in ("branch", "barrier"):
+            graph.add(_nothing, name)
+        elif kind == "agent":
+            agent = self._agent(name, step)
+            graph.add(self._step(name, step, agent), name, agent=data(step, "agent") or name, **options)
+        elif kind == "http":
+            request = self._request(name, step)
+            graph.add(Step(_sending(request, into), name=name, **self._options(step)), name, **options)
+        else:
+            graph.add(self._step(name, step, self._function(name, step)), name, **options)
+
+    def _lead(self, graph: Graph, name: str, step: Value) -> None:
+        following = step.data.get("next")
+        if following is not None and isinstance(following.data, tuple):
+            barrier = self.steps[data(step, "join")]
+            wait, collect = waits(barrier.data.get("wait")), bool(data(barrier, "collect"))
+            graph.parallel(name, [one.data for one in following.data], data(step, "join"), wait=wait, collect=collect)
+        elif following is not None:
+            graph.edge(name, following.data)
+        for number, one in enumerate(items(step.data.get("branches"))):
+            when = one.data.get("when")
+            path = f"steps.{name}.branches[{number}].when"
+            graph.edge(name, data(one, "next"), self._condition(when, path))
+
+    # -- a dag -----------------------------------------------------------------------------------------------------
+
+    def _dag(self) -> Dag:
+        dag = Dag(
+            self.name,
+            version=self._text("metadata", "version") or "1",
+            durability=self._text("policies", "resilience", "durability"),
+            on_change=self._text("policies", "resilience", "on_change") or "fail",  # type: ignore[arg-type]
+            concurrency=self._whole("spec", "resources", "concurrency"),
+            place=self.place,
+        )
+        for name, step in self.steps.items():
+            self._told(step, name, self._need, dag, name, step)
+        for one in [] if self.problems else dag.problems():
+            found = next((name for name in self.steps if one.where in (name, f"step {name!r}")), "")
+            at = self.steps[found].key if found else self.root.key
+            self.problems.append(problem(f"steps.{found}" if found else "steps", one.what, one.how, at))
+        return dag
+
+    def _need(self, dag: Dag, name: str, step: Value) -> None:
+        kind = kind_of(step)
+        needed = [one.data for one in items(step.data.get("needs"))]
+        renamed = {one.data: parameter for parameter, one in _parts(step, "with").items()}
+        needs = {renamed.get(one, one.replace("-", "_")): one for one in needed}
+        if kind == "subworkflow":
+            thing = self._workflow(name, step)
+        elif kind == "barrier":
+            thing = Step(_joining, name=name)
+        elif kind == "http":
+            thing = Step(_asking(self._request(name, step)), name=name, **self._options(step))
+        else:
+            found = self._agent(name, step) if kind == "agent" else self._function(name, step)
+            thing = _rebuilt(found, _callable(found), name, self._options(step))
+        when = self._condition(step.data.get("when"), f"steps.{name}.when")
+        wait, place = waits(step.data.get("wait")), Place(self.file, step.key.line, "", name)
+        dag.add(thing, name, needs=needs, when=when, wait=wait, place=place)
+
+    # -- what both have --------------------------------------------------------------------------------------------
+
+    def _function(self, name: str, step: Value) -> Any:
+        return self._given(name, step, "function", self.functions)
+
+    def _agent(self, name: str, step: Value) -> Any:
+        return self._given(name, step, "agent", self.agents)
+
+    def _workflow(self, name: str, step: Value) -> Any:
+        return self._given(name, step, "workflow", self.workflows)
+
+    def _given(self, name: str, step: Value, what: str, known: Mapping[str, Any]) -> Any:
+        """What a step names, by the step's id if it names nothing else."""
+        named = step.data.get(what)
+        wanted = named.data if named is not None else name
+        if wanted not in known:
+            how = nearest(wanted, known) or f"give it with {what}s= or modules="
+            path, at = (f"steps.{name}.{what}", named.at) if named is not None else (f"steps.{name}", step.key)
+            self.problems.append(problem(path, f"there is no {what} {shown(wanted)}", how, at))
+            return None
+        return known[wanted]
+
+    def _step(self, name: str, step: Value, found: Any) -> Step[..., Any]:
+        """A step of a graph: the function itself, or one that takes keys of the state and gives a key."""
+        keys = {parameter: one.data for parameter, one in _parts(step, "with").items()} if "with" in step.data else None
+        into = data(step, "into")
+        body = _callable(found)
+        if keys is not None or into is not None:
+            if isinstance(found, Step) and found.transactional:
+                raise DefinitionError("with: and into: do not go with a transactional step; let it take the state")
+            body = _adapted(body, keys, into, name)
+        return _rebuilt(found, body, name, self._options(step))
+
+    def _options(self, step: Value) -> dict[str, Any]:
+        """The options of a step: its own, else those of the whole file."""
+        options: dict[str, Any] = {}
+        once = data(step, "at_most_once") is True
+        retry = step.data.get("retry") or inside(self.root, "spec", "retry")
+        if retry is not None and not once:
+            options["retry"] = retried(retry)
+        limit = step.data.get("timeout") or inside(self.root, "policies", "resilience", "timeout")
+        if limit is not None:
+            options["timeout"] = seconds(limit)
+        if once:
+            options["at_most_once"] = True
+        return options
+
+    def _request(self, name: str, step: Value) -> Request:
+        headers: list[tuple[str, str | tuple[str, str]]] = []
+        for header, one in _parts(step, "headers").items():
+            secret = (data(one, "prefix") or "", data(one, "secret")) if isinstance(one.data, dict) else one.data
+            headers.append((header, secret))
+        body = step.data.get("body")
+        sent = None
+        if body is not None:
+            pairs = body.data.items() if isinstance(body.data, dict) else ((one.data, one) for one in body.data)
+            sent = tuple((title, key.data) for title, key in pairs)
+        limit = step.data.get("timeout") or inside(self.root, "policies", "resilience", "timeout")
+        return Request(
+            url=data(step, "url"),
+            method=data(step, "method") or ("GET" if body is None else "POST"),
+            headers=tuple(headers),
+            body=sent,
+            expect=frozenset(int(one.data) for one in step.data["expect"].data) if "expect" in step.data else None,
+            redirects=data(step, "redirects") != "none",
+            max_bytes=int(data(step, "max_bytes") or MAX_BYTES),
+            seconds=seconds(limit) if limit is not None else DEFAULT_SECONDS,
+            where=f"{self.file}:{step.key.line}: step {name!r}",
+        )
+
+    def _condition(self, value: Value | None, path: str) -> Condition | None:
+        if value is None:
+            return None
+        return Condition(value.data, self.variable, f"{self.file}:{value.at.line}: {path}")
+
+    def _into(self, name: str, step: Value) -> str:
+        return data(step, "into") or name.replace("-", "_")
+
+    def _starting(self) -> dict[str, Any]:
+        """What runs are started with unless the start says otherwise."""
+        found: dict[str, Any] = {}
+        tags, limit = self._plain("metadata", "tags"), inside(self.root, "spec", "timeout")
+        queue, priority = self._text("spec", "resources", "queue"), self._plain("spec", "resources", "priority")
+        if tags:
+            found["tags"] = tags
+        if limit is not None:
+            found["deadline"] = seconds(limit)
+        if queue is not None:
+            found["queue"] = queue
+        if priority is not None:
+            found["priority"] = int(priority)
+        return found
+
+    def _told(self, step: Value, name: str, make: Callable[..., None], *args: Any) -> None:
+        """Make something; what is refused is a problem of the step."""
+        try:
+            make(*args)
+        except KeepstepError as error:
+            self.problems.append(problem(f"steps.{name}", str(error), "", step.key))
+
+    def _text(self, *path: str) -> str | None:
+        found = inside(self.root, *path)
+        return None if found is None else str(found.data)
+
+    def _whole(self, *path: str) -> int | None:
+        found = inside(self.root, *path)
+        return None if found is None else int(found.data)
+
+    def _plain(self, *path: str) -> Any:
+        found = inside(self.root, *path)
+        return None if found is None else found.plain()
+
+
+def _forget(name: str, before: Workflow[..., Any] | None) -> None:
+    """Put back what was known by a name before something was built that is not right."""
+    if before is None:
+        KNOWN.pop(name, None)
+    else:
+        KNOWN[name] = before
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
+def data(value: Value, key: str) -> Any:
+    """What a key of a mapping holds; None if it is not there."""
+    found = value.data.get(key)
+    return None if found is None else found.data
+
+
+def _parts(step: Value, key: str) -> dict[str, Value]:
+    found = step.data.get(key)
+    return found.data if found is not None else {}
+
+
+def seconds(value: Value) -> float:
+    """A time in seconds, from a number or a text like 5m."""
+    if not isinstance(value.data, str):
+        return float(value.data)
+    number = value.data.rstrip("mshd")
+    return float(number) * _UNITS[value.data[len(number) :]]
+
+
+def waits(value: Value | None) -> WaitPolicy:
+    """How many are enough."""
+    if value is None or value.data == "all":
+        return All()
+    return AnyOne() if value.data == "any" else Quorum(int(value.data))
+
+
+def retried(value: Value) -> Retry:
+    """A retry as a file writes it."""
+    given: dict[str, Any] = {
+        f"{name}_seconds": seconds(value.data[name]) for name in ("base", "cap") if name in value.data
+    }
+    given |= {name: data(value, name) for name in ("factor", "jitter", "backoff") if name in value.data}
+    if data(value, "by_class"):
+        return Retry.by_class(**given)
+    if "attempts" in value.data:
+        given["attempts"] = int(data(value, "attempts"))
+    return Retry(**given)
+
+
+# -- bodies ------------------------------------------------------------------------------------------------------------
+
+
+def _callable(found: Any) -> Callable[..., Any]:
+    """The function of what a name stands for; an object that is called like an async function becomes one."""
+    if isinstance(found, Step):
+        return found.fn
+    if not inspect.isroutine(found) and inspect.iscoroutinefunction(getattr(found, "__call__", None)):  # noqa: B004
+
+        async def called(*args: Any, **kwargs: Any) -> Any:
+            return await found(*args, **kwargs)
+
+        called.__signature__ = inspect.signature(found)  # type: ignore[attr-defined]
+        return called
+    return found  # type: ignore[no-any-return]
+
+
+def _rebuilt(found: Any, body: Callable[..., Any], name: str, options: dict[str, Any]) -> Step[..., Any]:
+    """A step of this name; one that was a step already keeps what the file does not say otherwise."""
+    if isinstance(found, Step):
+        own: dict[str, Any] = {
+            "retry": None if options.get("at_most_once") else found.retry,
+            "timeout": found.timeout,
+            "at_most_once": found.at_most_once,
+            "verify": found.verify,
+            "transactional": found.transactional,
+            "service": found.service,
+        }
+        if found.at_most_once:
+            options.pop("retry", None)
+        return Step(body, name=name, **(own | options))
+    return Step(body, name=name, **options)
+
+
+def _adapted(fn: Callable[..., Any], keys: dict[str, str] | None, into: str | None, name: str) -> Callable[..., Any]:
+    """A function of the state around one of other parameters, whose result goes under a key."""
+
+    def given(state: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if keys is None:
+            return (state,), {}
+        for parameter, key in keys.items():
+            if key not in state:
+                raise Permanent(f"step {name!r}: the state has no key {key!r}, which with: gives to {parameter!r}")
+        return (), {parameter: state[key] for parameter, key in keys.items()}
+
+    if inspect.iscoroutinefunction(fn):
+
+        @functools.wraps(fn)
+        async def body(state: Any) -> Any:
+            args, kwargs = given(state)
+            result = await fn(*args, **kwargs)
+            return result if into is None else {into: result}
+    else:
+
+        @functools.wraps(fn)
+        def body(state: Any) -> Any:
+            args, kwargs = given(state)
+            result = fn(*args, **kwargs)
+            return result if into is None else {into: result}
+
+    body.__signature__ = _SIGNATURE  # type: ignore[attr-defined]
+    return body
+
+
+_SIGNATURE = inspect.Signature([inspect.Parameter("state", inspect.Parameter.POSITIONAL_OR_KEYWORD)])
+
+
+async def _nothing(state: Any) -> dict[str, Any]:  # noqa: ARG001 - every step is given the state
+    return {}
+
+
+async def _joining(**needs: Any) -> None:
+    """Where steps of a dag come together."""
+
+
+def _sending(request: Request, into: str) -> Callable[..., Any]:
+    def send(state: Mapping[str, Any]) -> dict[str, Any]:
+        return {into: request.send(state)}
+
+    return send
+
+
+def _asking(request: Request) -> Callable[..., Any]:
+    """A function with a parameter for each key that the request needs: of a dag's needs, or of its inputs."""
+
+    def ask(**values: Any) -> dict[str, Any]:
+        return request.send(values)
+
+    only_by_name = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter(key, only_by_name) for key in request.keys]
+    ask.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return ask

@@ -1,0 +1,155 @@
+"""Conditions in CEL, the Common Expression Language: compiled once, without side effects, and within limits.
+
+An expression cannot call, import or change anything. Its depth is limited to 32 and its loops to 10,000 rounds by the
+library, its length by the schema. What it looks at is given to it as plain values, and only the keys that it names: a
+state of a megabyte costs a condition on one of its numbers nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import Any
+
+from ..errors import DefinitionError
+
+#: A value that is nested deeper cannot be looked at: the library would run out of stack.
+MAX_DEPTH = 100
+#: What a condition looks at, in a graph and in a dag.
+VARIABLES = {"graph": "state", "dag": "inputs"}
+
+_PLAIN = (str, bytes, bool, int, float, datetime, timedelta, type(None))
+_POSITION = re.compile(r"<input>:(-?\d+):(-?\d+): (.*)")
+
+
+class BadCondition(DefinitionError):
+    """An expression that cannot be compiled; `how` says what to do about it."""
+
+    def __init__(self, what: str, how: str = "") -> None:
+        super().__init__(what)
+        self.what, self.how = what, how
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A predicate written in CEL. Its text is what it is known by; `place` says where it is written."""
+
+    text: str
+    variable: str = "state"
+    place: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        compiled(self.text, self.variable)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __call__(self, state: Mapping[str, Any]) -> bool:
+        found = compiled(self.text, self.variable)
+        try:
+            seen = _seen(state, found.keys, self.variable)
+            answer = found.program.eval(data={self.variable: seen})
+            kind, value = answer.type().name(), answer.value()
+        except (RuntimeError, ValueError, _NotPlain) as error:
+            raise self._failed(str(error)) from None
+        if kind == "ERROR":
+            raise self._failed(str(value))
+        if not isinstance(value, bool):
+            raise self._failed(f"it gives {value!r:.60}, not true or false")
+        return value
+
+    def _failed(self, why: str) -> DefinitionError:
+        place = f"{self.place}: " if self.place else ""
+        why = re.sub(r"^[A-Z_]+: | \[[A-Z_]+\]$", "", why)
+        missing = re.search(r"No such key|no such key|key not found|Key not found", why, re.IGNORECASE)
+        how = f"; guard it with has({self.variable}.…) && …" if missing else ""
+        return DefinitionError(f"{place}the condition `{self.text}` cannot be decided: {why}{how}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    program: Any
+    keys: frozenset[str] | None  # of the variable; None: any of them may be looked at
+
+
+@lru_cache(maxsize=4096)
+def compiled(text: str, variable: str) -> _Compiled:
+    """The program of an expression, or `BadCondition`."""
+    try:
+        from cel_expr_python import cel  # noqa: PLC0415 - only an extra installs it
+    except ImportError:
+        raise BadCondition("conditions cannot be read here", "install keepstep[yaml]") from None
+    try:
+        program = _environment(variable).compile(text)
+    except RuntimeError as error:
+        raise BadCondition(*_explained(str(error), variable)) from None
+    if program.return_type() not in (cel.Type.BOOL, cel.Type.DYN):
+        gives = program.return_type().name().lower()
+        raise BadCondition(f"it gives {gives}, not true or false", f"compare it: … == {variable}.…")
+    return _Compiled(program, _keys(text, variable))
+
+
+@lru_cache(maxsize=4)
+def _environment(variable: str) -> Any:
+    from cel_expr_python import cel  # noqa: PLC0415 - only an extra installs it
+
+    return cel.NewEnv(variables={variable: cel.Type.DYN})
+
+
+def _explained(said: str, variable: str) -> tuple[str, str]:
+    """What the library says, with the position in words and without its drawing."""
+    found = _POSITION.findall(said)
+    if not found:
+        return re.sub(r"^[A-Z_]+: | \[[A-Z_]+\]$", "", said).splitlines()[0], "write it in a simpler way"
+    line, column, what = found[0]
+    what = re.sub(r" \(in container '.*?'\)| expecting \{.*| \[[A-Z_]+\]$", "", what)[:300]
+    where = f"line {line}, character {column} of it" if int(line) > 1 else f"character {column} of it"
+    unknown = re.search(r"undeclared reference to '(\w+)", what)
+    how = f"what a condition looks at is written {variable}.…" if unknown else ""
+    return (f"{what}, at {where}" if int(column) > 0 else what), how
+
+
+# -- what it looks at --------------------------------------------------------------------------------------------------
+
+
+def _keys(text: str, variable: str) -> frozenset[str] | None:
+    """The keys that an expression names; None if it also uses the whole. A key in a quoted text does no harm."""
+    named = rf"\b{variable}\s*(?:\.\s*([A-Za-z_]\w*)|\[\s*(?:'([A-Za-z_]\w*)'|\"([A-Za-z_]\w*)\")\s*\])"
+    if re.search(rf"\b{variable}\b", re.sub(named, "", text)):
+        return None
+    return frozenset(one for found in re.findall(named, text) for one in found if one)
+
+
+class _NotPlain(Exception):
+    pass
+
+
+def _seen(state: Mapping[str, Any], keys: frozenset[str] | None, variable: str) -> dict[str, Any]:
+    names = state if keys is None else (key for key in keys if key in state)
+    return {name: _plain(state[name], f"{variable}.{name}", MAX_DEPTH) for name in names}
+
+
+def _plain(value: Any, path: str, depth: int) -> Any:
+    """The value in the types that the library knows."""
+    if isinstance(value, _PLAIN):
+        return value if type(value) in _PLAIN else _bare(value)
+    if depth <= 0:
+        raise _NotPlain(f"{path[:100]}… is nested more than {MAX_DEPTH} deep")
+    if isinstance(value, Mapping):
+        return {_plain(key, path, 0): _plain(part, f"{path}.{key}", depth - 1) for key, part in value.items()}
+    if isinstance(value, list | tuple | AbstractSet):
+        return [_plain(part, f"{path}[{number}]", depth - 1) for number, part in enumerate(value)]
+    raise _NotPlain(f"{path} is a {type(value).__name__}, which a condition cannot look at")
+
+
+def _bare(value: Any) -> Any:
+    """A value of a subclass, such as a text of an Enum, as what it is at heart."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, bytes):
+        return bytes(value)
+    return int(value) if isinstance(value, int) else float(value) if isinstance(value, float) else value
