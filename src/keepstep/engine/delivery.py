@@ -57,7 +57,7 @@ def _deliver(run: RunContext, draft: Draft) -> bool:
         run.now_at = record.finished_at
     run.moves += 1
     run.steps += 1
-    if run.steps == MANY_STEPS:
+    if run.steps == MANY_STEPS and not run.carries_state:
         log.warning("run %s has made %d steps; let it go on as a new run with ks.continue_as", run.id, run.steps)
     if not draft.call.settle(record):
         return False

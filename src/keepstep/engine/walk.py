@@ -185,6 +185,8 @@ class Walk:
         run, position = self.run, self.position
         if position.tracks or run.history is not None or run.detached:
             return
+        if run.holding or run.cancelling or run.timed_out:  # what is recorded of these must not lie before the state
+            return
         text = position.consolidated(run.seq, run.facts)
         if text is not None:
             record = Record(run.id, Kind.STATE.value, worker=run.worker, value=msgspec.Raw(text))
