@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import TypedDict
 
+import apsw
 import pytest
 
 import keepstep as ks
@@ -598,3 +599,27 @@ async def test_a_full_state_that_was_rewound_past_does_not_count(world, monkeypa
         await run.signal("word", "done")
         assert (await run.result())["n"] == 100
         assert (await run.state(fifth))["n"] == 5
+
+
+@pytest.mark.live_only
+async def test_a_full_state_that_is_damaged_is_derived_anew(world, monkeypatch, caplog):
+    if world.kind != "sqlite":
+        pytest.skip("only a file can be damaged from outside here")
+    monkeypatch.setattr(position, "ENOUGH_DELTAS", 4)
+    graph = counting(30)
+    engine = await world.started()
+    run = await engine.start(graph, {"n": 0}, run_id="r")
+    await until_status(run, "waiting")
+    await world.crash(engine)
+    db = apsw.Connection(str(world.path))
+    db.execute(
+        "UPDATE keepstep_checkpoint SET record = replace(record, '\"n\":', '\"N\":') WHERE seq ="
+        " (SELECT max(seq) FROM keepstep_checkpoint WHERE kind = 'consolidated state')"
+    )
+    assert db.changes() == 1
+    db.close()
+    async with world.engine() as engine:
+        run = await engine.get("r")
+        await run.signal("word", "done")
+        assert (await run.result())["n"] == 30
+    assert "a consolidated state is damaged and was derived anew" in caplog.text

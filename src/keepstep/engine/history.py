@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from datetime import datetime
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from ..errors import CheckpointCorrupt
@@ -148,6 +149,10 @@ def superseded_by(record: Record) -> int:
     return len(data.get("seqs", ())) if beyond is None else max(record.seq - 1 - beyond, 0)
 
 
+def _is_state(row: Row) -> bool:
+    return row.kind == Kind.STATE.value
+
+
 def _until(span: tuple[int, int]) -> int:
     return span[1]
 
@@ -183,10 +188,11 @@ class Tried:
 class History:
     """The records of a run that still count, by key and in order."""
 
-    def __init__(self, run: Run, after: int = 0) -> None:
+    def __init__(self, run: Run, after: int = 0, *, without_states: bool = False) -> None:
         self.run = run.id
         self.seq = after  # a consolidated state follows, which stands for everything up to it
         self.checksum = "" if after else origin(run)
+        self._without_states = without_states
         self.position: Position | None = None
         self.edits: list[Record] = []
         self.started_at: datetime | None = None
@@ -212,7 +218,23 @@ class History:
         self.last_at = run.created_at
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Verify the next rows of the chain and take them in."""
+        """Verify the next rows of the chain and take them in.
+
+        Consolidated states say nothing that the other records do not: without them, they may even be damaged.
+        """
+        if not self._without_states:
+            self._add(rows)
+            return
+        for is_state, some in groupby(rows, key=_is_state):
+            if not is_state:
+                self._add(some)
+                continue
+            for row in some:
+                if row.seq != self.seq + 1:
+                    raise CheckpointCorrupt(f"run {self.run!r}: chain broken at seq {self.seq + 1}: it is not there")
+                self.seq, self.checksum = row.seq, ""
+
+    def _add(self, rows: Iterable[Row]) -> None:
         for record, checksum in unseal(rows, self.run, self.seq, self.checksum):
             self.seq, self.checksum = record.seq, checksum
             self.spent.add(record)
@@ -266,7 +288,7 @@ class History:
 
     def arrange(self, run: Run) -> None:
         """All rows are in: check them against the head, and index what counts."""
-        if (self.seq, self.checksum) != (run.seq, run.checksum):
+        if (self.seq, self.checksum or run.checksum) != (run.seq, run.checksum):
             raise CheckpointCorrupt(
                 f"run {run.id!r}: chain broken at seq {self.seq + 1}: the head names seq {run.seq}, "
                 f"and the records end at {self.seq}"

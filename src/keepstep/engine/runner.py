@@ -43,7 +43,7 @@ from .tasks import left
 from .wakeups import receive
 
 if TYPE_CHECKING:
-    from ..model import Claim
+    from ..model import Claim, Run
     from ..workflows.definition import Workflow
     from .engine import Engine
 
@@ -136,16 +136,16 @@ class Runner:
         return None
 
     async def _load(self, context: RunContext) -> None:
-        store, run = self.engine.store, context.run
-        base = await newest_state(self.engine, run) if context.carries_state else None
-        history = History(run, 0 if base is None else base - 1)
-        while history.seq < run.seq:
-            rows = await self.engine.read(store.list_checkpoints, run.id, history.seq)
-            if not rows:
-                break
-            history.add(rows)
-            await asyncio.sleep(0)
-        history.arrange(run)
+        run = context.run
+        try:
+            base = await newest_state(self.engine, run) if context.carries_state else None
+            history = await self._read(run, History(run, 0 if base is None else base - 1))
+        except CheckpointCorrupt as error:
+            if not context.carries_state:
+                raise
+            history = await self._read(run, History(run, without_states=True))
+            log.warning("run %s: a consolidated state is damaged and was derived anew: %s", run.id, error)
+            self.engine.observe("run.state_rebuilt", context, error=str(error))
         context.history = history
         context.generation = history.generation
         context.tried, context.marks, context.notes = history.tried, history.marks, history.notes
@@ -160,6 +160,16 @@ class Runner:
         if history.position is not None:
             context.position = history.position
             context.now_at = history.position.moment or context.now_at
+
+    async def _read(self, run: Run, history: History) -> History:
+        while history.seq < run.seq:
+            rows = await self.engine.read(self.engine.store.list_checkpoints, run.id, history.seq)
+            if not rows:
+                break
+            history.add(rows)
+            await asyncio.sleep(0)
+        history.arrange(run)
+        return history
 
     async def _load_signals(self, context: RunContext) -> None:
         signals: list[Signal] = []
