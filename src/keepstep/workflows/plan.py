@@ -17,6 +17,8 @@ from .described import policies_of
 from .place import Place
 from .shape import Problem
 
+#: Of a circle so many names are shown, those at its ends.
+_SHOWN = 30
 #: A step that is not there is compared with the names of the others, if they are not too many.
 _COMPARED = 2_000
 
@@ -117,7 +119,7 @@ def problems_of(steps: Mapping[str, DagStep]) -> Iterator[Problem]:
     if left:
         circle = _circle(steps, left)
         if circle:
-            what = f"these steps need each other in a circle: {' → '.join(circle)}"
+            what = f"these steps need each other in a circle: {' → '.join(_shortened(circle))}"
             yield _problem(steps[circle[0]], what, "take one of these needs away")
 
 
@@ -199,6 +201,13 @@ def _circle(steps: Mapping[str, DagStep], left: set[str]) -> list[str]:
     names = [*path]
     circle = names[names.index(name) :]
     return [name, *reversed(circle)]
+
+
+def _shortened(names: list[str]) -> list[str]:
+    if len(names) <= _SHOWN:
+        return names
+    half = _SHOWN // 2
+    return [*names[:half], f"({len(names) - 2 * half:,} more)", *names[-half:]]
 
 
 def planned(steps: Mapping[str, DagStep], order: list[str]) -> Plan:

@@ -1,0 +1,291 @@
+"""How a dag is written: what is known of it, and what is said about one that cannot work, with its file and line."""
+
+import inspect
+import re
+
+import pytest
+
+import keepstep as ks
+from keepstep.errors import DuplicateName, InvalidGraph
+from keepstep.workflows import definition
+from keepstep.workflows.place import Place
+from keepstep.workflows.plan import DagStep, ordered, planned, problems_of
+from keepstep.workflows.shape import Arrow, Node
+
+
+@pytest.fixture(autouse=True)
+def _known_workflows_are_forgotten():
+    before = dict(definition.KNOWN)
+    yield
+    definition.KNOWN.clear()
+    definition.KNOWN.update(before)
+
+
+def line():
+    return inspect.currentframe().f_back.f_lineno
+
+
+def built():
+    dag = ks.Dag("build", version="7")
+
+    @dag.step(needs=["fetch", "lint"], wait=ks.Any(), when=ks.policies.when.exists("fetch"))
+    async def compile(fetch, lint=None):  # noqa: A001 - what a build calls it
+        return fetch
+
+    @dag.step(retry=ks.Retry(attempts=5, on=OSError), timeout=30)
+    async def fetch(url: str):
+        return url
+
+    @dag.step(needs={"source": fetch}, at_most_once=True)
+    def lint(source, strict: bool = False):
+        return source
+
+    return dag
+
+
+def test_the_order_is_topological_and_else_as_written():
+    assert [vertex.name for vertex in built().plan.order] == ["fetch", "lint", "compile"]
+    dag = ks.Dag("wide")
+    for name, needs in {"d": [], "c": ["a"], "b": [], "a": [], "e": ["d", "b"]}.items():
+        dag.add(lambda **needs: None, name, needs=needs)
+    assert [vertex.name for vertex in dag.plan.order] == ["d", "b", "a", "c", "e"]
+
+
+def test_its_inputs_are_the_parameters_that_no_need_gives():
+    assert str(built().signature) == "(*, url: str, strict: bool = False)"
+    assert built().hints() == {"url": str, "strict": bool}
+
+
+def test_an_input_that_one_step_must_have_must_be_given():
+    dag = ks.Dag("must")
+    dag.add(lambda size=1: size, "one")
+    dag.add(lambda size: size, "two")
+    assert str(dag.signature) == "(*, size)"
+
+
+@pytest.mark.parametrize(
+    "args, kwargs, said",
+    [
+        ((), {}, r"dag 'build' cannot be started so: missing a required .*'url'; it takes \(\*, url: str"),
+        ((), {"url": "u", "flag": 1}, "unexpected keyword argument 'flag'"),
+        (("u",), {}, r"dag 'build' takes its inputs by name, as \(\*, url: str"),
+    ],
+)
+def test_inputs_that_it_does_not_take(args, kwargs, said):
+    with pytest.raises(ks.DefinitionError, match=said):
+        built().bind(*args, **kwargs)
+
+
+def test_the_definition_is_text_that_a_person_can_compare():
+    assert built().definition() == (
+        "dag build version=7\n"
+        "compile needs=fetch, lint when=exists('fetch') wait=Any()\n"
+        "fetch retry=Retry(attempts=5, on=(OSError)) timeout=Timeout(attempt_seconds=30.0)\n"
+        "lint needs=source:fetch at_most_once=True\n"
+    )
+
+
+def test_the_fingerprint_is_that_of_the_definition():
+    dag, same = built(), built()
+    assert dag.fingerprint == same.fingerprint
+    assert re.fullmatch(r"dag:build:7:[0-9a-f]{16}", dag.fingerprint)
+    before = dag.fingerprint
+    dag.add(lambda: None, "more")
+    assert dag.fingerprint != before
+
+
+def test_the_shape():
+    shape = built().shape()
+    assert (shape.name, shape.form, shape.exits) == ("build", "dag", ("compile",))
+    assert shape.nodes == (Node("compile", "step", "when exists('fetch'), wait Any()"), Node("fetch"), Node("lint"))
+    assert shape.arrows == (
+        Arrow("fetch", "compile", kind="needs"),
+        Arrow("lint", "compile", kind="needs"),
+        Arrow("fetch", "lint", kind="needs"),
+    )
+    parent = ks.Dag("parent")
+    parent.add(built(), "inside")
+    assert parent.shape().nodes == (Node("inside", "child"),)
+
+
+def test_a_step_is_a_step_also_outside():
+    dag = ks.Dag("outside")
+
+    @dag.step
+    def double(number):
+        return 2 * number
+
+    assert double(4).result() == 8
+    assert dag.add(double, "again") is not double
+    assert [*dag.steps] == ["double", "again"]
+
+
+def test_it_is_not_called_like_a_function():
+    with pytest.raises(ks.DefinitionError, match=r"dag 'build' is not called .* `await engine.start\(build, \.\.\.\)`"):
+        built()(url="x")
+
+
+def test_it_says_how_it_is_started_from_a_workflow():
+    dag = built()
+
+    @ks.workflow
+    async def around():
+        return await dag(url="x")
+
+    with pytest.raises(ks.RunFailed, match=r"`await ks.start\(build, \.\.\.\)` in the workflow"):
+        ks.run(around, url="memory:")
+
+
+# -- what cannot work --------------------------------------------------------------------------------------------------
+
+
+def test_a_cycle_is_printed():
+    dag = ks.Dag("round")
+    dag.add(lambda: None, "start")
+    dag.add(lambda **needs: None, "a", needs=["start", "c"])
+    at = line() - 1
+    dag.add(lambda **needs: None, "b", needs=["a"])
+    dag.add(lambda **needs: None, "c", needs=["b"])
+    dag.add(lambda **needs: None, "behind", needs=["c"])
+    with pytest.raises(InvalidGraph) as refused:
+        _ = dag.plan
+    assert "these steps need each other in a circle: a → b → c → a" in str(refused.value)
+    assert f"{__file__}:{at}: error: a: " in str(refused.value)
+
+
+def test_a_step_that_needs_itself():
+    dag = ks.Dag("itself")
+    dag.add(lambda **needs: None, "a", needs=["a"])
+    with pytest.raises(InvalidGraph, match="circle: a → a"):
+        dag.bind()
+
+
+def test_all_problems_are_told_at_once_each_with_its_line():
+    dag = ks.Dag("wrong")
+    first = line()
+
+    @dag.step(needs=["fetsh"])
+    async def compile(fetch):  # noqa: A001
+        pass
+
+    @dag.step
+    async def fetch(run_id):
+        pass
+
+    @dag.step(needs=["fetch"], wait=ks.Quorum(2))
+    async def both(fetch, /):
+        pass
+
+    @dag.step(wait=ks.Any())
+    async def lonely():
+        pass
+
+    @dag.step(needs={"source": "fetch"})
+    async def renamed(sourse):
+        pass
+
+    said = [
+        (2, "compile: it needs 'fetsh', which is no step of the dag; did you mean 'fetch'?"),
+        (2, "compile: its parameter 'fetch' is the name of a step that it does not need; add 'fetch' to its needs"),
+        (6, "fetch: its parameter 'run_id' has the name of an option of start"),
+        (10, "both: it waits for 2 of its needs, and has 1"),
+        (10, "both: its parameter 'fetch' cannot be given by name"),
+        (14, "lonely: it waits for one of its needs, and has none"),
+        (18, "renamed: it is to take the result of 'fetch' as 'source', which is no parameter of it"),
+    ]
+    with pytest.raises(InvalidGraph, match="dag 'wrong' has 7 problems") as refused:
+        dag.bind()
+    for after, what in said:
+        assert f"{__file__}:{first + after}: error: {what}" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "add, said",
+    [
+        (lambda dag: dag.add(len, needs="one"), r"needs= takes a list of names, not 'one': write needs=\['one'\]"),
+        (lambda dag: dag.add(len, needs=[1]), "needs= takes names of steps, not 1"),
+        (lambda dag: dag.add(len, when=True), "when= takes a function"),
+        (lambda dag: dag.add(len, when=_later), "_later is async: let a step find it out"),
+        (lambda dag: dag.add(len, wait=ks.Any), r"wait= takes ks.All\(\), ks.Any\(\) or ks.Quorum\(n\)"),
+        (lambda dag: dag.add(7), "a step must be a function, not int"),
+        (lambda dag: dag.add(_plain, retries=3), "'_plain' cannot be a step so: .*'retries'"),
+        (lambda dag: dag.add(ks.step(_plain), retry=ks.Retry()), "has its options already; give retry to its ks.step"),
+        (lambda dag: dag.add(built(), timeout=3), r"a workflow is added without the options of a step \(timeout\)"),
+        (lambda dag: dag.add(_plain, "1st"), "step name '1st' is refused"),
+        (lambda dag: dag.add(_plain, at_most_once=True, retry=ks.Retry(attempts=2)), "cannot have 2 attempts"),
+    ],
+)
+def test_what_is_refused_where_it_is_written(add, said):
+    dag = ks.Dag("refused")
+    with pytest.raises(ks.DefinitionError, match=said) as refused:
+        add(dag)
+    assert re.match(rf"{re.escape(__file__)}:\d+: dag 'refused': ", str(refused.value))
+
+
+async def _later(given):
+    return True
+
+
+def _plain():
+    return 1
+
+
+def test_two_steps_of_one_name():
+    dag = ks.Dag("twice")
+    dag.add(_plain)
+    at = line() - 1
+    with pytest.raises(DuplicateName, match=f"two steps are named '_plain', the other at .*:{at}; give"):
+        dag.add(_plain)
+
+
+def test_a_step_that_would_be_taken_for_the_result_of_a_child():
+    dag = ks.Dag("results")
+    dag.add(built(), "inside")
+    dag.add(_plain, "inside.result")
+    with pytest.raises(InvalidGraph, match=r"its result is recorded as inside\.result"):
+        _ = dag.plan
+
+
+@pytest.mark.parametrize("concurrency", [0, -1, 1.5, True])
+def test_a_limit_that_is_none(concurrency):
+    with pytest.raises(ks.DefinitionError, match="needs a concurrency of at least 1"):
+        ks.Dag("limit", concurrency=concurrency)
+
+
+def test_a_dag_without_steps():
+    with pytest.raises(InvalidGraph, match=f"{re.escape(__file__)}:{line() + 1}: error: empty: it has no steps"):
+        ks.Dag("empty").bind()
+
+
+def test_a_name_that_is_refused():
+    with pytest.raises(ks.DefinitionError, match=rf"{re.escape(__file__)}:\d+: workflow name '/' is refused"):
+        ks.Dag("/")
+
+
+def test_dags_of_one_name_in_two_files(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.py").write_text("import keepstep as ks\n\ndag = ks.Dag('same')\n")
+    first, second = (
+        compile((tmp_path / f"{name}.py").read_text(), str(tmp_path / f"{name}.py"), "exec") for name in ("one", "two")
+    )
+    exec(first, {"__name__": "one"})
+    exec(first, {"__name__": "one"})  # as a reload does
+    with pytest.raises(DuplicateName, match=r"two workflows are named 'same', same in .*one\.py and same in .*two\.py"):
+        exec(second, {"__name__": "two"})
+
+
+def test_a_hundred_thousand_steps_need_no_recursion():
+    shared, place, size = ks.step(_plain), Place("f.py", 1, "f", "f"), 100_000
+    steps = {
+        f"link{n}": DagStep(
+            f"link{n}", shared, None, {f"link{n - 1}": f"link{n - 1}"} if n else {}, None, ks.All(), place
+        )
+        for n in range(size)
+    }
+    assert [*problems_of(steps)] == []
+    plan = planned(steps, ordered(steps))
+    assert (len(plan.order), plan.last) == (size, (size - 1,))
+    steps["link0"].needs["link"] = f"link{size - 1}"
+    [problem] = [one for one in problems_of(steps) if "circle" in one.what]
+    assert "link0 → link1 → link2 →" in problem.what
+    assert "→ (99,971 more) →" in problem.what
