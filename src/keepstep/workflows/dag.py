@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
-from ..errors import DefinitionError, DuplicateName, InvalidGraph
+from ..errors import DefinitionError, DuplicateName
 from ..model.ids import check_name
 from ..policies import All, Durability, Quorum, WaitPolicy
 from ..policies import Any as AnyOne
@@ -17,8 +18,10 @@ from ..values import VALUES, Values
 from .definition import Step, Workflow, remember
 from .described import short_hash
 from .place import Place, place_here
-from .plan import DagStep, Plan, hints_in, inputs_of, ordered, planned, problems_of
+from .plan import DagStep, Plan, hints_in, inputs_of, planned, problems_of
+from .routes import Net, ordered
 from .shape import Arrow, Node, Problem, Shape
+from .validate import Validated, problems
 
 Needs = Iterable[str | Step[..., Any]] | Mapping[str, str | Step[..., Any]]
 
@@ -156,21 +159,20 @@ class Dag(Workflow[..., dict[str, Any]]):
 
     def problems(self) -> list[Problem]:
         """Everything that is wrong with it, at once."""
-        if not self._steps:
-            place = self.place
-            return [Problem("error", self.name, "it has no steps", "add one with @dag.step", place.file, place.line)]
-        return [*problems_of(self._steps)]
+        places = {f"step {name!r}": step.place for name, step in self._steps.items()}
+        found = []
+        for problem in problems(self.shape()):
+            place = places.get(problem.where, self.place)
+            found.append(replace(problem, file=place.file, line=place.line))
+        return [*found, *problems_of(self._steps)]
 
     @property
     def plan(self) -> Plan:
         """The dag in topological order, checked; `InvalidGraph` lists all its problems."""
         if self._plan is None:
-            problems = self.problems()
-            if problems:
-                several = f"{len(problems)} problems" if len(problems) > 1 else "a problem"
-                listed = "".join(f"\n  {problem}" for problem in problems)
-                raise InvalidGraph(f"dag {self.name!r} has {several}:{listed}")
-            self._plan = planned(self._steps, ordered(self._steps))
+            Validated(self, f"dag {self.name!r}", tuple(self.problems())).check()
+            net = Net.of(self.shape())
+            self._plan = planned(self._steps, net.named(ordered(net.after)))
         return self._plan
 
     @property

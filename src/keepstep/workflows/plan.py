@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Iterator, Mapping
-from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
 from ..policies import All, Quorum, WaitPolicy
@@ -16,11 +14,6 @@ from .definition import START_OPTIONS, Step, Workflow
 from .described import policies_of
 from .place import Place
 from .shape import Problem
-
-#: Of a circle so many names are shown, those at its ends.
-_SHOWN = 30
-#: A step that is not there is compared with the names of the others, if they are not too many.
-_COMPARED = 2_000
 
 
 class DagStep(NamedTuple):
@@ -107,28 +100,13 @@ def hints_in(step: DagStep) -> dict[str, Any]:
 
 
 def problems_of(steps: Mapping[str, DagStep]) -> Iterator[Problem]:
-    """Everything that is wrong with the steps of a dag."""
+    """What is wrong with the steps of a dag beyond its shape: what they wait for, and what they are given."""
     for step in steps.values():
-        yield from _unknown_needs(step, steps)
         yield from _impossible_waits(step)
         yield from _wrong_parameters(step, steps)
         if step.child is not None and f"{step.name}.result" in steps:
             what = f"its result is recorded as {step.name}.result, and there is a step of that name"
             yield _problem(step, what, "rename one of them")
-    left = set(steps) - set(ordered(steps))
-    if left:
-        circle = _circle(steps, left)
-        if circle:
-            what = f"these steps need each other in a circle: {' → '.join(_shortened(circle))}"
-            yield _problem(steps[circle[0]], what, "take one of these needs away")
-
-
-def _unknown_needs(step: DagStep, steps: Mapping[str, DagStep]) -> Iterator[Problem]:
-    for need in dict.fromkeys(step.needs.values()):
-        if need not in steps:
-            near = difflib.get_close_matches(need, steps, 1) if len(steps) < _COMPARED else []
-            how = f"did you mean {near[0]!r}?" if near else "add that step, or take the need away"
-            yield _problem(step, f"it needs {need!r}, which is no step of the dag", how)
 
 
 def _impossible_waits(step: DagStep) -> Iterator[Problem]:
@@ -161,57 +139,14 @@ def _wrong_parameters(step: DagStep, steps: Mapping[str, DagStep]) -> Iterator[P
 
 
 def _problem(step: DagStep, what: str, how: str) -> Problem:
-    return Problem("error", step.name, what, how, step.place.file, step.place.line)
+    return Problem("error", f"step {step.name!r}", what, how, step.place.file, step.place.line)
 
 
 # -- the order ---------------------------------------------------------------------------------------------------------
 
 
-def ordered(steps: Mapping[str, DagStep]) -> list[str]:
-    """Every step after its needs, else as they were written; those in a circle, or behind one, are left out."""
-    names = [*steps]
-    number = {name: index for index, name in enumerate(names)}
-    waits = [0] * len(names)
-    dependents: list[list[int]] = [[] for _ in names]
-    for index, step in enumerate(steps.values()):
-        for need in set(step.needs.values()):
-            if need in number:
-                waits[index] += 1
-                dependents[number[need]].append(index)
-    ready = [index for index, count in enumerate(waits) if not count]
-    heapify(ready)
-    order = []
-    while ready:
-        index = heappop(ready)
-        order.append(names[index])
-        for dependent in dependents[index]:
-            waits[dependent] -= 1
-            if not waits[dependent]:
-                heappush(ready, dependent)
-    return order
-
-
-def _circle(steps: Mapping[str, DagStep], left: set[str]) -> list[str]:
-    """A circle among steps that cannot be ordered: each name is needed by the next, the first stands at both ends."""
-    name = next(name for name in steps if name in left)
-    path: dict[str, None] = {}
-    while name not in path:
-        path[name] = None
-        name = next(need for need in steps[name].needs.values() if need in left)
-    names = [*path]
-    circle = names[names.index(name) :]
-    return [name, *reversed(circle)]
-
-
-def _shortened(names: list[str]) -> list[str]:
-    if len(names) <= _SHOWN:
-        return names
-    half = _SHOWN // 2
-    return [*names[:half], f"({len(names) - 2 * half:,} more)", *names[-half:]]
-
-
 def planned(steps: Mapping[str, DagStep], order: list[str]) -> Plan:
-    """Steps without problems, by their numbers."""
+    """Steps without problems, by their numbers in the order."""
     number = {name: index for index, name in enumerate(order)}
     dependents: list[list[int]] = [[] for _ in order]
     for name in order:
