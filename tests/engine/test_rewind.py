@@ -415,3 +415,27 @@ def test_what_counts_after_a_rewind_is_what_counted_then():
     assert gone(9, superseded(5, seqs=[2]), superseded(9, beyond=4)) == [5, 6, 7, 8], "a retry is undone"
     assert gone(9, superseded(5, seqs=[2]), superseded(9, beyond=5)) == [2, 6, 7, 8]
     assert gone(9, superseded(5, beyond=0)) == [1, 2, 3, 4]
+
+
+async def test_a_pause_that_the_end_of_the_run_has_overtaken_is_over_when_it_is_rewound(world):
+    gate = asyncio.Event()
+
+    @ks.step
+    async def last():
+        await gate.wait()
+        return "ended"
+
+    @ks.workflow
+    async def ends_while_it_is_to_pause():
+        return await last()
+
+    async with world.engine() as engine:
+        run = await engine.start(ends_while_it_is_to_pause)
+        await until(lambda: run.id in engine.live and engine.live[run.id].performing)
+        await run.pause("too late")
+        await until(lambda: engine.live[run.id].pausing)
+        gate.set()
+        if not world.replaying:  # which puts the run down after its last step, and so pauses it
+            assert await run.result(timeout=10) == "ended"
+            await run.rewind(to=0)
+            assert await run.result(timeout=10) == "ended"

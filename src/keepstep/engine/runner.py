@@ -38,7 +38,7 @@ from .branch import CANCELLED, Branch, DurableCall
 from .context import RunContext
 from .history import History, newest_state
 from .journal import Draft, head_move
-from .steering import DEADLINE, Control, cancel_children, control, in_doubt
+from .steering import DEADLINE, Control, cancel_children, control, in_doubt, overtaken
 from .tasks import left
 from .wakeups import receive
 
@@ -331,6 +331,7 @@ class Runner:
     def _try_to_end(self, context: RunContext, future: asyncio.Future[Any]) -> None:
         if context.detached:
             return
+        overtaken(context)
         record = Record(context.id, Kind.RUN_FINISHED.value, worker=context.worker)
         record.started_at = context.run.created_at
         record.finished_at = context.time()

@@ -51,10 +51,11 @@ def steer(run: RunContext, signal: Signal) -> None:
                 run.loop.call_later(SETTLE_SECONDS, stop_settling, run, context=run.engine.context)
                 run.watch()
     elif signal.name == PAUSE:
-        if not run.cancelling and not run.finishing:
-            if run.pausing is not None:  # said twice; what is not recorded as read would pause the run again later
-                run.append(signal_record(run, run.pausing))
-            run.pausing = signal
+        overtaken(run)  # what is not recorded as read would pause the run again later
+        run.pausing = signal
+        if run.cancelling or run.finishing:
+            overtaken(run)
+        else:
             run.holding = True
             run.watch()
     else:
@@ -62,6 +63,13 @@ def steer(run: RunContext, signal: Signal) -> None:
         if run.pausing is not None:
             run.append(signal_record(run, run.pausing))
         _unhold(run)
+
+
+def overtaken(run: RunContext) -> None:
+    """A pause that another one or the end of the run has overtaken is read, lest it holds up whoever rewinds the run."""
+    if run.pausing is not None:
+        run.append(signal_record(run, run.pausing))
+        run.pausing = None
 
 
 def cancel_when_settled(run: RunContext) -> None:
