@@ -420,11 +420,8 @@ MUTANTS = [
         ),
         (
             "engine.children:StartCall.begin_live",
-            'run.append_special(record, {"creates": [run.engine.encryption.born(created)]}, made, self._refused, self)',
-            (
-                "create = run.engine.encryption.born(created)\n"
-                "    run.engine.background(run.engine.journal.write(create))\n    run.append(record, self)"
-            ),
+            'run.append_special(record, {"creates": creates}, made, self._refused, self)',
+            "run.engine.background(run.engine.journal.write(creates[0]))\n    run.append(record, self)",
         ),
     ),
     mutant(
@@ -446,6 +443,40 @@ MUTANTS = [
         "successor lost",
         "a continued run ends without its successor",
         (f"{RUNNER}._succeed", "    creates.append(context.engine.encryption.born(successor))\n", ""),
+    ),
+    # -- going back ---------------------------------------------------------------------------------------------------
+    mutant(
+        "rewind forgotten",
+        "what a rewind has left behind is replayed all the same",
+        (
+            "engine.history:Superseded.__contains__",
+            "seq in self._one_by_one or self.rewound(seq)",
+            "seq in self._one_by_one",
+        ),
+    ),
+    mutant(
+        "rewind one too far",
+        "the last record that is to count after a rewind does not",
+        (
+            "engine.history:Superseded.add",
+            "self._ranges.append((beyond, record.seq))",
+            "self._ranges.append((beyond - 1, record.seq))",
+        ),
+    ),
+    mutant(
+        "rewind not undone",
+        "what an earlier rewind had left behind stays so, though a later one goes back to before it",
+        ("engine.history:Superseded.add", "self._ranges = [one for one in self._ranges if one[1] <= beyond]", "pass"),
+    ),
+    mutant(
+        "signals lost in a rewind",
+        "what was heard beyond the point that a run goes back to is not heard again",
+        ("engine.history:History._read_signals", "if by_code and gone.rewound(seq):", "if False:"),
+    ),
+    mutant(
+        "old keys after a rewind",
+        "what is done again after a rewind has the idempotency key of the first time, and the children their old ids",
+        ("engine.history:Superseded.add", "self.generation += 1", "self.generation = 0"),
     ),
 ]
 

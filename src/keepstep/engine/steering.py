@@ -66,7 +66,7 @@ def steer(run: RunContext, signal: Signal) -> None:
 
 
 def overtaken(run: RunContext) -> None:
-    """A pause that another one or the end of the run has overtaken is read, lest it holds up whoever rewinds the run."""
+    """A pause that another one or the end of the run has overtaken is read, lest it hold up a later rewind."""
     if run.pausing is not None:
         run.append(signal_record(run, run.pausing))
         run.pausing = None

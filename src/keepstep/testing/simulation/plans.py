@@ -104,6 +104,10 @@ def _pause_run(world: World, process: Process, event: Event) -> None:
     world.client_does(world.now, event["run"], "pause", event["seconds"])
 
 
+def _rewind(world: World, process: Process, event: Event) -> None:
+    world.client_does(world.now, event["run"], "rewind", event["part"])
+
+
 def _seconds(random: Random, *choices: float) -> float:
     return round(random.choice(choices) * (0.5 + random.random()), 3)
 
@@ -137,8 +141,12 @@ FAULTS: dict[str, Fault] = {
     ),
     "cancel": Fault(_cancel, lambda r: {}, ("time",), 2),
     "pause run": Fault(_pause_run, lambda r: {"seconds": _seconds(r, 0.5, 3.0)}, ("time",), 2),
+    # What came later is drawn apart, so that every seed goes on to mean what it meant before.
+    "rewind": Fault(_rewind, lambda r: {"part": round(r.random(), 3)}, ("time",), 0),
 }
-_OF_PEOPLE = ("cancel", "pause run")
+#: How often what came later befalls a history.
+_LATER = {"rewind": 0.1}
+_OF_PEOPLE = ("cancel", "pause run", "rewind")
 #: How many moments of each kind there may be before it, as powers of two: callbacks, calls, bodies that begin, claims.
 _MOMENTS = {"callback": 9, "call": 7, "body": 4, "claim": 2}
 #: These may befall the client's own process as well.
@@ -168,7 +176,16 @@ def draw(seed: int) -> Plan:
     if random.random() < 0.08:
         plan["limit"] = 3
         plan["poison"] = {str(random.randint(1, 8)): random.choice((1, 2, 100))}
+    _draw_later(Random(f"later {seed}"), plan)  # noqa: S311 - as above
     return plan
+
+
+def _draw_later(random: Random, plan: Plan) -> None:
+    """Draw what the first plans did not know."""
+    ids = [run["id"] for run in plan["runs"]]
+    for what, share in _LATER.items():
+        if random.random() < share:
+            plan["events"] += [_draw_event(random, plan["workers"], ids, what) for _ in range(random.choice((1, 1, 2)))]
 
 
 def _draw_run(random: Random, number: int, workers: int) -> dict[str, Any]:
@@ -187,8 +204,8 @@ def _draw_run(random: Random, number: int, workers: int) -> dict[str, Any]:
     return run
 
 
-def _draw_event(random: Random, workers: int, runs: list[str]) -> Event:
-    what = random.choices(list(FAULTS), [fault.weight for fault in FAULTS.values()])[0]
+def _draw_event(random: Random, workers: int, runs: list[str], what: str = "") -> Event:
+    what = what or random.choices(list(FAULTS), [fault.weight for fault in FAULTS.values()])[0]
     fault = FAULTS[what]
     counts = random.choice(fault.moments)
     if counts == "time":

@@ -8,16 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import msgspec
 
 from ...errors import CheckpointCorrupt
 from ...model import Kind, Status, may_move
+from ...model.ids import child_id
 from ...model.signal import CANCEL, RESUME
 from ...ports import CURRENT, Advance, Answer, Change, Create, Verdict, instant
 from ...stores.records import Record, origin, unseal
 from ...stores.rules import ENDED
+from .counted import counting, generation_of
 from .programs import Fails, expected
 
 if TYPE_CHECKING:
@@ -62,6 +64,9 @@ class Promise:
     ) -> None:
         """The store has answered a change; `records` are those it has taken."""
 
+    def went_back(self, run: str, counted: list[Record]) -> None:
+        """A person has gone back in a run: only these of its records count now."""
+
     def claimed(self, process: Process, claim: Claim) -> None:
         """The store has leased a run."""
 
@@ -86,6 +91,10 @@ class Promise:
             for record, _ in unseal(self.entries()[run].rows, run, 0, ""):
                 found.append(record)
         return found
+
+    def counted(self, run: str) -> list[Record]:
+        """As much of that as still counts."""
+        return counting(self.records(run))
 
 
 def is_last_word(record: Record) -> bool:
@@ -117,6 +126,10 @@ class FinishedStepsStayFinished(Promise):
         plain = record.step.rpartition("/")[2].startswith("plain#")
         return is_last_word(record) and not (plain and record.kind == Kind.STEP_CANCELLED.value)
 
+    def went_back(self, run: str, counted: list[Record]) -> None:
+        self._finished = {one for one in self._finished if one[0] != run}
+        self._finished.update((run, record.step) for record in counted if self._is_final(record))
+
     def begins(self, body: Body, idempotency_key: str) -> None:
         if (body.run, body.key) in self._finished:
             self.broken(f"{body.run} {body.key} begins again in {body.process}")
@@ -134,6 +147,10 @@ class ToldWhatIsDurable(Promise):
         self, process: Process, change: Change, answer: Answer, records: list[Record], before: Head | None
     ) -> None:
         self._durable.update((record.run, record.step) for record in records)
+
+    def went_back(self, run: str, counted: list[Record]) -> None:
+        self._durable = {one for one in self._durable if one[0] != run}
+        self._durable.update((run, record.step) for record in counted)
 
     def told(self, call: Any) -> None:
         key = getattr(call, "key", None)
@@ -369,6 +386,8 @@ class ResultsAreRight(Promise):
         if wanted is None or value != wanted:
             self.broken(f"{run} gave {value}, not {wanted}")
         for told in self.world.results.get(run, ()):
+            if run in self.world.went_back and told is not None and told[0] != "completed":
+                continue  # it was told how the run had ended before
             if told not in (None, ["DefinitionError"], ["completed", value]):  # an engine that closes tells nothing
                 self.broken(f"{run} gave {value}, and someone was told {told}")
 
@@ -408,7 +427,7 @@ class SignalsAreReadOnce(Promise):
     def _taken(self, run: str) -> Iterator[int]:
         """Signals that were read, without those whose reader was cancelled before it was told."""
         heard: dict[str, int] = {}
-        for record in self.records(run):
+        for record in self.counted(run):
             if record.data and "signal" in record.data and not record.step.startswith("ks:"):
                 heard[record.step] = record.data["signal"]
             elif record.kind == Kind.STEP_CANCELLED.value:
@@ -423,11 +442,11 @@ class OneChildPerCall(Promise):
 
     def ended(self) -> None:
         entries = self.entries()
-        known: dict[tuple[str | None, str | None], str] = {}
+        known: dict[tuple[str, str | None, int], str] = {}
         for run, entry in entries.items():
             if entry.run.parent is None or "~" in run:
                 continue
-            call = (entry.run.parent, entry.run.parent_key)
+            call = (entry.run.parent, entry.run.parent_key, self._generation(entry.run))
             if call in known:
                 self.broken(f"{call} started {known[call]} and {run}")
             known[call] = run
@@ -436,6 +455,11 @@ class OneChildPerCall(Promise):
                 child = (record.data or {}).get("child") if record.kind == Kind.CHILD.value else None
                 if child and child not in entries:
                     self.broken(f"{run} started {child}, which is not there")
+
+    def _generation(self, child: Any) -> int:
+        """After how many rewinds of its parent a child was started: each makes the call another one."""
+        last = generation_of(self.entries()[child.parent].rows)
+        return next((n for n in range(last + 1) if child_id(child.parent, child.parent_key, n) == child.id), -1)
 
 
 class CancelIsFinal(Promise):
@@ -458,7 +482,7 @@ class AttemptsAreCounted(Promise):
     def ended(self) -> None:
         for run in self.entries():
             attempts: dict[str, int] = {}
-            for record in self.records(run):
+            for record in self.counted(run):
                 if record.kind == Kind.STEP_FAILED.value and record.step.rpartition("/")[2].startswith("flaky"):
                     expected_attempt = attempts.get(record.step, 0) + 1
                     if record.attempt != expected_attempt:
@@ -467,16 +491,20 @@ class AttemptsAreCounted(Promise):
 
 
 class OneKeyPerStep(Promise):
-    """Every attempt of a step has the same idempotency key, and no other step has it."""
+    """Every attempt of a step has the same idempotency key, and no other step has it.
+
+    What is done again because a person went back is another step to the outside world.
+    """
 
     name = "a step has one idempotency key"
 
     def prepare(self) -> None:
-        self._keys: dict[str, tuple[str, str]] = {}
-        self._steps: dict[tuple[str, str], str] = {}
+        self._keys: dict[str, tuple[str, str, int]] = {}
+        self._steps: dict[tuple[str, str, int], str] = {}
 
     def begins(self, body: Body, idempotency_key: str) -> None:
-        step = (body.run, body.key)
+        known = self.entries()[body.run].rows[: CURRENT.get().run.seq]
+        step = (body.run, body.key, generation_of(known))
         if (
             self._keys.setdefault(idempotency_key, step) != step
             or self._steps.setdefault(step, idempotency_key) != idempotency_key
@@ -491,6 +519,12 @@ class AtMostOnce(Promise):
 
     def prepare(self) -> None:
         self._marked: set[tuple[str, str]] = set()
+        self._begun: set[tuple[str, str]] = set()
+
+    def went_back(self, run: str, counted: list[Record]) -> None:
+        known = {(run, record.step) for record in counted}
+        self._marked = {one for one in self._marked if one[0] != run or one in known}
+        self._begun = {one for one in self._begun if one[0] != run or one in known}
 
     def wrote(
         self, process: Process, change: Change, answer: Answer, records: list[Record], before: Head | None
@@ -501,10 +535,19 @@ class AtMostOnce(Promise):
     def begins(self, body: Body, idempotency_key: str) -> None:
         if not body.key.rpartition("/")[2].startswith(("once#", "risky#")):
             return
-        if self.world.has_begun(body.run, body.key):
+        if (body.run, body.key) in self._begun:
             self.broken(f"{body.run} {body.key} begins again in {body.process}")
+        self._begun.add((body.run, body.key))
         if (body.run, body.key) not in self._marked:
             self.broken(f"{body.run} {body.key} begins before its mark is durable")
+
+
+class _Beginning(NamedTuple):
+    """Under which lease a body began, after which record, and whether the code was ahead of the store."""
+
+    epoch: int
+    seq: int
+    ahead: bool
 
 
 class EveryStepHasALastWord(Promise):
@@ -517,13 +560,19 @@ class EveryStepHasALastWord(Promise):
     name = "every step that began has a last word"
 
     def prepare(self) -> None:
-        self._ahead: dict[tuple[str, str], list[tuple[int, int] | None]] = {}
+        self._begun: dict[tuple[str, str], list[_Beginning]] = {}
         self._saved: dict[tuple[str, int], int] = {}
 
     def begins(self, body: Body, idempotency_key: str) -> None:
         run = CURRENT.get().run
         ahead = run.gathers and (run.pending or run.in_flight or run.detached)  # a thread may begin when all is lost
-        self._ahead.setdefault((body.run, body.key), []).append((run.epoch, run.seq) if ahead else None)
+        self._begun.setdefault((body.run, body.key), []).append(_Beginning(run.epoch, run.seq, bool(ahead)))
+
+    def went_back(self, run: str, counted: list[Record]) -> None:
+        left = counted[-2].seq if len(counted) > 1 else 0  # the last but the record of the rewind itself
+        for (of, _), beginnings in self._begun.items():
+            if of == run:
+                beginnings[:] = [one for one in beginnings if one.seq <= left]
 
     def wrote(
         self, process: Process, change: Change, answer: Answer, records: list[Record], before: Head | None
@@ -542,15 +591,12 @@ class EveryStepHasALastWord(Promise):
         for run, key in self.world.bodies:
             if self.entries()[run].status is not Status.COMPLETED or (run, key) in words:
                 continue
-            if not all(self._is_lost(run, beginning) for beginning in self._ahead[run, key]):
+            if not all(self._is_lost(run, beginning) for beginning in self._begun[run, key]):
                 self.broken(f"{run} {key} began, and nothing says how it ended")
 
-    def _is_lost(self, run: str, beginning: tuple[int, int] | None) -> bool:
+    def _is_lost(self, run: str, beginning: _Beginning) -> bool:
         """Whether a body began after something that was then unsaved, and that its worker never saved."""
-        if beginning is None:
-            return False
-        epoch, seq = beginning
-        return self._saved.get((run, epoch), 0) <= seq
+        return beginning.ahead and self._saved.get((run, beginning.epoch), 0) <= beginning.seq
 
 
 def _unrecorded_seconds(parts: Any) -> float:
@@ -587,7 +633,7 @@ class RunsEndByTheirDeadline(Promise):
         unrecorded = timedelta(seconds=sum(_unrecorded_seconds(run["parts"]) for run in self.world.plan["runs"]))
         for run, entry in self.entries().items():
             deadline = entry.run.deadline_at
-            if deadline is None or entry.status not in ENDED:
+            if deadline is None or entry.status not in ENDED or run in self.world.went_back:
                 continue
             records = self.records(run)
             begun_at = records[0].finished_at or deadline  # one that was asked to start later than that can only fail
@@ -654,6 +700,9 @@ class BackoffsAreKept(Promise):
             if record.retry_at is not None:
                 self._due[record.run, record.step] = record.retry_at.timestamp()
 
+    def went_back(self, run: str, counted: list[Record]) -> None:
+        self._due = {one: due for one, due in self._due.items() if one[0] != run}
+
     def begins(self, body: Body, idempotency_key: str) -> None:
         early = self._due.get((body.run, body.key), 0.0) - body.process.clock.now()
         if early > 0.001 and "set clock" not in self.world.befell:
@@ -696,7 +745,7 @@ class DeadlinesHold(Promise):
 
     def begins(self, body: Body, idempotency_key: str) -> None:
         run = self.entries()[body.run].run
-        if run.deadline_at is None or swallows(self.world.plan):
+        if run.deadline_at is None or swallows(self.world.plan) or body.run in self.world.went_back:
             return
         late = body.process.clock.now() - run.deadline_at.timestamp()
         cleans_up = body.key.rpartition("/")[2].startswith("work#")  # which it may, when its time is over

@@ -34,7 +34,7 @@ from ...errors import (
     StoreError,
     TimedOut,
 )
-from ...model import FINISHED, Claims, Status, WorkerInfo, ids
+from ...model import FINISHED, Claims, Kind, Status, WorkerInfo, ids
 from ...model.signal import RESOLVE
 from ...ports import Advance, Answer, Change, ClaimRequest, Create, Row, Send, Verdict
 from ...stores.memory import MemoryStore
@@ -42,6 +42,8 @@ from ...stores.records import Record, unseal
 from ...stores.rules import ENDED
 from ..virtual import EPOCH
 from . import programs
+from .acts import ACTS, AWAITED
+from .counted import counting, generation_of
 from .loop import ProcessLoop
 from .promises import PROMISES, Promise
 from .wire import Killed, Wire
@@ -290,10 +292,12 @@ class World:
         self.bodies: dict[tuple[str, str], list[Body]] = {}
         self.running: dict[int, Body] = {}
         self._unrecorded = 0
-        self._doubts: set[tuple[str, str]] = set()
+        self._doubts: set[tuple[str, str, int]] = set()
         self.accepted: dict[str, dict[str, Any]] = {}
         self.results: dict[str, Any] = {}
         self.cancelled: set[str] = set()
+        self.went_back: set[str] = set()
+        self.acts_to_come = sum(event["what"] in AWAITED for event in plan["events"])
         self.befell: dict[str, int] = {}
         self.story: list[str] = []
         self.broken: list[str] = []
@@ -304,7 +308,7 @@ class World:
             name: [
                 getattr(one, name) for one in self._promises if getattr(type(one), name) is not getattr(Promise, name)
             ]
-            for name in ("begins", "ends", "told", "wrote", "claimed", "renewed", "sent", "ended")
+            for name in ("begins", "ends", "told", "wrote", "claimed", "renewed", "sent", "went_back", "ended")
         }
 
     # -- playing -------------------------------------------------------------------------------------------------------
@@ -386,7 +390,7 @@ class World:
 
     def _all_over(self) -> bool:
         """Everything that was to be started has been, and has ended."""
-        if len(self.accepted) < len(self.plan["runs"]):
+        if self.acts_to_come or len(self.accepted) < len(self.plan["runs"]):
             return False
         return all(run.status in ENDED or self.waits_for_a_person(run) for run in self._runs())
 
@@ -453,7 +457,12 @@ class World:
         process = self.processes.get(run["by"], self.processes[CLIENT])
         if process.slot != CLIENT and process.opened and not process.dead:
             self._do(process, partial(self._started, process, run))
-        self._do(self.processes[CLIENT], partial(self._insist, lambda client: self._started(client, run), after=0.5))
+        self._do(self.processes[CLIENT], partial(self.insist, lambda client: self._started(client, run), after=0.5))
+        self.client_sends(run["id"])
+
+    def client_sends(self, run_id: str) -> None:
+        """Have the client send what a run waits for, each at its time, or now if that is past."""
+        (run,) = (one for one in self.plan["runs"] if one["id"] == run_id)
         for name, number, at, twice in _signals(run["parts"]):
             for extra in (0.0, 0.4) if twice else (0.0,):
                 self.client_does(at + extra, run["id"], "signal", name, number)
@@ -476,44 +485,29 @@ class World:
 
         async def do(client: Process) -> None:
             handle = await client.engine.get(run)
+            too_late = False
             try:
-                if act == "signal":
-                    await handle.signal(args[0], args[1], id=f"client:{args[0]}:{args[1]}")
-                elif act == "pause":
-                    await handle.pause()
-                    await asyncio.sleep(args[0])
-                    await self._insist(lambda _: handle.resume())
-                elif act == "ask":
-                    await self._ask(handle, *args)
-                elif act == "resolve":
-                    begun = self.bodies.get((run, args[0]))
-                    await handle.resolve(args[0], *(("result", begun[-1].number) if begun else ("again",)))
-                else:
-                    await getattr(handle, act)()
+                await ACTS[act](self, handle, *args)
             except (AlreadyFinished, RunConflict, TimedOut):
-                return
-            if act == "cancel":
-                self.cancelled.add(run)
-            self.tell(f"client: {act} {' '.join(map(str, args))} to {run}")
+                too_late = True
+            self.acts_to_come -= act in AWAITED
+            if not too_late:
+                self.tell(f"client: {act} {' '.join(map(str, args))} to {run}")
 
         started = run if any(one["id"] == run for one in self.plan["runs"]) else ""
-        self.at(max(self.now, at), lambda: self._do(self.processes[CLIENT], partial(self._insist, do, started)))
+        self.at(max(self.now, at), lambda: self._do(self.processes[CLIENT], partial(self.insist, do, started)))
 
     def _resolve_doubts(self) -> None:
         """A person looks what has become of steps that are in doubt, and says so."""
         for entry in self._runs():
             for wake in entry.wakes:
-                doubt = (entry.run.id, wake.removeprefix(f"{RESOLVE}:"))
+                step = wake.removeprefix(f"{RESOLVE}:")
+                doubt = (entry.run.id, step, generation_of(entry.rows))
                 if wake.startswith(RESOLVE) and doubt not in self._doubts:
                     self._doubts.add(doubt)
-                    self.client_does(self.now, entry.run.id, "resolve", *doubt[1:])
+                    self.client_does(self.now, entry.run.id, "resolve", step)
 
-    async def _ask(self, handle: Any, name: str, number: int) -> None:
-        answer = await handle.ask(name, number, timeout=PATIENCE_SECONDS)
-        if answer != number + 1:
-            self.breaks("a question gets its own answer", f"{number} was answered with {answer}")
-
-    async def _insist(self, act: Callable[[Process], Awaitable[None]], run: str = "", after: float = 0.0) -> None:
+    async def insist(self, act: Callable[[Process], Awaitable[None]], run: str = "", after: float = 0.0) -> None:
         await asyncio.sleep(after)
         while True:
             client = self.processes[CLIENT]
@@ -553,7 +547,16 @@ class World:
                 self.tell(f"{process}: {_told(change, answer, records)}")
             for hook in self._hooks["wrote"]:
                 hook(process, change, answer, records, head)
+            if any(record.kind == Kind.SUPERSEDED.value for record in records):
+                self._goes_back(_run_of(change))
         return answers
+
+    def _goes_back(self, run: str) -> None:
+        """A person went back in a run: everyone who remembers it is told what still counts."""
+        self.went_back.add(run)
+        counted = counting(self._read(self.store._runs[run].rows, run, 0))  # noqa: SLF001
+        for hook in self._hooks["went_back"]:
+            hook(run, counted)
 
     def _read(self, rows: Sequence[Row], run: str, after: int) -> list[Record]:
         try:

@@ -1,0 +1,96 @@
+"""What the client does to runs: each act takes a handle, and comes back when it is done or too late for it.
+
+To have the client do something new, write a function and put it into `ACTS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from ...errors import AlreadyFinished, RunConflict
+
+if TYPE_CHECKING:
+    from ...engine.handle import RunHandle
+    from .world import World
+
+#: How often the client looks whether a run that it wants to change has come to rest, and after how long.
+TRIES, PAUSE_SECONDS = 20, 0.3
+
+Act = Callable[..., Awaitable[None]]
+
+
+async def signal(world: World, handle: RunHandle[Any], name: str, number: int) -> None:
+    """Send a signal; sending it again changes nothing."""
+    await handle.signal(name, number, id=f"client:{name}:{number}")
+
+
+async def cancel(world: World, handle: RunHandle[Any]) -> None:
+    """Cancel a run."""
+    await handle.cancel()
+    world.cancelled.add(handle.id)
+
+
+async def pause(world: World, handle: RunHandle[Any], seconds: float) -> None:
+    """Pause a run, and resume it later, whatever befalls the client meanwhile."""
+    await handle.pause()
+    await asyncio.sleep(seconds)
+    await world.insist(lambda _: handle.resume())
+
+
+async def ask(world: World, handle: RunHandle[Any], name: str, number: int) -> None:
+    """Ask a run something, which has one right answer."""
+    from .world import PATIENCE_SECONDS  # noqa: PLC0415 - which knows of acts
+
+    answer = await handle.ask(name, number, timeout=PATIENCE_SECONDS)
+    if answer != number + 1:
+        world.breaks("a question gets its own answer", f"{number} was answered with {answer}")
+
+
+async def resolve(world: World, handle: RunHandle[Any], step: str) -> None:
+    """Say of a step in doubt what the world knows."""
+    begun = world.bodies.get((handle.id, step))
+    await handle.resolve(step, *(("result", begun[-1].number) if begun else ("again",)))
+
+
+async def rewind(world: World, handle: RunHandle[Any], part: float) -> None:
+    """Let a run go on from this part of its history; one that is driven is paused first, and resumed in any case."""
+    paused = False
+    try:
+        for _ in range(TRIES):
+            run = await handle.run()
+            if run.seq and not run.status.active:
+                try:
+                    await handle.rewind(to=min(int(part * run.seq), run.seq - 1), reason="to see what comes of it")
+                    world.client_sends(handle.id)  # what the run had ended before it could hear
+                except RunConflict:
+                    if run.continued_as:
+                        return
+                else:
+                    return
+            elif run.seq and not paused:
+                await handle.pause()
+                paused = True
+            await asyncio.sleep(PAUSE_SECONDS)
+    finally:
+        if paused:
+            await world.insist(lambda _: _resumed(handle))
+
+
+async def _resumed(handle: RunHandle[Any]) -> None:
+    with contextlib.suppress(AlreadyFinished, RunConflict):
+        await handle.resume()
+
+
+ACTS: dict[str, Act] = {
+    "signal": signal,
+    "cancel": cancel,
+    "pause": pause,
+    "ask": ask,
+    "resolve": resolve,
+    "rewind": rewind,
+}
+#: Acts that the world waits for before it ends, though every run has ended.
+AWAITED = frozenset({"rewind"})
