@@ -7,7 +7,8 @@ KeepstepError
 ├─ StepError              catch in the workflow   StepFailed · StepTimedOut · StepInDoubt · BreakerOpen
 │                                                 BudgetExceeded
 ├─ ReplayMismatch         version the workflow
-├─ RecoveryError          read its list
+├─ RecoveryError          read its list           LoadFailed · ValidationFailed · RebuildFailed · HandlerMissing
+│                                                 ResumeFailed
 ├─ StoreError             look at storage         LeaseLost · StoreUnavailable · CheckpointCorrupt · SchemaMismatch
 │                                                 StoreFull · EncryptionError
 └─ AgentError             look at the agent       AgentUnavailable · AgentRefused
@@ -175,11 +176,52 @@ class ReplayMismatch(KeepstepError):
 
 
 class RecoveryError(KeepstepError):
-    """A recovery could not go on; `problems` lists everything that was found."""
+    """A run could not be taken up; `phase` says how far it came, `problems` lists everything that was found.
+
+    It is the cause of the `RunSetAside` that asking for the run's result raises.
+    """
+
+    phase = ""
 
     def __init__(self, message: str, problems: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.problems = problems
+
+
+class LoadFailed(RecoveryError):
+    """What is recorded of the run cannot be read."""
+
+    phase = "load"
+
+
+class ValidationFailed(RecoveryError):
+    """The run must not be taken up: its definition has changed, or it has crashed its workers too often."""
+
+    phase = "validate"
+
+
+class RebuildFailed(RecoveryError):
+    """The run's input or state cannot be restored, or its migration failed."""
+
+    phase = "rebuild"
+
+
+class HandlerMissing(RecoveryError):
+    """The code of what comes next is not there."""
+
+    phase = "handler"
+
+
+class ResumeFailed(RecoveryError):
+    """The run could not go on from its history: its code asked another question, or the engine failed."""
+
+    phase = "resume"
+
+
+#: By phase, in their order.
+RECOVERY_PHASES: dict[str, type[RecoveryError]] = {
+    one.phase: one for one in (LoadFailed, ValidationFailed, RebuildFailed, HandlerMissing, ResumeFailed)
+}
 
 
 # -- look at storage ------------------------------------------------------------------------------------------------

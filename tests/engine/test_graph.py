@@ -188,6 +188,8 @@ async def test_an_error_names_the_step_and_the_path_and_is_retried_there(world):
         with pytest.raises(ks.ExecutionError, match=r"no luck \(path: one → two\)") as caught:
             await run.result()
         assert (caught.value.step, tuple(caught.value.path)) == ("two", ("one",))
+        assert dict(caught.value.state) == {"a": 1}
+        assert isinstance(caught.value.__cause__, ks.StepFailed)
         broken.clear()
         await run.retry()
         assert await run.result() == {"a": 1, "b": 2}

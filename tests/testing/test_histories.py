@@ -284,7 +284,7 @@ def test_a_run_that_had_ended_must_end_as_it_did(ended, code, message):
 
 
 def test_another_version_is_refused_as_a_worker_would(ended):
-    with pytest.raises(ks.ReplayMismatch, match="started under 'function:order:1'"):
+    with pytest.raises(ks.ReplayMismatch, match="began under version '1', and this worker has"):
         replay(defined(order, version="2"), ended)
 
 

@@ -355,12 +355,12 @@ class RunContext:
             )
         return None
 
-    def mismatch(self, message: str) -> None:
+    def mismatch(self, message: str, phase: str = "resume") -> None:
         """The code no longer fits its history: the run is set aside, nothing new has run."""
         if threading.get_ident() != self.thread_id:  # a plain def workflow asks from its own thread
-            self.loop.call_soon_threadsafe(self.mismatch, message)
+            self.loop.call_soon_threadsafe(self.mismatch, message, phase)
             return
-        self.engine.runner.set_aside(self, "ReplayMismatch", f"replay mismatch: {message}")
+        self.engine.runner.set_aside(self, "ReplayMismatch", f"replay mismatch: {message}", phase=phase)
 
     # -- the end of this incarnation ----------------------------------------------------------------------------------
 

@@ -235,7 +235,7 @@ class _Engine(Engine):
         self._replay.context = context
         context.holding = True
 
-    def _set_aside(self, context: RunContext, kind: str, reason: str) -> None:
+    def _set_aside(self, context: RunContext, kind: str, reason: str, *, phase: str = "resume") -> None:
         self._replay.broke(context, kind, reason)
 
     async def _never(self, call: Any) -> None:

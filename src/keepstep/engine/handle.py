@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import getpass
 import os
 import socket
@@ -12,15 +13,18 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import msgspec
 
 from ..errors import (
+    RECOVERY_PHASES,
     AlreadyFinished,
     CheckpointCorrupt,
     DefinitionError,
     ExecutionError,
+    RecoveryError,
     RunCancelled,
     RunFailed,
     RunNotFound,
     RunSetAside,
     RunTimedOut,
+    StoreError,
     StoreUnavailable,
     TimedOut,
 )
@@ -31,6 +35,7 @@ from ..ports import Send, Verdict, instant
 from ..stores.keys import is_encrypted
 from ..stores.records import Record, checkpoint, origin, unseal
 from ..values import VALUES
+from .branch import recorded_error
 from .history import Superseded
 from .position import level_of
 
@@ -264,7 +269,7 @@ class RunHandle(Generic[R]):
             raise RunCancelled(f"run {self.id!r} was cancelled{doubt}", self.id)
         told = f"{error.type}: {error.message}" if error is not None else "no reason is recorded"
         if status is Status.SET_ASIDE:
-            raise RunSetAside(f"run {self.id!r} is set aside: {told}", self.id, error)
+            raise RunSetAside(f"run {self.id!r} is set aside: {told}", self.id, error) from _recovery_error(error)
         if error is not None and error.code == "ks:run-timed-out":
             raise RunTimedOut(error.message, self.id, error)
         raise RunFailed(f"run {self.id!r} failed: {told}", self.id, error)
@@ -276,7 +281,15 @@ class RunHandle(Generic[R]):
         last = next((record for record, _ in unseal(rows, run.id, run.seq - 1)), None) if rows else None
         where = (last.data if last is not None else None) or {}
         message = f"run {self.id!r} failed: {error.message}"
-        return ExecutionError(message, self.id, error, step=where.get("at", ""), path=where.get("path", ()))
+        step, path, state = where.get("at", ""), where.get("path", ()), State()
+        with contextlib.suppress(StoreError, DefinitionError):  # of a dag there is none
+            state = await self.state()
+        failed = ExecutionError(message, self.id, error, step=step, path=path, state=state)
+        if error.caused_by:
+            seq = error.caused_by[0]
+            rows = await self._engine.read(self._engine.store.list_checkpoints, run.id, seq - 1, 1)
+            failed.__cause__ = next((recorded_error(record) for record, _ in unseal(rows, run.id, seq - 1)), None)
+        return failed
 
     def _values(self, workflow: str) -> Any:
         definition = self._workflow or self._engine.workflows.get(workflow)
@@ -462,6 +475,13 @@ class RunHandle(Generic[R]):
         if run.continued_as:
             async for event in RunHandle[R](self._engine, run.continued_as).watch():
                 yield event
+
+
+def _recovery_error(error: ErrorInfo | None) -> RecoveryError | None:
+    """Why the run could not be taken up, as the error of its phase."""
+    phase = (error.code or "").rpartition("-")[2] if error is not None else ""
+    kind = RECOVERY_PHASES.get(phase)
+    return None if kind is None or error is None else kind(f"{error.type}: {error.message}", (error.message,))
 
 
 def _events(one: Checkpoint, workflow: str) -> list[Event]:

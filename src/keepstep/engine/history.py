@@ -119,7 +119,8 @@ class Superseded:
     def add(self, record: Record) -> None:
         """Take in the next `superseded` record."""
         data = record.data or {}
-        self.generation += 1
+        if data.get("act") != "migrate":  # which changes no outcome, so that nothing is performed twice
+            self.generation += 1
         beyond = data.get("beyond")
         if beyond is not None:
             self._named = [one for one in self._named if one[0] <= beyond]
@@ -303,9 +304,18 @@ class History:
         for told in (self._outcomes, self._attempts, self._notes, self._marks, self._taken):
             told.clear()
 
+    def _rename(self, key: str, seq: int) -> str:
+        """The key under which a migration lets the code ask for what was recorded before it."""
+        for migration in self.edits:
+            if seq < migration.seq:
+                key = (migration.data or {}).get("renames", {}).get(key, key)
+        return key
+
     def _arrange_outcomes(self, gone: Superseded) -> None:
         for entry in self._outcomes:
             if entry.seq not in gone:
+                if self.edits:
+                    entry.key = self._rename(entry.key, entry.seq)
                 before = self.entries.get(entry.key)
                 if entry.cancelled and before is not None:  # a start that the code gave up after its child was there
                     entry.child = before.child
@@ -317,6 +327,8 @@ class History:
 
     def _arrange_begun(self, gone: Superseded) -> None:
         """What has no outcome yet: attempts that failed, and steps that were started at most once."""
+        for record in (*self._attempts, *self._marks) if self.edits else ():
+            record.step = self._rename(record.step, record.seq)
         for record in self._attempts:
             if record.seq not in gone and record.step not in self.entries:
                 tried = self.tried.setdefault(record.step, Tried())

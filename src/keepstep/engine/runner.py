@@ -40,6 +40,7 @@ from .history import History, newest_state
 from .journal import Draft, head_move
 from .steering import DEADLINE, Control, cancel_children, control, in_doubt, overtaken
 from .tasks import left
+from .versions import Objection, definition_of, judge, write_migration
 from .wakeups import receive
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ MAX_PATH = 100
 _FOR_REPLAY = frozenset(
     {Kind.STEP_COMPLETED, Kind.STEP_CANCELLED, Kind.TIMER, Kind.SIGNAL, Kind.CHILD, Kind.DECISION, Kind.PATCH}
 )
+#: What the code of a set-aside run's error begins with; the phase follows in which it could not be taken up.
+RECOVERY = "ks:recovery-"
 #: How much of an error's message is told along with a mismatch.
 _MAX_RAISED = 200
 
@@ -90,28 +93,37 @@ class Runner:
             return
         engine.entered(context)
         try:
-            problem = self._objection(context)
-            if problem:
-                self.set_aside(context, *problem)
+            if not await self._restore(context):
                 return
-            if run.seq:
-                await self._load(context)
-            else:
-                check_origin(run)
-            if run.signals:
-                await self._load_signals(context)
         except (CheckpointCorrupt, SchemaMismatch) as error:
             if await self._is_mine(context):
-                self.set_aside(context, type(error).__name__, str(error))
+                self.set_aside(context, type(error).__name__, str(error), phase="load")
             else:  # the history did not fit the claim because another owner has written since
                 context.detach("its lease was lost")
         except StoreError as error:
             context.halt(error)
         except Exception as error:
             log.exception("run %s cannot be taken up", run.id)
-            self.set_aside(context, type(error).__name__, f"the run cannot be taken up: {error}")
+            self.set_aside(context, type(error).__name__, f"the run cannot be taken up: {error}", phase="rebuild")
         else:
             self.begin(context)
+
+    async def _restore(self, context: RunContext) -> bool:
+        """Load what the run recorded; False if it is left to a person instead."""
+        run = context.run
+        problem = self._objection(context)
+        if problem:
+            self.set_aside(context, *problem, phase="validate")
+            return False
+        if run.seq:
+            await self._load(context)
+            if not await self._is_current(context):
+                return False
+        else:
+            check_origin(run)
+        if run.signals:
+            await self._load_signals(context)
+        return True
 
     async def _is_mine(self, context: RunContext) -> bool:
         """Whether the store still knows this incarnation as the owner; in doubt it decides when it is written to."""
@@ -128,12 +140,21 @@ class Runner:
         decision = self.engine.recovery_limit.decide(run.recoveries)
         if isinstance(decision, SetAside):
             return "RecoveryLimit", decision.reason
-        if run.fingerprint != workflow.fingerprint and workflow.on_change == "fail" and run.seq > 1:
-            return "DefinitionChanged", (
-                f"the run was started under {run.fingerprint!r} and this worker has {workflow.fingerprint!r}; "
-                "deploy the old version beside the new one, or give the workflow on_change='compatible'"
-            )
         return None
+
+    async def _is_current(self, context: RunContext) -> bool:
+        """Whether the run fits the definition that is here, or was made to; else it is set aside, or lost."""
+        if context.run.fingerprint == context.workflow.fingerprint or context.run.seq <= 1:
+            return True
+        verdict = await judge(context)
+        if isinstance(verdict, Objection):
+            self.set_aside(context, verdict.kind, verdict.reason, phase=verdict.phase)
+        elif verdict is not None:
+            if not await write_migration(context, verdict):
+                context.detach("its lease was lost")
+                return False
+            await self._load(context)
+        return not context.detached
 
     async def _load(self, context: RunContext) -> None:
         run = context.run
@@ -205,7 +226,8 @@ class Runner:
             stored = engine.encryption.input(run)
             args, kwargs = _arguments(context.workflow.values.decode(stored, f"workflow {run.workflow!r}: input"))
         except KeepstepError as error:
-            self.set_aside(context, type(error).__name__, f"the run's input cannot be restored: {error}")
+            told = f"the run's input cannot be restored: {error}"
+            self.set_aside(context, type(error).__name__, told, phase="rebuild")
             return
         if context.workflow.is_async:
             task_context = copy_context()
@@ -227,7 +249,7 @@ class Runner:
     @staticmethod
     def started(run: str, workflow: Workflow[..., Any], worker: str, at: datetime) -> Record:
         """The first record of a run."""
-        data = {"workflow": workflow.name, "version": workflow.version}
+        data = {"workflow": workflow.name, "version": workflow.version, **definition_of(workflow)}
         return Record(run, Kind.RUN_STARTED.value, worker=worker, finished_at=at, data=data)
 
     def _arm_deadline(self, context: RunContext) -> None:
@@ -490,14 +512,18 @@ class Runner:
 
     # -- setting aside ------------------------------------------------------------------------------------------------
 
-    def set_aside(self, context: RunContext, kind: str, reason: str) -> None:
-        """Leave the run to a person, with the reason; whatever its code does no longer counts."""
+    def set_aside(self, context: RunContext, kind: str, reason: str, *, phase: str = "resume") -> None:
+        """Leave the run to a person, with the reason; whatever its code does no longer counts.
+
+        `phase` says how far taking it up had come: load, validate, rebuild, handler, resume.
+        """
         if context.detached:
             return
         context.detach(f"set aside: {reason}")
         reason = self.engine.redact(reason)
         log.error("run %s is set aside: %s", context.id, reason)
-        error = StoredError(clean(kind), clean(reason), error_class="permanent", id=new_id("error"))
+        code = f"{RECOVERY}{phase}"
+        error = StoredError(clean(kind), clean(reason), error_class="permanent", code=code, id=new_id("error"))
         self.engine.background(self._write_aside(context, error))
 
     async def _write_aside(self, context: RunContext, error: StoredError) -> None:

@@ -90,7 +90,7 @@ class Walk:
                 return
             node = graph.nodes.get(at)
             if node is None:
-                self.run.mismatch(f"the next step is {at!r}, which graph {graph.name!r} no longer has")
+                self.run.mismatch(f"the next step is {at!r}, which graph {graph.name!r} no longer has", "handler")
                 raise Detached(f"run {self.run.id} is set aside")
             self._count(at)
             if at in graph.interrupt_before:

@@ -199,7 +199,7 @@ _OPEN_DATA = frozenset(
     (
         *("signal", "signal_name", "sender", "to", "child", "continued_as", "choice", "key", "ask", "seqs", "beyond"),
         *("next", "act", "actor", "before", "workflow", "version", "from", "epoch", "recoveries"),
-        *("origin", "origin_seq", "origin_checksum", "renew"),
+        *("origin", "origin_seq", "origin_checksum", "renew", "fingerprint", "renames"),
     )
 )
 _PLAIN, _DEFLATED = b"j", b"z"
@@ -353,6 +353,8 @@ def _problem_in(data: dict[str, Any]) -> str:
             return f"its {name!r} is a {type(item).__name__}"
         if name == "seqs" and not _NUMBERS.issuperset(map(type, item)):
             return "its 'seqs' are not numbers"
+        if name == "renames" and not all(type(one) is str for one in (*item, *item.values())):
+            return "its 'renames' are not names"
         if name == "before" and item not in _STATUSES:
             return f"its 'before' is {item[:60]!r}"
     return ""
@@ -368,7 +370,8 @@ _NUMBERS = frozenset((int,))
 _DATA: dict[str, type] = {
     **dict.fromkeys(("signal", "choice", "beyond", "origin_seq"), int),
     **dict.fromkeys(("sender", "child", "continued_as", "key", "ask", "before", "act", "next"), str),
-    **dict.fromkeys(("origin", "origin_checksum"), str),
+    **dict.fromkeys(("origin", "origin_checksum", "fingerprint", "definition"), str),
+    "renames": dict,
     "renew": bool,
     "seqs": list,
     "given": dict,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from ..ports import CURRENT
 from ..values import VALUES, Values
 from .definition import Step, Workflow, remember
 from .described import short_hash
+from .migration import MigrationInfo
 from .place import Place, place_here
 from .plan import DagStep, Plan, hints_in, inputs_of, planned, problems_of
 from .routes import Net, ordered
@@ -39,6 +40,7 @@ class Dag(Workflow[..., dict[str, Any]]):
         *,
         version: str = "1",
         on_change: Literal["fail", "compatible", "pin"] = "fail",
+        migrate: Callable[[MigrationInfo], Any] | None = None,
         durability: Durability | str | None = None,
         concurrency: int | None = None,
         place: Place | None = None,
@@ -49,7 +51,9 @@ class Dag(Workflow[..., dict[str, Any]]):
             return await CURRENT.get().walk_dag(self, inputs)
 
         try:
-            super().__init__(walk, name=name, version=version, on_change=on_change, durability=durability)
+            super().__init__(
+                walk, name=name, version=version, on_change=on_change, migrate=migrate, durability=durability
+            )
         except DefinitionError as error:
             raise DefinitionError(f"{place}: {error}") from None
         if concurrency is not None and (type(concurrency) is not int or concurrency < 1):

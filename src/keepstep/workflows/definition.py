@@ -14,6 +14,7 @@ from ..policies import Budget, Durability, Retry, Timeout
 from ..ports import CURRENT
 from ..values import VALUES, Values
 from ..values.annotations import hints_of
+from .migration import MigrationInfo
 from .place import Place, place_of
 
 P = ParamSpec("P")
@@ -223,6 +224,7 @@ class Workflow(Generic[P, R]):
         name: str | None = None,
         version: str = "1",
         on_change: Literal["fail", "compatible", "pin"] = "fail",
+        migrate: Callable[[MigrationInfo], Any] | None = None,
         durability: Durability | str | None = None,
         budget: Budget | None = None,
     ) -> None:
@@ -236,6 +238,9 @@ class Workflow(Generic[P, R]):
                 f"workflow {self.name!r}: on_change is 'fail', 'compatible' or 'pin', not {on_change!r}"
             )
         self.on_change = on_change
+        if migrate is not None and not callable(migrate):
+            raise DefinitionError(f"workflow {self.name!r}: migrate= is a function of a run's past, not {migrate!r}")
+        self.migrate = migrate
         self.durability = Durability.named(durability)
         if budget is not None and not isinstance(budget, Budget):
             raise DefinitionError(f"workflow {self.name!r}: budget= takes a ks.Budget(...), not {budget!r}")
@@ -270,6 +275,10 @@ class Workflow(Generic[P, R]):
     def fingerprint(self) -> str:
         """What identifies the definition: for a function, its name and version."""
         return f"function:{self.name}:{self.version}"
+
+    def definition(self) -> str:
+        """The definition as lines of text, by which two versions are compared; a function has none."""
+        return ""
 
     @functools.cached_property
     def values(self) -> Values:
@@ -390,6 +399,7 @@ def workflow(
     name: str | None = None,
     version: str = "1",
     on_change: Literal["fail", "compatible", "pin"] = "fail",
+    migrate: Callable[[MigrationInfo], Any] | None = None,
     durability: Durability | str | None = None,
     budget: Budget | None = None,
 ) -> _WorkflowDecorator: ...

@@ -18,6 +18,7 @@ from ..ports import CURRENT
 from ..values import VALUES, Values
 from ..values.trees import Trees
 from .definition import Step, Workflow, remember
+from .migration import MigrationInfo
 from .place import place_here
 from .schema import Schema
 from .shape import Arrow, Node, Problem, Shape
@@ -195,6 +196,7 @@ class Graph(Workflow[..., dict[str, Any]]):
         interrupt_before: Iterable[str] = (),
         interrupt_after: Iterable[str] = (),
         on_change: Literal["fail", "compatible", "pin"] = "fail",
+        migrate: Callable[[MigrationInfo], Any] | None = None,
         durability: Durability | str | None = None,
     ) -> None:
         async def walk(state: Mapping[str, Any] | None = None, /, **values: Any) -> dict[str, Any]:
@@ -204,7 +206,7 @@ class Graph(Workflow[..., dict[str, Any]]):
             return await scope.walk(self, {**(state or {}), **values})  # type: ignore[no-any-return]
 
         walk.__name__ = str(name)
-        super().__init__(walk, name=name, version=version, on_change=on_change, durability=durability)
+        super().__init__(walk, name=name, version=version, on_change=on_change, migrate=migrate, durability=durability)
         self.place = place_here(self.name)
         if type(max_iterations) is not int or max_iterations < 1:
             raise DefinitionError(f"graph {name!r}: max_iterations is a whole number from 1, not {max_iterations!r}")

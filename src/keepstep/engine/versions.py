@@ -1,0 +1,215 @@
+"""What becomes of a run whose workflow is no longer what it was started under: the workflow's policy decides."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from ..model import Kind
+from ..model.signal import RESERVED
+from ..ports import Advance, Verdict, instant
+from ..stores.records import Record, seal, unseal
+from ..workflows.migration import MigrationInfo
+from .history import Superseded
+
+if TYPE_CHECKING:
+    from ..workflows.definition import Workflow
+    from .context import RunContext
+
+#: A definition of more text than this is not kept with each run; then only the versions are told of a change.
+MAX_DEFINITION = 16_000
+#: So many changed lines of a definition are told.
+MOST_LINES = 20
+
+
+class Objection(msgspec.Struct, frozen=True):
+    """Why a run is left to a person: under which name, in which words, and how far it came."""
+
+    kind: str
+    reason: str
+    phase: str = "validate"
+
+
+def definition_of(workflow: Workflow[..., Any]) -> dict[str, str]:
+    """What is kept of a definition in the first record of each run, if there is text and not too much of it."""
+    kept = _TEXTS.get(workflow)
+    if kept is None or kept[0] != workflow.fingerprint:
+        text = workflow.definition()
+        fits = text and len(text.encode("utf-8", "replace")) <= MAX_DEFINITION
+        kept = _TEXTS[workflow] = workflow.fingerprint, {"definition": text} if fits else {}
+    return kept[1]
+
+
+#: Made once for each definition, not for each run.
+_TEXTS: WeakKeyDictionary[Any, tuple[str, dict[str, str]]] = WeakKeyDictionary()
+
+
+class Before(msgspec.Struct, frozen=True):
+    """The definition that a run was started under, or migrated to last."""
+
+    version: str
+    fingerprint: str
+    definition: str = ""
+
+
+async def before(context: RunContext) -> Before:
+    """Read from the records what the run was last made to fit."""
+    engine, run = context.engine, context.run
+    kinds = (Kind.RUN_STARTED.value, Kind.SUPERSEDED.value)
+    gone, found = Superseded(), []
+    text, after = "", 0
+    while rows := await engine.read(engine.store.list_checkpoints, run.id, after, 1000, kinds):
+        for row in rows:
+            after = row.seq
+            record, _ = next(unseal([row], run.id, row.seq - 1))
+            data = record.data or {}
+            if record.kind == Kind.RUN_STARTED:
+                text = data.get("definition", "")
+            else:
+                gone.add(record)
+                if data.get("act") == "migrate":
+                    found.append(record)
+    for record in reversed(found):
+        data = record.data or {}
+        if record.seq not in gone:
+            return Before(str(data.get("version", "")), data.get("fingerprint", ""), data.get("definition", ""))
+    return Before(run.version, run.fingerprint, text)
+
+
+async def judge(context: RunContext) -> Objection | Record | None:
+    """What the policy says about a run of another definition: None lets it go on, a record makes it fit."""
+    workflow = context.workflow
+    old = await before(context)
+    if old.fingerprint == workflow.fingerprint:
+        return None
+    if workflow.migrate is not None:
+        return _migrated(context, old)
+    if workflow.on_change == "compatible":
+        return _missing(context)
+    advice = "deploy the old version beside the new one, or give the workflow on_change='compatible' or a migrate="
+    if workflow.on_change == "pin":
+        advice = "give the changed definition another version, so that a worker with the old one takes the run"
+    return Objection("DefinitionChanged", f"{difference(workflow, old)}; {advice}")
+
+
+def difference(workflow: Workflow[..., Any], old: Before) -> str:
+    """What is other about a definition, in a sentence with a line for each part that changed."""
+    versions = f"version {old.version!r}"
+    if old.version != workflow.version:
+        versions += f", and this worker has {workflow.version!r}"
+    told = f"workflow {workflow.name!r} has changed since the run began under {versions}"
+    new = workflow.definition()
+    if not old.definition or not new:
+        return told
+    lines = changed_lines(old.definition, new)
+    more = [f"… and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
+    return "\n  ".join([f"{told}:", *lines[:MOST_LINES], *more])
+
+
+def changed_lines(old: str, new: str) -> list[str]:
+    """The lines of two definitions that are only in one of them: `- ` for the old, `+ ` for the new."""
+    found = difflib.ndiff(old.splitlines(), new.splitlines())
+    return [line for line in found if line.startswith(("- ", "+ "))]
+
+
+def _missing(context: RunContext) -> Objection | None:
+    """Under `compatible` every recorded step must still be there; of a function only the replay can tell."""
+    shape = getattr(context.workflow, "shape", None)
+    if shape is None:
+        return None
+    known = {node.name for node in shape().nodes}
+    gone = [name for name in _recorded(context) if name not in known]
+    if not gone:
+        return None
+    named = ", ".join(map(repr, gone))
+    return Objection(
+        "DefinitionChanged",
+        f"workflow {context.workflow.name!r} no longer has {named}, which the run has recorded; put it back, give the "
+        "workflow a migrate=, or rewind the run to before it",
+    )
+
+
+def _recorded(context: RunContext) -> Iterable[str]:
+    """The names of the steps that the run has passed, in order."""
+    names: dict[str, None] = {}
+    position = context.position
+    if position is not None:
+        names.update(dict.fromkeys(position.counts))
+    for entry in context.history.order if context.history is not None else ():
+        first = entry.key.partition("/")[0]
+        if not first.startswith(RESERVED) and "#" in first:
+            names.setdefault(first.partition("#")[0])
+    return names
+
+
+# -- migration ---------------------------------------------------------------------------------------------------------
+
+
+def _migrated(context: RunContext, old: Before) -> Objection | Record:
+    """Ask the workflow's own function how the run is to fit, and put that into a record."""
+    workflow, history = context.workflow, context.history
+    order = history.order if history is not None else ()
+    keys = tuple(entry.key for entry in order if not entry.key.startswith(RESERVED))
+    info = MigrationInfo(context.id, old.version, old.fingerprint, old.definition, keys)
+    try:
+        answer = workflow.migrate(info) if workflow.migrate is not None else None
+        renames = _renames(context, answer)
+    except Exception as error:  # noqa: BLE001 - the user's own code, whose failure leaves the run to a person
+        told = f"migrate= of workflow {workflow.name!r} failed for version {old.version!r}: {type(error).__name__}: "
+        return Objection("MigrationFailed", f"{told}{error}", "rebuild")
+    data: dict[str, Any] = {
+        "act": "migrate",
+        "version": workflow.version,
+        "fingerprint": workflow.fingerprint,
+        "from": old.version,
+        **definition_of(workflow),
+    }
+    if renames:
+        data["renames"] = renames
+    return Record(context.id, Kind.SUPERSEDED.value, worker=context.worker, trigger="recovery", data=data)
+
+
+def _renames(context: RunContext, answer: Any) -> dict[str, str]:
+    """Old keys and new ones, checked: what is renamed must be recorded, and nothing may be hidden by it."""
+    if answer is None:
+        return {}
+    if not isinstance(answer, Mapping):
+        raise TypeError(f"it gives {{old key: new key}} or None, not {answer!r}")
+    entries = context.history.entries if context.history is not None else {}
+    renames = {str(old): str(new) for old, new in answer.items()}
+    for old, new in renames.items():
+        entry = entries.get(old)
+        if entry is None and old not in context.tried and old not in context.marks:
+            raise KeyError(f"the run has not recorded {old!r}; it has {', '.join(entries) or 'nothing'}")
+        if entry is not None and (entry.kind == Kind.CHILD or entry.child):
+            raise ValueError(f"{old!r} is of a child run, which tells its end under that name")
+        if old.rpartition("/")[0] != new.rpartition("/")[0] or "#" not in new.rpartition("/")[2]:
+            raise ValueError(
+                f"{old!r} cannot become {new!r}: a key is a name and its count, as 'fetch#1', in its branch"
+            )
+        if new in entries and new not in renames:
+            raise ValueError(f"{old!r} cannot become {new!r}, which is recorded too")
+    if len(set(renames.values())) < len(renames):
+        raise ValueError("two recorded steps would get the same key")
+    return renames
+
+
+async def write_migration(context: RunContext, record: Record) -> bool:
+    """Make the migration durable before any code is called; False if the lease is lost."""
+    engine = context.engine
+    record.finished_at = instant(engine.clock.now())
+    record.claimed = context.claimed
+    row, checksum = seal(record, context.seq + 1, context.checksum, context.cipher)
+    change = Advance(context.id, context.worker, context.epoch, context.seq, rows=[row], checksum=checksum)
+    change.progress = False
+    answer = await engine.journal.write(change)
+    if answer.verdict is not Verdict.DONE:
+        return False
+    context.seq, context.checksum, context.claimed = row.seq, checksum, None
+    context.run = replace(context.run, seq=row.seq, checksum=checksum)
+    return True
