@@ -49,6 +49,7 @@ if _TYPE_CHECKING:
     from .workflows.declarative import load
     from .workflows.definition import Call, step, workflow
     from .workflows.graph import Changes, Goto, Graph
+    from .workflows.migration import MigrationInfo
 
 __version__ = "0.1.0"
 
@@ -78,6 +79,7 @@ _HOMES = {
     "workflows.declarative": "load",
     "workflows.definition": "Call step workflow",
     "workflows.graph": "Changes Goto Graph",
+    "workflows.migration": "MigrationInfo",
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 #: The parts of the package, which need no import of their own: `keepstep.errors.LeaseLost`.
@@ -116,6 +118,7 @@ __all__ = [
     "Graph",
     "KeepstepError",
     "Keys",
+    "MigrationInfo",
     "NotDone",
     "NotSerializable",
     "Permanent",
