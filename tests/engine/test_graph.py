@@ -625,3 +625,60 @@ async def test_a_full_state_that_is_damaged_is_derived_anew(world, monkeypatch, 
         await run.signal("word", "done")
         assert (await run.result())["n"] == 30
     assert "a consolidated state is damaged and was derived anew" in caplog.text
+
+
+async def test_a_person_has_the_whole_state_written_down(world):
+    graph = counting(5)
+    async with world.engine() as engine:
+        run = await engine.start(graph, {"n": 0}, run_id="r")
+        await until_status(run, "waiting")
+        await run.consolidate("before the holidays")
+        await until_status(run, "waiting")
+        states = [one for one in await run.checkpoints() if one.kind is Kind.STATE]
+        assert [one.trigger for one in states] == ["manual"]
+        assert "before the holidays" in [entry.reason for entry in await run.audit()]
+        await run.signal("word", "done")
+        assert (await run.result())["n"] == 5
+        with pytest.raises(ks.KeepstepError, match="is completed"):
+            await run.consolidate()
+
+
+@pytest.mark.live_only
+async def test_what_cannot_be_edited_is_told_and_left_as_it_is(world):
+    graph = ks.Graph("busy", schema=Page)
+    graph.wait("title")
+    graph.map("all", double, over="numbers", into="views")
+    graph.edge("title", "all")
+    graph.entry("title")
+    graph.exit("all")
+    async with world.engine() as engine:
+        run = await engine.start(graph, run_id="r")
+        await until_status(run, "waiting")
+        with pytest.raises(ks.DefinitionError, match="Page has no key 'colour'"):
+            await run.edit({"colour": 1})
+        with pytest.raises(ks.DefinitionError, match="has no step 'nowhere'"):
+            await run.edit(next="nowhere")
+        with pytest.raises(ks.DefinitionError, match="does not fit Page"):
+            await run.edit({"title": object()})
+        with pytest.raises(ks.DefinitionError, match="not both"):
+            await run.edit({}, stage="a", agent="b")
+        assert await run.status() == "waiting"
+        await run.cancel()
+        with pytest.raises(ks.RunCancelled):
+            await run.result()
+        with pytest.raises(ks.AlreadyFinished, match="rewind or fork it instead"):
+            await run.edit({"title": "x"})
+
+
+async def test_a_paused_run_stays_so_when_it_is_edited(world):
+    graph = counting(3)
+    async with world.engine() as engine:
+        run = await engine.start(graph, {"n": 0}, run_id="r")
+        await until_status(run, "waiting")
+        await run.pause()
+        await until_status(run, "paused")
+        await run.edit({"n": 33}, remove=["last"])
+        assert await run.status() == "paused"
+        await run.signal("word", "go")
+        await run.resume()
+        assert await run.result() == {"n": 33, "word": "go"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ import msgspec
 from ..errors import AlreadyFinished, CheckpointCorrupt, RunConflict, RunNotFound, StoreError
 from ..model import FINISHED, Kind, Outcome, RunQuery, Signal, Status, WorkerInfo
 from ..model.ids import check_text, new_id
-from ..model.signal import CANCEL, CHILD, RESERVED
+from ..model.signal import CANCEL, CHILD, RESERVED, RESUME
 from ..ports import Advance, ClaimRequest, Send, Verdict, instant
 from ..stores.records import Record, chain_end, claimed, seal
 from .copying import handed_over
@@ -189,6 +189,25 @@ class _Word(msgspec.Struct):
 
 
 _child_in = msgspec.json.Decoder(_Word).decode
+
+
+@contextlib.asynccontextmanager
+async def let_go_unless_done(engine: Engine, claim: Claim) -> AsyncIterator[None]:
+    """If what is prepared under a claim fails after all, the run is given back as it was."""
+    try:
+        yield
+    except BaseException:
+        before = claim.before or Status.QUEUED
+        status = Status.QUEUED if before is Status.WAITING else before
+        change = Advance(
+            claim.run.id, claim.lease.worker, claim.lease.epoch, claim.run.seq, status=status, release=True
+        )
+        change.due_at = instant(engine.clock.now()) if status is Status.QUEUED else None
+        change.wakes = (RESUME, CANCEL) if status is Status.PAUSED else ()
+        change.progress = False
+        await engine.journal.write(change)
+        await _leave(engine, claim.lease.worker)
+        raise
 
 
 async def append_and_release(

@@ -396,6 +396,13 @@ class RunHandle(Generic[R]):
         self._context = None
         self._engine.poke()
 
+    async def consolidate(self, reason: str = "") -> None:
+        """Write the whole state of a graph's run down now, so that a recovery reads nothing before it."""
+        from .states import consolidate  # noqa: PLC0415 - asked for rarely
+
+        await consolidate(self._engine, self.id, reason, self._actor)
+        self._engine.poke()
+
     async def _command(self, name: str, reason: str) -> None:
         await self._send(name, msgspec.json.encode({"reason": self._engine.redact(check_text(reason, "reason"))}))
 

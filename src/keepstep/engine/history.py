@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_left
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from datetime import datetime
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointCorrupt
 from ..model import Kind
 from ..model.signal import RESERVED
 from ..stores.records import Record, check_origin, origin, unseal, unseal_some
-from .position import EDITS, Position
+from .position import EDITS, Position, ranges
 from .spending import Spent
 
 if TYPE_CHECKING:
@@ -100,6 +101,18 @@ def _last_that_counts(record: Record) -> int:
     named: list[int] = [seq - 1 for seq in data.get("seqs", ())]
     beyond: int = data.get("beyond", record.seq)
     return min([*named, beyond])
+
+
+async def read_history(engine: Engine, run: Run, history: History) -> History:
+    """Everything that a run has recorded from where a history begins, verified and arranged."""
+    while history.seq < run.seq:
+        rows = await engine.read(engine.store.list_checkpoints, run.id, history.seq)
+        if not rows:
+            break
+        history.add(rows)
+        await asyncio.sleep(0)
+    history.arrange(run)
+    return history
 
 
 class Superseded:
@@ -351,6 +364,16 @@ class History:
                 heard[step] = signal
             elif step in heard:  # taken, but never told: unread again
                 self.signals.discard(heard.pop(step))
+
+    def facts(self) -> dict[str, Any]:
+        """What a consolidated state says of its run, beside the position of the walk."""
+        return {
+            "generation": self.generation,
+            "steps": self.steps,
+            "signals": ranges(self.signals),
+            "started_at": self.started_at,
+            "spent": self.spent.as_data(),
+        }
 
     def refill(self, rows: Iterable[Row], after: int) -> None:
         """Take values into memory again, for the entries that come next."""

@@ -36,7 +36,7 @@ from ..workflows.definition import Call
 from .attempt import clean, idempotency_key, in_thread, stored_error
 from .branch import CANCELLED, Branch, DurableCall
 from .context import RunContext
-from .history import History, newest_state
+from .history import History, newest_state, read_history
 from .journal import Draft, head_move
 from .steering import DEADLINE, Control, cancel_children, control, in_doubt, overtaken
 from .tasks import left
@@ -44,7 +44,7 @@ from .versions import Objection, definition_of, judge, write_migration
 from .wakeups import receive
 
 if TYPE_CHECKING:
-    from ..model import Claim, Run
+    from ..model import Claim
     from ..workflows.definition import Workflow
     from .engine import Engine
 
@@ -160,11 +160,11 @@ class Runner:
         run = context.run
         try:
             base = await newest_state(self.engine, run) if context.carries_state else None
-            history = await self._read(run, History(run, 0 if base is None else base - 1))
+            history = await read_history(self.engine, run, History(run, 0 if base is None else base - 1))
         except CheckpointCorrupt as error:
             if not context.carries_state:
                 raise
-            history = await self._read(run, History(run, without_states=True))
+            history = await read_history(self.engine, run, History(run, without_states=True))
             log.warning("run %s: a consolidated state is damaged and was derived anew: %s", run.id, error)
             self.engine.observe("run.state_rebuilt", context, error=str(error))
         context.history = history
@@ -181,16 +181,6 @@ class Runner:
         if history.position is not None:
             context.position = history.position
             context.now_at = history.position.moment or context.now_at
-
-    async def _read(self, run: Run, history: History) -> History:
-        while history.seq < run.seq:
-            rows = await self.engine.read(self.engine.store.list_checkpoints, run.id, history.seq)
-            if not rows:
-                break
-            history.add(rows)
-            await asyncio.sleep(0)
-        history.arrange(run)
-        return history
 
     async def _load_signals(self, context: RunContext) -> None:
         signals: list[Signal] = []

@@ -15,17 +15,18 @@ from ..model.tree import diff, frozen
 from ..stores.records import Record, origin, unseal
 from ..values import VALUES
 from ..values.trees import Trees
-from ..workflows.graph import Graph, MapNode, ParallelNode
-from .control import RETRIABLE, append_and_release, claim_by_name, failures
-from .history import Superseded, newest_state
+from ..workflows.graph import Graph
+from .control import RETRIABLE, append_and_release, claim_by_name, failures, let_go_unless_done
+from .history import History, Superseded, newest_state, read_history
 from .position import Position
 
 if TYPE_CHECKING:
-    from ..model import Run
+    from ..model import Claim, Run
     from .engine import Engine
 
 #: What can be edited: everything that no worker drives, but for what was cancelled.
 _EDITABLE = frozenset({Status.WAITING, Status.QUEUED, Status.PAUSED, Status.FAILED, Status.SET_ASIDE})
+_WAITING = frozenset({Status.WAITING, Status.QUEUED, Status.PAUSED})
 
 
 async def position_at(engine: Engine, run: Run, at: int | None = None) -> Position:
@@ -132,35 +133,82 @@ async def edit(engine: Engine, run_id: str, change: Edit, reason: str, actor: st
     run = await _run(engine, run_id)
     if run.status is Status.CANCELLED or run.status is Status.COMPLETED:
         raise AlreadyFinished(f"run {run_id!r} is {run.status.value}; rewind or fork it instead", run_id)
-    if run.status not in _EDITABLE:
-        raise RunConflict(f"run {run_id!r} is {run.status.value}, driven by {run.worker}; pause it first", run_id)
+    _check_driven(run, _EDITABLE)
     engine.encryption.cipher(run)  # without its key nothing can be written
     await _prepared(engine, run, change)  # before the claim: what cannot be done leaves the run as it is
     claim = await claim_by_name(engine, run, _EDITABLE)
-    text = await _prepared(engine, claim.run, change)
-    before = claim.before or run.status
-    data: dict[str, Any] = {"act": "edit", "actor": actor, "reason": engine.redact(reason), "before": before.value}
+    data = _said(claim, run, "edit", engine.redact(reason), actor)
     if change.next_step is not None:
         data["next"] = change.next_step
     record = Record(run_id, Kind.SUPERSEDED.value, worker=claim.lease.worker, trigger="manual", data=data)
-    record.value = msgspec.Raw(text)
-    if before in RETRIABLE:  # as a retry does: what ended it no longer counts
-        data["seqs"] = await failures(engine, claim.run)
-    after = Status.PAUSED if before is Status.PAUSED else Status.QUEUED
-    await append_and_release(engine, claim, record, after, wakes=(RESUME, CANCEL) if after is Status.PAUSED else ())
+    async with let_go_unless_done(engine, claim):
+        record.value = msgspec.Raw(await _prepared(engine, claim.run, change))
+        if data["before"] in RETRIABLE:  # as a retry does: what ended it no longer counts
+            data["seqs"] = await failures(engine, claim.run)
+    await _write(engine, claim, record)
+
+
+def _check_driven(run: Run, statuses: frozenset[Status]) -> None:
+    if run.status not in statuses:
+        driven = f", driven by {run.worker}; pause it first" if run.worker is not None else ""
+        raise RunConflict(f"run {run.id!r} is {run.status.value}{driven}", run.id)
+
+
+def _said(claim: Claim, run: Run, act: str, reason: str, actor: str) -> dict[str, Any]:
+    return {"act": act, "actor": actor, "reason": reason, "before": (claim.before or run.status).value}
+
+
+async def _write(engine: Engine, claim: Claim, record: Record) -> None:
+    """Write what a person did, and let the run go: on, or on being paused."""
+    if claim.before is Status.PAUSED:
+        await append_and_release(engine, claim, record, Status.PAUSED, wakes=(RESUME, CANCEL))
+    else:
+        await append_and_release(engine, claim, record, Status.QUEUED)
 
 
 async def _prepared(engine: Engine, run: Run, change: Edit) -> bytes:
     position = await position_at(engine, run)
-    workflow = engine.workflows.get(run.workflow)
-    node = workflow.nodes.get(position.at or "") if isinstance(workflow, Graph) else None
-    if isinstance(node, ParallelNode | MapNode):
-        inside = f"{node.name}#{position.counts.get(node.name, 0) + 1}"
+    key = _next_key(position)
+    if key:
+        stops = (f"{key}.before/", f"{key}.after/")
         for record in await _records(engine, run, position.seq, run.seq):
-            if record.step.startswith(inside):
+            if record.step.startswith(f"{key}.") and not record.step.startswith(stops):
                 raise RunConflict(
-                    f"run {run.id!r} is inside {node.name!r}, which began with the state before; edit it when that is "
-                    "done, or rewind it to before it first",
+                    f"run {run.id!r} is inside {position.at!r}, which began with the state before; edit it when that "
+                    "is done, or rewind it to before it first",
                     run.id,
                 )
     return change.delta(engine, run, position)
+
+
+def _next_key(position: Position) -> str:
+    """The key that the step has which comes next, if it is known."""
+    return f"{position.at}#{position.counts.get(position.at, 0) + 1}" if position.at else ""
+
+
+async def consolidate(engine: Engine, run_id: str, reason: str, actor: str) -> None:
+    """Write the whole state of a run down, so that nothing before it need be read again."""
+    check_text(reason, "reason")
+    run = await _run(engine, run_id)
+    _check_driven(run, _WAITING)
+    engine.encryption.cipher(run)
+    await _whole(engine, run)
+    claim = await claim_by_name(engine, run, _WAITING)
+    data = _said(claim, run, "consolidate", engine.redact(reason), actor)
+    record = Record(run_id, Kind.STATE.value, worker=claim.lease.worker, trigger="manual", data=data)
+    async with let_go_unless_done(engine, claim):
+        record.value = msgspec.Raw(await _whole(engine, claim.run))
+    await _write(engine, claim, record)
+
+
+async def _whole(engine: Engine, run: Run) -> bytes:
+    position = await position_at(engine, run)
+    key = _next_key(position)
+    records = await _records(engine, run, position.seq, run.seq)
+    if any(key and record.step.startswith(key) for record in records):  # which is needed until it is done
+        raise RunConflict(
+            f"run {run.id!r} is inside {position.at!r}; its state can be written when that is done", run.id
+        )
+    base = await newest_state(engine, run)
+    history = await read_history(engine, run, History(run, 0 if base is None else base - 1))
+    return position.text(history.facts())

@@ -1,0 +1,93 @@
+"""The commands about the state of a graph's run: `state`, `edit` and `consolidate`."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from . import exits
+from .frame import REASON, RUN, Settings, command, find
+
+if TYPE_CHECKING:
+    from ..engine.engine import Engine
+
+STAGE = click.option("--stage", metavar="NAME", help="The state of this stage.")
+AGENT = click.option("--agent", metavar="NAME", help="The state of this agent.")
+
+
+@command("state")
+@RUN
+@click.option("--at", type=click.IntRange(0), metavar="SEQ", help="As it was after this record; now without it.")
+@STAGE
+@AGENT
+def state(settings: Settings, *, run_id: str, at: int | None, stage: str | None, agent: str | None) -> None:
+    """Print the state that a graph's run carries, now or after any of its records."""
+
+    async def look(engine: Engine) -> dict[str, Any]:
+        from ..model.tree import thaw
+
+        found = await (await find(engine, run_id)).state(at, stage=stage, agent=agent)
+        return {key: thaw(tree) for key, tree in found.kept().items()}
+
+    values = settings.talk(look)
+    settings.answer(values, lambda: json.dumps(values, indent=2, ensure_ascii=False))
+
+
+@command("edit")
+@RUN
+@click.option("--set", "values", multiple=True, metavar="KEY=JSON", help="Give a key another value.")
+@click.option("--remove", multiple=True, metavar="KEY", help="Take a key away.")
+@click.option("--next", "next_step", metavar="STEP", help="Let this step come next.")
+@STAGE
+@AGENT
+@REASON
+def edit(
+    settings: Settings,
+    *,
+    run_id: str,
+    values: tuple[str, ...],
+    remove: tuple[str, ...],
+    next_step: str | None,
+    stage: str | None,
+    agent: str | None,
+    reason: str,
+) -> None:
+    """Change the state of a graph's run that no worker drives, and let it go on.
+
+    The history keeps what was there before, who changed it and why.
+    """
+    change = dict(map(_value, values))
+    if not change and not remove and next_step is None:
+        raise exits.Refused("there is nothing to change", "say it with --set KEY=JSON, --remove KEY or --next STEP")
+
+    async def act(engine: Engine) -> None:
+        handle = await find(engine, run_id)
+        await handle.edit(change, remove=remove, stage=stage, agent=agent, next=next_step, reason=reason)
+
+    settings.talk(act)
+    told = {"run": run_id, "set": sorted(change), "removed": list(remove), "next": next_step}
+    settings.answer(told, f"the state of {run_id} is changed")
+
+
+def _value(text: str) -> tuple[str, Any]:
+    from .target import read_json
+
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise exits.Refused(f"{text!r} is not written KEY=JSON")
+    return key, read_json(value, f"the value of {key!r}")
+
+
+@command("consolidate")
+@RUN
+@REASON
+def consolidate(settings: Settings, *, run_id: str, reason: str) -> None:
+    """Write the whole state of a waiting graph's run down, so that a recovery reads nothing before it."""
+
+    async def act(engine: Engine) -> None:
+        await (await find(engine, run_id)).consolidate(reason)
+
+    settings.talk(act)
+    settings.answer({"run": run_id, "consolidated": True}, f"the state of {run_id} is written down")
