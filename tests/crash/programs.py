@@ -518,7 +518,45 @@ BOARD = {
 }
 
 
+# -- a dag -------------------------------------------------------------------------------------------------------------
+
+
+building = ks.Dag("crash:building", concurrency=3)
+
+
+@building.step
+async def source(number: int) -> int:
+    EFFECTS.body()
+    return number
+
+
+building.add(add_in_thread, "lint", needs={"total": "source"})
+building.add(flaky, "tested", needs={"number": "source"})
+building.add(charge, needs={"number": "lint"})
+building.add(child, "kid", needs={"number": "lint"}, when=lambda given: given["number"] > 5)
+building.add(child, "other_kid", needs={"number": "lint"}, when=lambda given: given["number"] > 1000)
+building.add(fails, needs=["tested"])
+building.add(never, needs=["source"])
+
+
+@building.step(needs=["fails", "never", "charge"], wait=ks.Any())
+async def first(charge, fails=None, never=None) -> list:
+    EFFECTS.body()
+    return [charge, fails, never]
+
+
+@building.step(needs=["first", "kid", "other_kid", "tested"])
+async def packed(first, kid, other_kid, tested) -> list:
+    EFFECTS.body()
+    return [first, kid, other_kid, tested]
+
+
+async def play_building(engine):
+    return await (await engine.start(building, number=4, run_id="main")).result()
+
+
 EXAMPLES = [
+    Example("building", play_building, {"packed": [[8, None, None], 16, None, 4]}, children=1, done=("packed#1",)),
     Example("board", play_board, BOARD, children=1, done=("sum_up#1", "weigh#2", "split#1.mark/mark_again#1")),
     Example("sequence", play_sequence, 10),
     Example("fan", play_fan, [2, 4, 6, 2, 4, 6, 10, 11]),
@@ -576,6 +614,19 @@ def stop_inside(tx, number: int) -> int:
 async def hear(sent_at: float) -> float:
     EFFECTS.body()
     return time.time() - sent_at
+
+
+assembling = ks.Dag("crash:assembling")
+assembling.add(add, "one")
+assembling.add(add, "two", needs={"total": "one"}, when=lambda given: given["total"] > 0)
+assembling.add(never, "left_out", needs=["one"], when=lambda given: given["one"] < 0)
+assembling.add(hold, "held")
+
+
+@assembling.step(needs=["two", "left_out", "held"])
+async def assembled(two, left_out, held) -> list:
+    EFFECTS.body()
+    return [two, left_out]
 
 
 @workflow
@@ -695,7 +746,8 @@ class Served:
         self.engine = engine
 
     async def start(self, workflow, args, run_id):
-        await self.engine.start(f"crash:{workflow}", *args, run_id=run_id)
+        by_place, by_name = (args, {}) if isinstance(args, list) else ([], args)
+        await self.engine.start(f"crash:{workflow}", *by_place, run_id=run_id, **by_name)
 
     async def start_many(self, workflow, args, ids, at):
         """Start all of these at the same moment as others do, and wait for their results."""

@@ -84,6 +84,14 @@ class World:
 
         return self.look(ask)
 
+    def wait_for_checkpoint(self, run_id, step, seconds=15.0):
+        async def ask(engine):
+            return [one.step for one in await (await engine.get(run_id)).checkpoints()]
+
+        end = time.monotonic() + seconds
+        while step not in self.look(ask):
+            assert time.monotonic() < end, f"{run_id} never recorded {step}"
+
     def judge(self, *, finished=True):
         """Every run has ended, its chain is whole, and no step ran again after its checkpoint."""
 
@@ -175,6 +183,23 @@ def test_a_killed_process_is_taken_over_at_once(world):
 
 
 # -- stopped -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_killed_dag_goes_on_with_what_was_under_way_alone(world):
+    """Its finished branch is not performed again, what was skipped stays so, and the join is given the same."""
+    owner, other = world.processes(2)
+    gate = str(world.folder / "gate")
+    owner.ask("start", workflow="assembling", args={"total": 1, "number": 2, "path": gate}, run_id="r")
+    world.wait_for_body("r", "two")
+    world.wait_for_body("r", "held")
+    world.wait_for_checkpoint("r", "two#1")
+    owner.send(signal.SIGKILL)
+    world.wait_for_body("r", "held", 2)
+    world.touch("gate")
+    assert other.ask("result", run_id="r") == {"assembled": [5, None]}
+    world.judge()
+    began = {step: len(world.effects.bodies("r", step)) for step in ("one", "two", "held", "assembled", "left_out")}
+    assert began == {"one": 1, "two": 1, "held": 2, "assembled": 1, "left_out": 0}
 
 
 def test_a_zombie_starts_nothing_and_writes_nothing(world):
