@@ -89,9 +89,10 @@ def patched(function: FunctionType, patches: list[Patch]) -> CodeType:
     lines = source.splitlines()
     while not lines[0].startswith(("def ", "async def ")):
         del lines[0]  # decorators are applied already
+    lines[0] = lines[0].replace(f"def {function.__name__}(", "def mutated(", 1)  # a method may call its namesake
     frees = function.__code__.co_freevars
     around = ["def around():", *(f"    {name} = None" for name in frees), *(f"    {line}" for line in lines)]
-    around.append(f"    return {function.__name__}")
+    around.append("    return mutated")
     flags = __future__.annotations.compiler_flag
     scope: dict[str, object] = {}
     exec(compile("\n".join(around), f"<mutant of {where}>", "exec", flags, dont_inherit=True), scope)
@@ -281,7 +282,7 @@ MUTANTS = [
     mutant(
         "other key for each attempt",
         "the idempotency key of a step changes with the worker",
-        ("engine.facts:idempotency_key", "scope.run.generation", "scope.run.epoch"),
+        ("engine.attempt:Attempt.idempotency_key", "self.run.generation", "self.run.epoch"),
     ),
     # -- replay -------------------------------------------------------------------------------------------------------
     mutant(
