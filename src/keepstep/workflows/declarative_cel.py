@@ -22,7 +22,7 @@ MAX_DEPTH = 100
 #: What a condition looks at, in a graph and in a dag.
 VARIABLES = {"graph": "state", "dag": "inputs"}
 
-_PLAIN = (str, bytes, bool, int, float, datetime, timedelta, type(None))
+_PLAIN = (str, bytes, bool, int, float, type(None))
 _POSITION = re.compile(r"<input>:(-?\d+):(-?\d+): (.*)")
 
 
@@ -118,8 +118,9 @@ def _explained(said: str, variable: str) -> tuple[str, str]:
 
 def _keys(text: str, variable: str) -> frozenset[str] | None:
     """The keys that an expression names; None if it also uses the whole. A key in a quoted text does no harm."""
-    named = rf"\b{variable}\s*(?:\.\s*([A-Za-z_]\w*)|\[\s*(?:'([A-Za-z_]\w*)'|\"([A-Za-z_]\w*)\")\s*\])"
-    if re.search(rf"\b{variable}\b", re.sub(named, "", text)):
+    key = r"[A-Za-z_]\w*+"
+    named = rf"\b{variable}\s*(?:\.\s*({key})(?!\s*\()|\[\s*(?:'({key})'|\"({key})\")\s*\])"  # no call: state.all(…)
+    if "//" in text or re.search(rf"\b{variable}\b", re.sub(named, "", text)):
         return None
     return frozenset(one for found in re.findall(named, text) for one in found if one)
 
@@ -137,6 +138,10 @@ def _plain(value: Any, path: str, depth: int) -> Any:
     """The value in the types that the library knows."""
     if isinstance(value, _PLAIN):
         return value if type(value) in _PLAIN else _bare(value)
+    if isinstance(value, datetime):
+        return value.isoformat()  # timestamp(…) and duration(…) make of these texts what can be compared
+    if isinstance(value, timedelta):
+        return f"{value.total_seconds()}s"
     if depth <= 0:
         raise _NotPlain(f"{path[:100]}… is nested more than {MAX_DEPTH} deep")
     if isinstance(value, Mapping):

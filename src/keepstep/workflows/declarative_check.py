@@ -11,6 +11,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from .declarative_cel import VARIABLES, BadCondition, compiled
+from .declarative_http import RESERVED_HEADERS
 from .declarative_read import Spot, Unreadable, Value, read
 from .declarative_schema import kinds, misfits, nearest, problem, shown
 from .shape import Arrow, Node, Problem, Shape
@@ -146,8 +147,8 @@ class _Look:
                 yield from self.request(name, step)
         if self.steps:
             for one in self.shape_of_it():
-                if one.severity == "error" or not self.lost:  # what leads nowhere makes much unreachable
-                    yield one
+                if not self.lost or (one.severity == "error" and one.where != "steps"):
+                    yield one  # what leads nowhere makes much unreachable, and is told already
 
     # -- names -----------------------------------------------------------------------------------------------------
 
@@ -270,6 +271,10 @@ class _Look:
         if "body" in step.data and method is not None and method.data in ("GET", "HEAD"):
             what = f"a {method.data} request has no body"
             yield problem(f"{path}.body", what, "use another method, or put the keys into the url", method.at)
+        headers = inside(step, "headers")
+        for header, one in headers.data.items() if headers is not None and isinstance(headers.data, dict) else ():
+            if header.lower() in RESERVED_HEADERS:
+                yield problem(f"{path}.headers.{header}", "the request itself decides this", "take it away", one.key)
         if url is None or not isinstance(url.data, str):
             return
         for key in _PLACEHOLDER.findall(url.data):

@@ -233,6 +233,7 @@ class _Tree:
                 continue
             if kind == "end":
                 done = stack.pop()
+                at = done.at
                 known, anchor = _Known(done.closed(), self.count - done.before + 1, done.height + 1), done.anchor
             elif kind == "alias":
                 known = self._alias(given, at)
