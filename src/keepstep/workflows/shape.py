@@ -27,10 +27,13 @@ class Arrow:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A whole definition: its nodes in the order in which they were written, and the arrows between them."""
+    """A whole definition: its nodes in the order in which they were written, and the arrows between them.
+
+    One whose form is `run` shows what a run of a function did: its steps in the order in which they ended.
+    """
 
     name: str
-    form: Literal["graph", "dag"]
+    form: Literal["graph", "dag", "run"]
     nodes: tuple[Node, ...]
     arrows: tuple[Arrow, ...]
     entry: str | None = None

@@ -19,11 +19,14 @@ from .shape import Arrow, Problem, Shape
 
 log = logging.getLogger("keepstep.workflows")
 
-#: The longest way through a definition, in steps. What is longer is better read, run and mended in parts.
+#: The longest way through a definition, in steps, that is not warned of. Nothing here fails for being longer, but what
+#: is longer is better read, run and mended in parts.
 DEPTH_LIMIT = 1000
 
 #: A list in a message ends after so many names; the problems themselves are all there.
 _NAMED = 12
+#: Of a long way so many names are printed from each end.
+_ENDS = 15
 #: Names are compared for what may have been meant for so many unknown ones, each with so many known ones.
 _SUGGESTIONS = 50
 _COMPARED = 2000
@@ -198,9 +201,9 @@ class _Look:
         """The cycles of a dag, each part that goes round by one of its shortest."""
         for part in self.circles:
             path = self.net.named(shortest_cycle(self.net, part))
-            what = f"the steps need each other in a circle: {_path(path)}"
+            what = f"these steps need each other in a circle: {path_text(path)}"
             if len(path) == 2:
-                what = f"it needs itself: {_path(path)}"
+                what = f"it needs itself: {path_text(path)}"
             yield _error(_step(path[0]), what, "take one of these needs away")
 
     def unreachable(self) -> Iterator[Problem]:
@@ -235,7 +238,7 @@ class _Look:
                 most = self.shape.max_iterations
                 yield _warning(
                     _step(path[0]),
-                    f"the loop {_path(path)} never ends: no edge that can be taken leaves it",
+                    f"the loop {path_text(path)} never ends: no edge that can be taken leaves it",
                     f"lead an edge out of it, or max_iterations ({most}) ends the run",
                 )
 
@@ -259,8 +262,9 @@ class _Look:
         ahead = without(self.net, self.back)
         deepest = max(depths(ahead, ordered(ahead)), default=-1) + 1
         if deepest > self.depth_limit:
-            what = f"the longest way through it is {deepest} steps, and {self.depth_limit} is the limit"
-            yield _error(self.whole, what, "split it: a workflow can be a step of another")
+            longest = f"the longest way through it is {deepest:,} steps"
+            what = f"{longest}, and more than {self.depth_limit:,} are hard to follow"
+            yield _warning(self.whole, what, "split it: a workflow can be a step of another")
 
 
 def _names(shape: Shape) -> list[str]:
@@ -295,11 +299,10 @@ def _edge(arrow: Arrow) -> str:
     return f"edge {arrow.source!r} → {arrow.target!r}"
 
 
-def _path(names: Sequence[str]) -> str:
+def path_text(names: Sequence[str]) -> str:
     """A way as it is printed: a → b → a; a very long one without its middle."""
-    if len(names) > 2 * _NAMED:
-        left = len(names) - 2 * _NAMED + 2
-        names = [*names[: _NAMED - 1], f"… ({left} more) …", *names[1 - _NAMED :]]
+    if len(names) > 2 * _ENDS:
+        names = [*names[:_ENDS], f"({len(names) - 2 * _ENDS:,} more)", *names[-_ENDS:]]
     return " → ".join(names)
 
 
