@@ -27,6 +27,7 @@ COMMANDS = {
     "state": ("state:state", "Print the state that a graph's run carries."),
     "edit": ("state:edit", "Change the state of a graph's run."),
     "consolidate": ("state:consolidate", "Write the whole state of a run down."),
+    "graph": ("graph:graph", "Draw a workflow, or what a run of it did."),
     "watch": ("watch:watch", "Print what happens in a run, as it happens."),
     "signal": ("steer:signal", "Send a run a durable message."),
     "approve": ("steer:approve", "Answer a run that waits for a yes or a no."),

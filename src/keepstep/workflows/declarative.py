@@ -9,11 +9,11 @@ from typing import Any
 
 from ..errors import DefinitionError, InvalidGraph
 from .declarative_build import Builder, Names, checked_names
-from .declarative_check import CacheInfo, Examined, cache_info, examine
-from .declarative_read import MAX_BYTES, Spot
+from .declarative_check import CacheInfo, Examined, cache_info, examine, inside, shape_of
+from .declarative_read import MAX_BYTES, Spot, Value
 from .declarative_schema import problem, schema, schema_text
 from .definition import Workflow
-from .shape import Problem
+from .shape import Problem, Shape
 
 __all__ = [
     "CacheInfo",
@@ -23,6 +23,7 @@ __all__ = [
     "check_all",
     "is_workflow_file",
     "load",
+    "outline",
     "schema",
     "schema_text",
 ]
@@ -105,6 +106,22 @@ def check(file: str | Path, names: Names | None = None) -> Checked:
         missing = Builder(examined, names, str(file)).check_names()
         found = [replace(one, file=str(file)) for one in missing] + found
     return Checked(str(file), examined.form if examined.value is not None else None, tuple(found))
+
+
+def outline(file: str | Path) -> tuple[Shape | None, tuple[Problem, ...]]:
+    """The shape of what a file describes, as far as that can be read, and everything that is wrong with the file.
+
+    Nothing that it names is looked for, so that it can be drawn where its functions are not.
+    """
+    examined = _examined(Path(file))
+    steps = inside(examined.value, "steps")
+    readable = steps is not None and isinstance(steps.data, dict) and any(map(_is_step, steps.data.values()))
+    found = shape_of(examined.value, examined.form) if examined.value is not None and readable else None
+    return found, examined.named(str(file))
+
+
+def _is_step(value: Value) -> bool:
+    return isinstance(value.data, dict)
 
 
 def check_all(files: Iterable[str | Path], names: Names | None = None) -> list[Checked]:

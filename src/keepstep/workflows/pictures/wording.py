@@ -11,6 +11,8 @@ from ..shape import Arrow, Node, Shape
 
 #: Conditions that need no word.
 _ALWAYS = frozenset({"", "always"})
+#: Kinds that are what one expects.
+_PLAIN = frozenset({"step", "function"})
 _WAIT = re.compile(r"\b(All|Any)\(\)")
 _QUORUM = re.compile(r"\bQuorum\(n=(\d+)\)")
 
@@ -30,12 +32,15 @@ def cut(text: str, width: int) -> str:
 
 def prepared(shape: Shape) -> Shape:
     """The shape as it is drawn: branches lead into their join, and a dag, which just ends, has no exits."""
-    return replace(shape, arrows=flowing(shape), exits=() if shape.form == "dag" else shape.exits)
+    arrows = flowing(shape)
+    joining = {arrow.source for arrow in arrows if arrow.kind == "join"}
+    exits = () if shape.form == "dag" else tuple(name for name in shape.exits if name not in joining)
+    return replace(shape, arrows=arrows, exits=exits)
 
 
 def about(node: Node) -> str:
     """What is said of a step beside its name: its kind if that is not plain, and its label."""
-    parts = [] if node.kind == "step" else [node.kind]
+    parts = [] if node.kind in _PLAIN else [node.kind]
     label = _worded(node.label) if node.label != node.name else ""
     return printable(" ".join([*parts, label]))
 
@@ -43,7 +48,8 @@ def about(node: Node) -> str:
 def title(shape: Shape) -> str:
     """The definition in a few words."""
     steps = len(shape.nodes)
-    return f"{printable(shape.name)}: {shape.form}, {steps} step{'' if steps == 1 else 's'}"
+    form = "" if shape.form == "run" else f"{shape.form}, "
+    return f"{printable(shape.name)}: {form}{steps} step{'' if steps == 1 else 's'}"
 
 
 def conditions(shape: Shape) -> list[str]:
