@@ -463,8 +463,9 @@ def test_help_names_every_command(keepstep):
 
     done = keepstep("--help")
     assert done.code == 0
+    width = max(map(len, COMMANDS))
     for name, (_, text) in COMMANDS.items():
-        assert f"\n  {name:<9}  {text}\n" in done.out
+        assert f"\n  {name:<{width}}  {text}\n" in done.out
         told = keepstep(name, "--help")
         assert told.code == 0
         assert "--json" in told.out

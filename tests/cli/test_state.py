@@ -1,0 +1,69 @@
+"""`keepstep state`, `edit` and `consolidate`: what a graph's run carries, and what a person makes of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+PROGRAM = """
+import keepstep as ks
+
+order = ks.Graph("order", interrupt_before=["pay"])
+
+
+@order.step(stage="shop")
+async def choose(state, stage):
+    return ks.Changes({"price": 100, "coupon": "x"}, stage={"seen": 1})
+
+
+@order.step
+async def pay(state):
+    return {"paid": state["price"]}
+
+
+order.edge("choose", "pay")
+order.entry("choose")
+order.exit("pay")
+"""
+
+
+@pytest.fixture
+def waiting(keepstep, folder):
+    """A run that waits at its breakpoint, in a store that the commands find."""
+    (folder / "order.py").write_text(PROGRAM, encoding="utf-8")
+    assert keepstep("start", "order.py:order", "{}", "--id", "r").code == 0
+    assert keepstep("worker", "order.py", "--until-idle").code == 0
+
+
+def test_the_state_is_shown_changed_and_gone_on_with(keepstep, waiting):
+    assert json.loads(keepstep("state", "r").out) == {"price": 100, "coupon": "x"}
+    assert json.loads(keepstep("state", "r", "--at", "1", "--json").out) == {}
+    assert json.loads(keepstep("state", "r", "--stage", "shop").out) == {"seen": 1}
+    done = keepstep("edit", "r", "--set", "price=60", "--remove", "coupon", "--reason", "a discount")
+    assert (done.code, done.out) == (0, "the state of r is changed\n")
+    assert keepstep("worker", "order.py", "--until-idle").code == 0
+    assert keepstep("consolidate", "r").code == 0
+    assert keepstep("worker", "order.py", "--until-idle").code == 0
+    assert keepstep("resume", "r").code == 0
+    assert keepstep("worker", "order.py", "--until-idle").code == 0
+    assert json.loads(keepstep("state", "r").out) == {"price": 60, "paid": 60}
+    assert "a discount" in keepstep("audit", "r").out
+
+
+@pytest.mark.parametrize(
+    "arguments, told",
+    [
+        (["edit", "r"], "there is nothing to change"),
+        (["edit", "r", "--set", "price"], "'price' is not written KEY=JSON"),
+        (["edit", "r", "--set", "price={"], "is not JSON"),
+        (["state", "r", "--at", "99"], "none with the number 99"),
+        (["state", "r", "--stage", "a", "--agent", "b"], "not both"),
+        (["state", "nobody"], "no run 'nobody'"),
+    ],
+)
+def test_a_mistake_is_told_in_a_sentence(keepstep, waiting, arguments, told):
+    done = keepstep(*arguments)
+    assert done.code != 0
+    assert told in done.err
+    assert "Traceback" not in done.err
