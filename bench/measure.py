@@ -165,6 +165,25 @@ def j4(effort: Effort) -> list[Finding]:
     return _rate("j4", "500 parallel steps in one run", "steps/s", 0.25, effort, n=effort.size(500, 100))
 
 
+def dag(effort: Effort) -> list[Finding]:
+    """A dag beside as many steps that need nothing of each other."""
+    options = {"layers": effort.size(50, 10), "width": 20, "times": 5}
+    takes = [(run("ours", "dag", **options), run("ours", "dag_mapped", **options)) for _ in range(effort.rounds(5))]
+    ratios = [ours["per_second"] / mapped["per_second"] for ours, mapped in takes]
+    return [
+        Finding(
+            "dag",
+            "a dag of 1,000 steps in 50 layers; beside it as many steps through ks.map",
+            statistics.median(ours["per_second"] for ours, _ in takes),
+            "steps/s",
+            floor=statistics.median(mapped["per_second"] for _, mapped in takes),
+            ratio=statistics.median(ratios),
+            least_ratio=0.5,
+            detail={"takes": takes, "ratios": ratios},
+        )
+    ]
+
+
 def files(effort: Effort) -> list[Finding]:
     """A store in files beside the least that its promise takes: a file for each step, content and name synced."""
     findings = []
@@ -392,6 +411,7 @@ JOBS: dict[str, Callable[[Effort], list[Finding]]] = {
     "j2": j2,
     "j3": j3,
     "j4": j4,
+    "dag": dag,
     "files": files,
     "j6": j6,
     "j7": j7,

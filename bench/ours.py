@@ -37,6 +37,26 @@ async def fan(n: int) -> int:
     return len(await ks.gather(*[trivial(i) for i in range(n)]))
 
 
+@ks.workflow
+async def mapped(n: int) -> int:
+    return len(await ks.map(trivial, range(n)))
+
+
+def layered(layers: int, width: int) -> ks.Dag:
+    """A dag of equal layers, in which each step needs two of the layer before."""
+    dag = ks.Dag("layered")
+
+    async def layer(i: int, **needs: Any) -> dict[str, Any]:
+        return {"i": i, "ok": True}
+
+    for row in range(layers):
+        for column in range(width):
+            near = (column, (column + 1) % width)
+            needs = [f"step {row - 1} {other}" for other in near] if row else []
+            dag.add(layer, f"step {row} {column}", needs=needs)
+    return dag
+
+
 @ks.step
 async def counted(i: int) -> dict[str, Any]:
     LEDGER.enter(i)
@@ -205,6 +225,28 @@ async def j4(where: Path, n: int = 500, times: int = 1, store: str = "sqlite") -
         with gauges.Stopwatch() as watch:
             for _ in range(times):
                 await (await engine.start(fan, n)).result()
+    return watch.rate(n * times)
+
+
+async def dag(where: Path, layers: int = 50, width: int = 20, times: int = 1) -> dict[str, Any]:
+    """A dag in layers, from its start to its result."""
+    made = layered(layers, width)
+    async with open_store(where) as engine:
+        await (await engine.start(made, i=0)).result()
+        with gauges.Stopwatch() as watch:
+            for _ in range(times):
+                await (await engine.start(made, i=1)).result()
+    return watch.rate(layers * width * times)
+
+
+async def dag_mapped(where: Path, layers: int = 50, width: int = 20, times: int = 1) -> dict[str, Any]:
+    """As many steps through ks.map, which need nothing of each other."""
+    n = layers * width
+    async with open_store(where) as engine:
+        await (await engine.start(mapped, n)).result()
+        with gauges.Stopwatch() as watch:
+            for _ in range(times):
+                await (await engine.start(mapped, n)).result()
     return watch.rate(n * times)
 
 
@@ -420,6 +462,8 @@ JOBS = {
         j2,
         j3,
         j4,
+        dag,
+        dag_mapped,
         j6_kill,
         j6_resume,
         j7_sleeping,

@@ -25,6 +25,11 @@ def test_a_rate_is_of_what_was_asked_for(side, job, tmp_path):
     assert answer["per_second"] == pytest.approx(answer["count"] / answer["seconds"])
 
 
+@pytest.mark.parametrize("job", ["dag", "dag_mapped"])
+def test_a_dag_and_a_map_of_as_many_steps(job, tmp_path):
+    assert asyncio.run(ours.JOBS[job](tmp_path, layers=3, width=2, times=2))["count"] == 12
+
+
 @pytest.mark.parametrize("job", ["j1", "j2"])
 def test_a_rate_in_files_is_of_what_was_asked_for(job, tmp_path):
     count = {"j1": 3, "j2": 6}[job]
