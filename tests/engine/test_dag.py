@@ -539,8 +539,10 @@ async def test_a_failure_cancels_what_is_under_way_and_a_retry_repeats_nothing_t
 
     async with world.engine() as engine:
         run = await engine.start(dag, run_id="r")
-        with pytest.raises(ks.RunFailed, match="broken"):
+        with pytest.raises(ks.ExecutionError, match=r"step 'wrong#1' failed .*broken \(after done\)") as caught:
             await run.result(10)
+        assert (caught.value.step, tuple(caught.value.path)) == ("wrong", ("done",))
+        assert isinstance(caught.value.__cause__, ks.StepFailed)
         assert await steps_of(run, "step cancelled") == ["slow#1"]
         broken.clear()
         pace.seconds.clear()
@@ -735,6 +737,22 @@ async def test_types_of_inputs_and_results_are_kept(world):
         return later[0]
 
     assert await outcome(world, dag, by=timedelta(hours=1)) == {"end": timedelta(hours=2)}
+
+
+async def test_a_budget_holds_for_a_dag(world, effects):
+    dag = ks.Dag("budget", budget=ks.Budget(steps=2), concurrency=1)
+    for number in range(4):
+
+        async def work():
+            effects.append("work")
+
+        dag.add(work, f"work{number}")
+
+    async with world.engine() as engine:
+        run = await engine.start(dag, run_id="r")
+        with pytest.raises(ks.RunFailed, match="budget"):
+            await run.result(10)
+    assert len(effects) == 2
 
 
 async def test_weaker_durability(world, effects):

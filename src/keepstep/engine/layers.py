@@ -15,7 +15,7 @@ from os import cpu_count
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from ..errors import StepFailed
+from ..errors import ExecutionError
 from ..model import Kind, Outcome
 from ..policies import All, Quorum, classify
 from ..policies.quorum import Verdict as Enough
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from ..ports import Answer
     from ..workflows.dag import Dag
     from ..workflows.plan import Vertex
+
+#: So many names, and so many errors, are told in a message.
+_NAMED = 8
 
 #: Where a step is. What has begun is no longer asked about its needs.
 WAITING, BEGUN, SUCCEEDED, FAILED, SKIPPED = range(5)
@@ -83,7 +86,8 @@ class Walk:
         self.skipped = [0] * size
         self.counts = {SUCCEEDED: self.succeeded, FAILED: self.failed, SKIPPED: self.skipped}
         self.unfit: dict[int, BaseException] = {}  # why a step cannot begin
-        self.causes: dict[int, list[BaseException]] = {}  # what made a step fail, or its needs
+        self.errors: dict[int, BaseException] = {}  # what steps have failed with
+        self.causes: dict[int, list[int]] = {}  # the steps because of which one has failed: itself, or needs of needs
         self.changed: deque[int] = deque()  # steps that have come to an end, of which their dependents do not know yet
         self.open = len(self.last)
         self.error: BaseException | None = None
@@ -132,7 +136,7 @@ class Walk:
     def _last_ended(self, index: int) -> None:
         self.open -= 1
         if self.states[index] == FAILED:
-            self.error = _together(self.order[index].name, self.causes[index])
+            self.error = self._execution_error(index)
         if self.open == 0 or self.error is not None:
             self.over = True
             if not self.gate.done():
@@ -172,6 +176,35 @@ class Walk:
     def _end(self, index: int, state: int) -> None:
         self.states[index] = state
         self.changed.append(index)
+
+    def _execution_error(self, index: int) -> BaseException:
+        """What the run ends with: the step that failed, or the one that cannot begin, since too many did."""
+        causes = self.causes[index]
+        errors = [self.errors[cause] for cause in causes]
+        at = causes[0] if len(causes) == 1 else index
+        name, path = self.order[at].name, self._path(at)
+        way = f" (after {', '.join(path[-_NAMED:])})" if path else ""
+        if len(causes) == 1:
+            told, cause = str(errors[0]), errors[0]
+        else:
+            failures = "; ".join(map(str, errors[:_NAMED]))
+            told = f"step {name!r} cannot begin, too many of its needs have failed: {failures}"
+            cause = ExceptionGroup("the steps that failed", [one for one in errors if isinstance(one, Exception)])
+        done = {self.order[one].name: self.results[one] for one, how in enumerate(self.states) if how == SUCCEEDED}
+        failed = ExecutionError(f"{told}{way}", self.run.id, step=name, path=path, state=done)
+        failed.__cause__ = cause
+        return failed
+
+    def _path(self, index: int) -> list[str]:
+        """The steps that led to one and succeeded, in their order."""
+        found: set[int] = set()
+        waiting = [index]
+        while waiting:
+            for need in self.order[waiting.pop()].needs:
+                if need not in found and self.states[need] == SUCCEEDED:
+                    found.add(need)
+                    waiting.append(need)
+        return [self.order[one].name for one in sorted(found)]
 
     # -- whether a step is to be performed ----------------------------------------------------------------------------
 
@@ -281,7 +314,7 @@ class Walk:
             value = call.outcome()
         except Exception as error:  # noqa: BLE001 - it is the step's outcome
             self._ended(index)
-            self.causes[index] = [error]
+            self.errors[index], self.causes[index] = error, [index]
             self._end(index, FAILED)
             return self._move()
         if type(call) is StartCall:
@@ -319,13 +352,3 @@ def _policy(vertex: Vertex, total: int) -> Any:
 
 def _in_thread(vertex: Vertex) -> bool:
     return vertex.step is not None and not vertex.step.is_async
-
-
-def _together(name: str, causes: list[BaseException]) -> BaseException:
-    """The error of a dag: that of the step which failed, or one that names all which did."""
-    if len(causes) == 1:
-        return causes[0]
-    told = "; ".join(str(cause) for cause in causes)
-    error = StepFailed(f"step {name!r} cannot begin, too many of its needs have failed: {told}", name)
-    error.__cause__ = ExceptionGroup("the steps that failed", [one for one in causes if isinstance(one, Exception)])
-    return error

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ..errors import DefinitionError, DuplicateName
 from ..model.ids import check_name
-from ..policies import All, Durability, Quorum, WaitPolicy
+from ..policies import All, Budget, Durability, Quorum, WaitPolicy
 from ..policies import Any as AnyOne
 from ..policies.when import Predicate, described
 from ..ports import CURRENT
@@ -42,6 +42,7 @@ class Dag(Workflow[..., dict[str, Any]]):
         on_change: Literal["fail", "compatible", "pin"] = "fail",
         migrate: Callable[[MigrationInfo], Any] | None = None,
         durability: Durability | str | None = None,
+        budget: Budget | None = None,
         concurrency: int | None = None,
         place: Place | None = None,
     ) -> None:
@@ -52,7 +53,13 @@ class Dag(Workflow[..., dict[str, Any]]):
 
         try:
             super().__init__(
-                walk, name=name, version=version, on_change=on_change, migrate=migrate, durability=durability
+                walk,
+                name=name,
+                version=version,
+                on_change=on_change,
+                migrate=migrate,
+                durability=durability,
+                budget=budget,
             )
         except DefinitionError as error:
             raise DefinitionError(f"{place}: {error}") from None
