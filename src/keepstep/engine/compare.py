@@ -11,6 +11,7 @@ import msgspec
 from ..errors import DefinitionError, RunNotFound
 from ..model import Kind
 from ..model.signal import RESERVED
+from ..model.tree import thaw
 from .past import Past, past
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ async def compare(engine: Engine, left: tuple[str, int | None], right: tuple[str
         removed=tuple(key for key in old if key not in new),
         changed={key: (old[key], new[key]) for key in new if key in old and old[key] != new[key]},
         published=_changed(_published(one), _published(other)),
+        state=_changed(await _state(engine, one), await _state(engine, other)),
         statuses=(one.run.status.value, other.run.status.value) if ends else None,
     )
 
@@ -70,6 +72,20 @@ async def _side(engine: Engine, run_id: str, seq: int | None) -> Past:
         raise DefinitionError(f"run {run_id!r} has the records 1 to {run.seq}, and none {seq!r}")
     engine.encryption.cipher(run)
     return await past(engine, run, seq)
+
+
+async def _state(engine: Engine, side: Past) -> dict[str, Any]:
+    """The state of a graph's run as JSON has it, those of its stages and agents under their names; else nothing."""
+    workflow = engine.workflows.get(side.run.workflow)
+    carries = workflow.carries_state if workflow is not None else side.run.fingerprint.startswith("graph:")
+    if not carries:
+        return {}
+    from .states import position_at  # noqa: PLC0415 - needed by few
+
+    levels = (await position_at(engine, side.run, side.seq)).levels
+    return {
+        f"{level}:{key}" if level else key: thaw(tree) for level, keys in levels.items() for key, tree in keys.items()
+    }
 
 
 def _outcomes(side: Past) -> dict[str, Any]:

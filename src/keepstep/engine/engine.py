@@ -452,19 +452,22 @@ class Engine:
         run_id: str | None = None,
         input: Any = None,  # noqa: A002 - the word users know
         results: Mapping[str, Any] | None = None,
+        state: Mapping[str, Any] | None = None,
+        next: str | None = None,  # noqa: A002 - as in `RunHandle.edit`
         signals: bool = True,
         reason: str = "",
         actor: str = "",
     ) -> RunHandle[Any]:
         """Start a new run with a copy of another's records up to `at`, or up to before a `step`.
 
-        The other run is only read. `input` gives the fork another input, `results` other results of recorded steps;
-        signals that the copied records have not read come along, unless `signals` is False.
+        The other run is only read. `input` gives the fork another input, `results` other results of recorded steps,
+        `state` other values in a graph's state, `next` the step that is to come next. Signals that the copied records
+        have not read come along, unless `signals` is False.
         """
         from .fork import Edits, fork  # noqa: PLC0415 - asked for rarely
 
         self._must_be_open()
-        edits = Edits(input, results, signals)
+        edits = Edits(input, results, state, next, signals)
         who = actor or self.actor
         return await fork(self, origin, at=at, step=step, run_id=run_id, edits=edits, reason=reason, actor=who)
 

@@ -42,6 +42,8 @@ class Edits:
 
     input: Any = None
     results: Mapping[str, Any] | None = None
+    state: Mapping[str, Any] | None = None
+    next_step: str | None = None
     signals: bool = True
 
 
@@ -70,7 +72,8 @@ async def fork(
     signals = await _signals_of(engine, run)
     copy = _Copy(engine, prefix, name, signals, edits)
     about = {"actor": actor, "reason": engine.redact(reason), "act": "fork"}
-    create = copy.made(_input(engine, run, edits.input), about)
+    edited = await _edited_state(engine, run, prefix.seq, edits)
+    create = copy.made(_input(engine, run, edits.input), about, edited)
     answer = await engine.journal.write(create)
     if answer.verdict is Verdict.EXISTS:
         await _check_same(engine, create.run, answer.run, prefix)
@@ -127,6 +130,16 @@ def _edited(prefix: Past, key: str) -> Entry:
             f"run {prefix.run.id!r} has no recorded result of {key!r} up to seq {len(prefix.rows)}; it has {known}"
         )
     return entry
+
+
+async def _edited_state(engine: Engine, run: Run, at: int, edits: Edits) -> bytes | None:
+    """What is to be other in the state of a graph's fork, as it is stored."""
+    if edits.state is None and edits.next_step is None:
+        return None
+    from .states import Edit, position_at, run_with_state  # noqa: PLC0415 - needed by few
+
+    await run_with_state(engine, run.id)
+    return Edit(edits.state or {}, next_step=edits.next_step).delta(engine, run, await position_at(engine, run, at))
 
 
 def _input(engine: Engine, run: Run, given: Any) -> bytes:
@@ -216,8 +229,8 @@ class _Copy:
             return child is not None and is_word_of(signal.payload, child)
         return self.edits.signals
 
-    def made(self, data: bytes, about: dict[str, Any]) -> Create:
-        """The creation of the fork."""
+    def made(self, data: bytes, about: dict[str, Any], edited: bytes | None) -> Create:
+        """The creation of the fork; `edited` is what a person makes of its state."""
         old, now = self.prefix.run, instant(self.engine.clock.now())
         run = Run(
             id=self.name,
@@ -244,6 +257,11 @@ class _Copy:
             first = {"workflow": old.workflow, "version": old.version}
             records.append(Record(self.name, Kind.RUN_STARTED.value, finished_at=now, data=first))
         records[0].data = {**(records[0].data or {}), **named, **about}
+        if edited is not None:
+            said = {**about, "act": "edit", **({"next": self.edits.next_step} if self.edits.next_step else {})}
+            last = Record(self.name, Kind.SUPERSEDED.value, finished_at=now, trigger="manual", data=said)
+            last.value = msgspec.Raw(edited)
+            records.append(last)
         return self.engine.encryption.copied(run, records, self.signals)
 
     def _record(self, record: Record) -> Record:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -155,23 +155,40 @@ def position(run: Run, told: Iterable[Told], to: int | None, step: str | None) -
                 f"run {run.id!r} has the records 1 to {run.seq}: to= names one that others follow, or 0, not {to!r}"
             )
         return to
-    steps: dict[str, int] = {}
-    within: dict[str, int] = {}  # a point that is more than one call has records of its calls before its own
+    first: dict[str, int] = {}
     for one in told:
         if one.kind in _DONE and not one.step.startswith(RESERVED):
-            steps.setdefault(one.step, one.seq)
-            outer = one.step
-            while outer := outer.rpartition("/")[0]:
-                within.setdefault(outer, one.seq)
-                within.setdefault(outer.rpartition(".")[0], one.seq)
+            for key in _with_outer(one.step):
+                first.setdefault(key, one.seq)
     wanted = step or ""
-    found = [key for key in steps if wanted in (key, key.partition("#")[0])]
+    found = next(filter(None, (_named(first, wanted, how) for how in _WAYS)), [])
     if len(found) != 1:
         raise DefinitionError(
             f"run {run.id!r} has recorded {len(found) or 'no'} steps {wanted!r}; "
-            f"it has {', '.join(found or list(steps)[:_SHOWN]) or 'none'}"
+            f"it has {', '.join(found or list(first)[:_SHOWN]) or 'none'}"
         )
-    return min(steps[found[0]], within.get(found[0], run.seq)) - 1
+    return first[found[0]] - 1
+
+
+def _with_outer(key: str) -> Iterator[str]:
+    """The key of a call, and those of the points of a graph that it is a part of, whose own record comes last."""
+    yield key
+    while key := key.rpartition("/")[0]:
+        name, counted, rest = key.rpartition("#")
+        if counted and "/" not in rest:  # a branch of it is named after a dot
+            yield f"{name}#{rest.partition('.')[0]}"
+
+
+#: How a step may be named: by its key, by its name, or by its name in a branch.
+_WAYS: tuple[Callable[[str], str], ...] = (
+    lambda key: key,
+    lambda key: key.partition("#")[0] if "/" not in key else "",
+    lambda key: key.rpartition("/")[2].partition("#")[0],
+)
+
+
+def _named(keys: Iterable[str], wanted: str, how: Callable[[str], str]) -> list[str]:
+    return [key for key in keys if how(key) == wanted]
 
 
 #: So many steps are named to somebody who asked for one that is not there.

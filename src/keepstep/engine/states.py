@@ -84,12 +84,13 @@ def trees_of(engine: Engine, run: Run) -> Trees:
 
 async def state_at(engine: Engine, run_id: str, at: int | None, level: str = "") -> State:
     """The state of a run after one of its records, or now."""
-    run = await _run(engine, run_id)
+    run = await run_with_state(engine, run_id)
     position = await position_at(engine, run, at)
     return position.state(trees_of(engine, run), run.id, level)
 
 
-async def _run(engine: Engine, run_id: str) -> Run:
+async def run_with_state(engine: Engine, run_id: str) -> Run:
+    """The run, if it is one that carries a state."""
     run = await engine.read(engine.store.get_run, run_id)
     if run is None:
         raise RunNotFound(f"no run {run_id!r} in {engine.store.url}", run_id)
@@ -130,7 +131,7 @@ class Edit:
 async def edit(engine: Engine, run_id: str, change: Edit, reason: str, actor: str) -> None:
     """Change the state of a run that no worker drives, and let it go on; the record says who did it and why."""
     check_text(reason, "reason")
-    run = await _run(engine, run_id)
+    run = await run_with_state(engine, run_id)
     if run.status is Status.CANCELLED or run.status is Status.COMPLETED:
         raise AlreadyFinished(f"run {run_id!r} is {run.status.value}; rewind or fork it instead", run_id)
     _check_driven(run, _EDITABLE)

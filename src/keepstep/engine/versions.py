@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 import msgspec
 
+from ..errors import StoreError
 from ..model import Kind
 from ..model.signal import RESERVED
-from ..ports import Advance, Verdict, instant
+from ..ports import Advance, Verdict
 from ..stores.records import Record, seal, unseal
 from ..workflows.migration import MigrationInfo
 from .history import Superseded
 
 if TYPE_CHECKING:
+    from ..ports import Row
     from ..workflows.definition import Workflow
+    from ..workflows.graph import Graph
     from .context import RunContext
+    from .position import Position
 
 #: A definition of more text than this is not kept with each run; then only the versions are told of a change.
 MAX_DEFINITION = 16_000
@@ -81,14 +85,14 @@ async def before(context: RunContext) -> Before:
     return Before(run.version, run.fingerprint, text)
 
 
-async def judge(context: RunContext) -> Objection | Record | None:
-    """What the policy says about a run of another definition: None lets it go on, a record makes it fit."""
+async def judge(context: RunContext) -> Objection | list[Record] | None:
+    """What the policy says about a run of another definition: None lets it go on, records make it fit."""
     workflow = context.workflow
     old = await before(context)
     if old.fingerprint == workflow.fingerprint:
         return None
     if workflow.migrate is not None:
-        return _migrated(context, old)
+        return await _migrated(context, old)
     if workflow.on_change == "compatible":
         return _missing(context)
     advice = "deploy the old version beside the new one, or give the workflow on_change='compatible' or a migrate="
@@ -150,18 +154,12 @@ def _recorded(context: RunContext) -> Iterable[str]:
 # -- migration ---------------------------------------------------------------------------------------------------------
 
 
-def _migrated(context: RunContext, old: Before) -> Objection | Record:
-    """Ask the workflow's own function how the run is to fit, and put that into a record."""
+async def _migrated(context: RunContext, old: Before) -> Objection | list[Record]:
+    """Ask the workflow's own function how the run is to fit, and put that into records."""
     workflow, history = context.workflow, context.history
     order = history.order if history is not None else ()
     keys = tuple(entry.key for entry in order if not entry.key.startswith(RESERVED))
     info = MigrationInfo(context.id, old.version, old.fingerprint, old.definition, keys)
-    try:
-        answer = workflow.migrate(info) if workflow.migrate is not None else None
-        renames = _renames(context, answer)
-    except Exception as error:  # noqa: BLE001 - the user's own code, whose failure leaves the run to a person
-        told = f"migrate= of workflow {workflow.name!r} failed for version {old.version!r}: {type(error).__name__}: "
-        return Objection("MigrationFailed", f"{told}{error}", "rebuild")
     data: dict[str, Any] = {
         "act": "migrate",
         "version": workflow.version,
@@ -169,9 +167,65 @@ def _migrated(context: RunContext, old: Before) -> Objection | Record:
         "from": old.version,
         **definition_of(workflow),
     }
-    if renames:
-        data["renames"] = renames
-    return Record(context.id, Kind.SUPERSEDED.value, worker=context.worker, trigger="recovery", data=data)
+    record = Record(context.id, Kind.SUPERSEDED.value, worker=context.worker, trigger="recovery", data=data)
+    try:
+        if workflow.carries_state:
+            record.value = msgspec.Raw(b"{}")
+            return [record, await _moved(context, cast("Graph", workflow), info)]
+        renames = _renames(context, _asked(workflow, info))
+        if renames:
+            data["renames"] = renames
+        return [record]
+    except StoreError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the user's own code, whose failure leaves the run to a person
+        told = f"migrate= of workflow {workflow.name!r} failed for version {old.version!r}: {type(error).__name__}: "
+        return Objection("MigrationFailed", f"{told}{error}", "rebuild")
+
+
+def _asked(workflow: Workflow[..., Any], info: MigrationInfo) -> Any:
+    return workflow.migrate(info) if workflow.migrate is not None else None
+
+
+async def _moved(context: RunContext, graph: Graph, info: MigrationInfo) -> Record:
+    """The state of a graph's run as its new definition is to go on from, whole: nothing before it is replayed."""
+    from .states import position_at  # noqa: PLC0415 - needed by few
+
+    graph.close()
+    position = await position_at(context.engine, context.run)
+    _check_between_steps(context, position)
+    answer = _asked(graph, replace(info, state=position.state(graph.trees, context.id), next=position.at))
+    state, at = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, None)
+    if state is not None:
+        if not isinstance(state, Mapping):
+            raise TypeError(f"it gives the new state, (state, next step) or None, not {answer!r}")
+        where = f"the migrated state of run {context.id!r}"
+        if graph.schema is not None:
+            graph.schema.check(state, where)
+        old = position.levels.get("", {})
+        position.levels = {**position.levels, "": graph.trees.lift(dict(state), old, where, careful=True)}
+    position.at = position.at if at is None else at
+    last = position.trail[-1] if position.trail else graph.entry_name
+    for name in (last,) if position.at is None else (position.at,) if position.at else ():
+        if name not in graph.nodes:
+            raise KeyError(f"{name!r} is no step of graph {graph.name!r}; give (state, next step) with one that is")
+    text = position.text(context.facts())
+    context.engine.check_value(text, context.id, "migrated state of run")
+    record = Record(context.id, Kind.STATE.value, worker=context.worker, trigger="recovery")
+    record.value = msgspec.Raw(text)
+    return record
+
+
+def _check_between_steps(context: RunContext, position: Position) -> None:
+    """A new beginning forgets what is under way: only between two steps is there nothing to forget."""
+    if context.marks:
+        raise ValueError(f"step {min(context.marks)} may or may not have happened; resolve it first")
+    for entry in context.history.order if context.history is not None else ():
+        if entry.seq > position.seq and "/" in entry.key:
+            raise ValueError(
+                f"the run is inside {entry.key.partition('#')[0]!r}, of which {entry.key} is done and would be "
+                "repeated; let the old version bring it past that, or rewind it to before"
+            )
 
 
 def _renames(context: RunContext, answer: Any) -> dict[str, str]:
@@ -199,17 +253,21 @@ def _renames(context: RunContext, answer: Any) -> dict[str, str]:
     return renames
 
 
-async def write_migration(context: RunContext, record: Record) -> bool:
+async def write_migration(context: RunContext, records: Sequence[Record]) -> bool:
     """Make the migration durable before any code is called; False if the lease is lost."""
     engine = context.engine
-    record.finished_at = instant(engine.clock.now())
-    record.claimed = context.claimed
-    row, checksum = seal(record, context.seq + 1, context.checksum, context.cipher)
-    change = Advance(context.id, context.worker, context.epoch, context.seq, rows=[row], checksum=checksum)
+    rows: list[Row] = []
+    checksum, claimed = context.checksum, context.claimed
+    for record in records:
+        record.finished_at = context.time()
+        record.claimed, claimed = claimed, None
+        row, checksum = seal(record, context.seq + len(rows) + 1, checksum, context.cipher)
+        rows.append(row)
+    change = Advance(context.id, context.worker, context.epoch, context.seq, rows=rows, checksum=checksum)
     change.progress = False
     answer = await engine.journal.write(change)
     if answer.verdict is not Verdict.DONE:
         return False
-    context.seq, context.checksum, context.claimed = row.seq, checksum, None
-    context.run = replace(context.run, seq=row.seq, checksum=checksum)
+    context.seq, context.checksum, context.claimed = rows[-1].seq, checksum, None
+    context.run = replace(context.run, seq=context.seq, checksum=checksum)
     return True

@@ -1,0 +1,261 @@
+"""Time travel of graphs and dags: their states are those of the point gone back to, and finished branches stay done."""
+
+import pytest
+
+import keepstep as ks
+from keepstep import errors
+from tests.engine.test_rewind import is_sound, seq_of
+from tests.engine.test_versions import parked, review
+from tests.engine.world import until, until_status
+
+
+def writing(effects, **options):
+    """A graph that goes round three times and then waits: its state grows by one word a turn."""
+    graph = ks.Graph("writing", reducers={"seen": "append"}, **options)
+
+    @graph.step
+    async def draft(state):
+        effects.append("draft")
+        return {"text": [*state.get("text", ()), f"word {len(state.get('text', ()))}"]}
+
+    @graph.step
+    async def publish(state):
+        effects.append("publish")
+        return {"done": state["text"]}
+
+    graph.wait("gate", signal="go", into="answer")
+    graph.edge("draft", "draft", when=lambda state: len(state["text"]) < 3)
+    graph.edge("draft", "gate")
+    graph.edge("gate", "publish")
+    graph.entry("draft")
+    graph.exit("publish")
+    return graph
+
+
+async def test_a_graph_goes_back_to_an_earlier_turn(world, effects):
+    graph = writing(effects)
+    async with world.engine(workflows=[graph]) as engine:
+        run = await engine.start(graph, run_id="r")
+        await run.signal("go", "yes")
+        first = await run.result(5)
+        assert (await run.rewind(step="draft#3")).again[0] == "draft#3"
+        assert await run.result(5) == first
+        state = await run.state(await seq_of(run, "draft#2"))
+        assert list(state["text"]) == ["word 0", "word 1"]
+        assert (await run.rewind(step="gate")).again == ("gate#1/wait_for:go#1", "gate#1", "publish#1")
+        assert await run.result(5) == first
+        assert await is_sound(engine)
+    assert effects == ["draft"] * 3 + ["publish", "draft", "publish", "publish"]
+
+
+async def test_a_long_graph_goes_back_beyond_a_consolidated_state(world, effects):
+    graph = ks.Graph("long")
+
+    @graph.step
+    async def turn(state):
+        effects.append("turn")
+        return {"count": state.get("count", 0) + 1}
+
+    graph.edge("turn", "turn", when=lambda state: state["count"] < 200)
+    graph.entry("turn")
+    graph.exit("turn")
+    async with world.engine(workflows=[graph]) as engine:
+        run = await engine.start(graph, run_id="r")
+        assert await run.result(10) == {"count": 200}
+        kinds = [one.kind.value for one in await run.checkpoints()]
+        assert kinds.count("consolidated state") >= 2
+        effects.clear()
+        for number in (190, 70, 10):
+            await run.rewind(step=f"turn#{number}")
+            assert await run.result(10) == {"count": 200}
+            assert len(effects) == 201 - number
+            effects.clear()
+        fork = await engine.fork("r", step="turn#150", run_id="f")
+        assert await fork.result(10) == {"count": 200}
+        assert len(effects) == 51
+        assert await is_sound(engine)
+
+
+async def test_finished_branches_stay_done(world, effects):
+    graph = ks.Graph("sending")
+    for name in ("tweet", "mail"):
+
+        async def step(state, name=name):
+            effects.append(name)
+            return {name: True}
+
+        graph.add(step, name=name)
+
+    @graph.step
+    async def done(state):
+        effects.append("done")
+        return {"done": True}
+
+    graph.wait("confirmed", signal="go")
+    graph.edge("mail", "confirmed")
+    graph.parallel("send", ["tweet", "mail"], join="done")
+    graph.entry("send")
+    graph.exit("done")
+    async with world.engine(workflows=[graph]) as engine:
+        run = await engine.start(graph, run_id="r")
+        await run.signal("go")
+        first = await run.result(5)
+        [at] = [one.seq for one in await run.checkpoints() if one.step.endswith("/tweet#1")]
+        [other] = [one.seq for one in await run.checkpoints() if one.step.endswith("/mail#1")]
+        effects.clear()
+        await run.rewind(max(at, other))
+        assert await run.result(5) == first
+        assert effects == ["done"]
+        effects.clear()
+        await run.rewind(step="send")
+        assert await run.result(5) == first
+        assert sorted(effects) == ["done", "mail", "tweet"]
+
+
+async def test_a_fork_with_another_state_and_another_next_step(world, effects):
+    graph = writing(effects)
+    async with world.engine(workflows=[graph]) as engine:
+        run = await engine.start(graph, run_id="r")
+        await until_status(run, "waiting")
+        at = await seq_of(run, "draft#2")
+        fork = await engine.fork("r", at, state={"text": ["mine", "yours"]}, run_id="f", actor="ann", reason="better")
+        await fork.signal("go")
+        assert (await fork.result(5))["done"] == ["mine", "yours", "word 2"]
+        other = await engine.fork("r", at, next="publish", run_id="g")
+        assert (await other.result(5))["done"] == ["word 0", "word 1"]
+        found = await run.diff(at, other=fork)
+        assert found.state["text"] == (["word 0", "word 1"], ["mine", "yours", "word 2"])
+        assert (await run.diff(at - 1, at)).state == {"text": (["word 0"], ["word 0", "word 1"])}
+        with pytest.raises(ks.DefinitionError, match="has no step 'nowhere'"):
+            await engine.fork("r", at, next="nowhere")
+        [edit] = [one for one in await fork.checkpoints() if one.kind.value == "superseded"]
+        assert edit.trigger.value == "manual"
+        assert await is_sound(engine)
+
+
+async def test_a_function_has_no_state_to_edit(world, effects):
+    @ks.workflow
+    async def plain():
+        return 1
+
+    async with world.engine() as engine:
+        await (await engine.start(plain, run_id="r")).result(5)
+        with pytest.raises(ks.DefinitionError, match="carries no state"):
+            await engine.fork("r", state={"a": 1})
+
+
+# -- migration ---------------------------------------------------------------------------------------------------------
+
+
+async def test_the_state_of_a_graph_is_migrated_once(world, effects):
+    await parked(world, review(effects, "draft", "critic", "publish"))
+    seen = []
+
+    def migrate(old):
+        seen.append((old.version, dict(old.state), old.next, "step critic" in old.definition))
+        return {**old.state, "judged": old.state["critic"]}, "gate"
+
+    new = review(effects, "draft", "judge", "publish", version="2", migrate=migrate)
+    async with world.engine(workflows=[new]) as engine:
+        run = await engine.get("r")
+        await run.resume()
+        await until(lambda: seen)
+        await until_status(run, "waiting")
+        await world.crash(engine)
+    async with world.engine(workflows=[new]) as engine:
+        run = await engine.get("r")
+        await run.signal("go")
+        assert await run.result(5) == {"draft": True, "critic": True, "judged": True, "publish": True}
+        assert await is_sound(engine)
+        assert seen == [("1", {"draft": True, "critic": True}, "gate", True)]
+        await run.rewind(step="publish")
+        await run.result(5)
+        assert len(seen) == 1
+        await run.rewind(step="critic")  # before the migration: it is asked once more, from the state then
+        with pytest.raises(ks.RunSetAside, match="KeyError: 'critic'"):
+            await run.result(5)
+    assert effects == ["draft", "critic", "publish", "publish"]
+
+
+async def test_a_migration_to_a_step_that_is_not_there_is_refused(world, effects):
+    await parked(world, review(effects, "draft", "critic", "publish", interrupt_before=["critic"]))
+    new = review(effects, "draft", "judge", "publish", version="2", migrate=lambda old: None)
+    async with world.engine(workflows=[new]) as engine:
+        run = await engine.get("r")
+        await run.resume()
+        with pytest.raises(ks.RunSetAside, match="'critic' is no step of graph 'review'") as refused:
+            await run.result(5)
+        assert isinstance(refused.value.__cause__, errors.RebuildFailed)
+    new = review(effects, "draft", "judge", "publish", version="2", migrate=lambda old: (None, "judge"))
+    async with world.engine(workflows=[new]) as engine:
+        run = await engine.get("r")
+        await run.retry()
+        await run.signal("go")
+        assert await run.result(5) == {"draft": True, "judge": True, "publish": True}
+    assert effects == ["draft", "judge", "publish"]
+
+
+async def test_what_is_done_inside_a_parallel_part_is_not_migrated_away(world, effects):
+    def sending(**options):
+        graph = ks.Graph("sending", **options)
+
+        async def tweet(state):
+            effects.append("tweet")
+
+        async def done(state):
+            return {"done": True}
+
+        graph.add(tweet)
+        graph.add(done)
+        graph.wait("confirmed", signal="go")
+        graph.parallel("send", ["tweet", "confirmed"], join="done")
+        graph.entry("send")
+        graph.exit("done")
+        return graph
+
+    await parked(world, sending())
+    new = sending(version="2", migrate=lambda old: None)
+    async with world.engine(workflows=[new]) as engine:
+        run = await engine.get("r")
+        await run.signal("go")
+        with pytest.raises(ks.RunSetAside, match=r"inside 'send', of which send#1\.tweet/tweet#1 is done"):
+            await run.result(5)
+    async with world.engine(workflows=[sending()]) as engine:
+        run = await engine.get("r")
+        await run.retry()
+        assert await run.result(5) == {"done": True}
+    assert effects == ["tweet"]
+
+
+# -- dags --------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_dag_goes_back_and_is_forked(world, effects):
+    dag = ks.Dag("build")
+
+    @dag.step
+    async def fetch():
+        effects.append("fetch")
+        return effects.count("fetch")
+
+    @dag.step
+    async def lint():
+        effects.append("lint")
+        return 5
+
+    @dag.step(needs=["fetch", "lint"])
+    async def link(fetch, lint):
+        effects.append("link")
+        return fetch + lint
+
+    async with world.engine(workflows=[dag]) as engine:
+        run = await engine.start(dag, run_id="r")
+        assert await run.result(5) == {"link": 6}
+        await run.rewind(step="link")
+        assert await run.result(5) == {"link": 6}
+        assert effects.count_of() == {"fetch": 1, "lint": 1, "link": 2}
+        fork = await engine.fork("r", step="link", results={"lint": 50}, run_id="f")
+        assert await fork.result(5) == {"link": 51}
+        await run.rewind(1)
+        assert await run.result(5) == {"link": 7}
+        assert await is_sound(engine)
