@@ -190,7 +190,7 @@ def _next_key(position: Position) -> str:
 async def consolidate(engine: Engine, run_id: str, reason: str, actor: str) -> None:
     """Write the whole state of a run down, so that nothing before it need be read again."""
     check_text(reason, "reason")
-    run = await _run(engine, run_id)
+    run = await run_with_state(engine, run_id)
     _check_driven(run, _WAITING)
     engine.encryption.cipher(run)
     await _whole(engine, run)
