@@ -78,7 +78,7 @@ async def _prospect(engine: Engine, before: Run, name: str) -> tuple[bool | None
     if before.status.active:
         return None, ""
     if name in words.awaited(before):
-        return True, await _alone(engine, before.id)
+        return True, await alone(engine, before.id)
     kept = "; it is kept until the run asks for it"
     if before.status is Status.PAUSED:
         return False, f"{kept}. The run is paused: {exits.line('resume', before.id)} lets it go on"
@@ -90,7 +90,7 @@ async def _prospect(engine: Engine, before: Run, name: str) -> tuple[bool | None
     return False, f"{kept}. Now it waits for {words.one_line(words.waits_for(before))}"
 
 
-async def _alone(engine: Engine, run_id: str) -> str:
+async def alone(engine: Engine, run_id: str) -> str:
     """The end of a sentence, when nobody is there to act on it just now."""
     run = await (await engine.get(run_id)).run()
     if run.worker is not None or run.status.finished or not await unattended(engine, run.workflow):
@@ -181,7 +181,7 @@ def resume(settings: Settings, *, run_id: str, reason: str) -> None:
         handle = await find(engine, run_id)
         _must_be_driven(await handle.run(), "resumed")
         await handle.resume(reason)
-        return await _alone(engine, run_id)
+        return await alone(engine, run_id)
 
     alone = settings.talk(act)
     settings.answer({"run": run_id, "asked": "resume"}, f"{run_id} is resumed{alone}")
@@ -239,7 +239,7 @@ def retry(settings: Settings, *, run_id: str, reason: str, force: bool) -> None:
 
     async def act(engine: Engine) -> str:
         await (await find(engine, run_id)).retry(reason, force=force)
-        return await _alone(engine, run_id)
+        return await alone(engine, run_id)
 
     alone = settings.talk(act)
     settings.answer({"run": run_id, "status": "queued"}, f"{run_id} is retried{alone}")

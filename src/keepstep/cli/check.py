@@ -1,0 +1,101 @@
+"""The command `check`: replays every unfinished run against new code before that is deployed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from . import exits
+from .frame import MODULE, Settings, command
+
+if TYPE_CHECKING:
+    from ..engine.check import Checked
+    from ..engine.engine import Engine
+    from ..workflows.definition import Workflow
+
+_COLOURS = {"fits": "green", "pinned": "cyan", "unknown": "yellow"}
+
+
+@command("check")
+@click.argument("target", metavar="MODULE[:WORKFLOW]")
+@MODULE
+@click.option("--strict", is_flag=True, help="A run whose workflow is not there makes it fail too.")
+def check(settings: Settings, *, target: str, module: tuple[str, ...], strict: bool) -> int:
+    """Replay every unfinished run against this code before it is deployed, and tell which would be set aside.
+
+    No step runs and nothing is written. Exit code 1 if a run would break.
+    """
+    from ..engine.check import check as check_runs
+
+    workflows, only = _loaded(target, module, debug=settings.debug)
+
+    async def look(engine: Engine) -> list[Checked]:
+        told = []
+        async for one in check_runs(engine, workflows, only=only):
+            told.append(one)
+            if not settings.json and (one.fit.breaks or one.fit == "unknown"):
+                click.echo(_line(one))
+        return told
+
+    found = settings.talk(look)
+    counts = Counter(one.fit.value for one in found)
+    bad = any(one.fit.breaks or (strict and one.fit == "unknown") for one in found)
+    value = {"fits": not bad, "counts": dict(counts), "runs": [_as_json(one) for one in found]}
+    settings.answer(value, lambda: _summary(found, bad=bad))
+    return exits.FAILED if bad else exits.OK
+
+
+def _loaded(
+    target: str, modules: tuple[str, ...], *, debug: bool
+) -> tuple[dict[str, Workflow[..., Any]], frozenset[str]]:
+    """The workflows that the code defines, and which of them were named."""
+    from ..workflows.definition import KNOWN
+    from .target import is_workflow_file, load_module, load_workflow, split
+
+    if is_workflow_file(target) or split(target)[1]:
+        workflow = load_workflow(target, modules=modules, debug=debug)
+        return {**KNOWN, workflow.name: workflow}, frozenset({workflow.name})
+    if modules:
+        raise exits.Refused("--module is for workflows in YAML or JSON files", f"{target} imports what it needs")
+    load_module(target, debug=debug)
+    return dict(KNOWN), frozenset()
+
+
+def _line(one: Checked) -> str:
+    from . import words
+
+    name = click.style(one.fit.value, fg=_COLOURS.get(one.fit.value, "red"), bold=True)
+    return f"{name}: {words.one_line(one.run)} ({words.one_line(one.workflow)})\n  {words.printable(one.why)}"
+
+
+def _as_json(one: Checked) -> dict[str, Any]:
+    return {
+        "run": one.run,
+        "workflow": one.workflow,
+        "version": one.version,
+        "status": one.status,
+        "verdict": one.fit.value,
+        "why": one.why or None,
+        "next": list(one.next),
+    }
+
+
+def _summary(found: list[Checked], *, bad: bool) -> str:
+    """How many runs of each workflow would fare how."""
+    from ..engine.check import Fit
+    from . import words
+
+    if not found:
+        return "no run is unfinished"
+    fits = [fit for fit in Fit if any(one.fit is fit for one in found)]
+    rows = [["workflow", *(fit.value for fit in fits)]]
+    for name in sorted({one.workflow for one in found}):
+        mine = Counter(one.fit for one in found if one.workflow == name)
+        rows.append([words.one_line(name) or "?", *(str(mine[fit]) for fit in fits)])
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    broken = sum(one.fit.breaks for one in found)
+    end = f"{broken} of {len(found)} unfinished runs would be set aside" if broken else "every run fits, or can wait"
+    return "\n".join(["", *table, "", click.style(end, fg="red" if bad else "green")])

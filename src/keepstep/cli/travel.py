@@ -1,0 +1,223 @@
+"""The commands that go back in a run's history: rewind, fork, diff, replay."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from . import exits
+from .frame import MODULE, REASON, RUN, Settings, command, find
+
+if TYPE_CHECKING:
+    from ..engine.compare import Difference
+    from ..engine.dry import Replayed
+    from ..engine.engine import Engine
+    from ..engine.rewind import Rewound
+
+STEP = click.option("--step", metavar="STEP", help="Before this step, by its name or its key, so that it runs again.")
+
+#: So much of a value is shown.
+_SHOWN = 60
+
+
+@command("rewind")
+@RUN
+@click.option("--to", type=int, metavar="SEQ", help="The last record that counts, as `keepstep history` numbers them.")
+@STEP
+@click.option("--dry-run", is_flag=True, help="Only say what would be done again.")
+@REASON
+@click.option("--force", is_flag=True, help="Also one that was handed over to another store, where it is lost.")
+def rewind(
+    settings: Settings, *, run_id: str, to: int | None, step: str | None, dry_run: bool, reason: str, force: bool
+) -> None:
+    """Let a run go on from an earlier checkpoint; what came after it stays stored, but no longer counts.
+
+    The run must not be driven: pause it first.
+    """
+    from .steer import alone
+
+    if (to is None) == (step is None):
+        raise click.UsageError("say one of --to SEQ and --step STEP")
+
+    async def act(engine: Engine) -> tuple[Rewound, str]:
+        handle = await find(engine, run_id)
+        done = await handle.rewind(to, step=step, reason=reason, dry_run=dry_run, force=force)
+        return done, "" if dry_run else await alone(engine, run_id)
+
+    done, prospect = settings.talk(act)
+    value = {"run": run_id, "to": done.to, "again": list(done.again), "children": list(done.children)}
+    settings.answer({**value, "dry_run": dry_run}, lambda: _rewound(done, prospect, dry_run=dry_run))
+
+
+def _rewound(done: Rewound, prospect: str, *, dry_run: bool) -> str:
+    from . import words
+
+    would = "would go" if dry_run else "goes"
+    lines = [f"{done.run} {would} on after record {done.to}{prospect}"]
+    if done.again:
+        lines.append(f"  done again: {', '.join(map(words.one_line, done.again))}")
+    if done.children:
+        lines.append(f"  cancelled: {', '.join(map(words.one_line, done.children))}")
+    return "\n".join(lines)
+
+
+@command("fork")
+@RUN
+@click.option("--at", type=int, metavar="SEQ", help="The last record that is copied, if not all up to its end.")
+@STEP
+@click.option("--id", "new_id", metavar="ID", help="The id of the new run.")
+@click.option("--input", "text", metavar="JSON", help="Another input: an object holds arguments by name.")
+@click.option("--workflow", "target", metavar="TARGET", help="Whose signature says of which types the input is.")
+@click.option("--result", "results", multiple=True, metavar="STEP=JSON", help="Another result of a recorded step.")
+@click.option("--state", metavar="JSON", help="Other values in the state of a graph.")
+@click.option("--next", "next_step", metavar="STEP", help="The step of a graph that is to come next.")
+@click.option("--no-signals", is_flag=True, help="Without the signals that the copied records have not read.")
+@REASON
+def fork(
+    settings: Settings,
+    *,
+    run_id: str,
+    at: int | None,
+    step: str | None,
+    new_id: str | None,
+    text: str | None,
+    target: str | None,
+    results: tuple[str, ...],
+    state: str | None,
+    next_step: str | None,
+    no_signals: bool,
+    reason: str,
+) -> None:
+    """Start a new run with a copy of another's records, and perhaps another input, result or state.
+
+    The other run is only read, whatever its status.
+    """
+    from .steer import alone
+    from .target import read_json
+
+    edits: dict[str, Any] = {"state": None if state is None else read_json(state, "--state"), "next": next_step}
+    edits |= {"input": _input(settings, text, target), "results": _results(results) or None}
+    if edits["state"] is not None and not isinstance(edits["state"], dict):
+        raise click.UsageError("--state is an object: the keys of the state and their new values")
+
+    async def act(engine: Engine) -> tuple[str, str]:
+        await find(engine, run_id)
+        made = await engine.fork(run_id, at, step=step, run_id=new_id, signals=not no_signals, reason=reason, **edits)
+        return made.id, await alone(engine, made.id)
+
+    name, prospect = settings.talk(act)
+    settings.answer({"run": name, "origin": run_id}, f"{name} is a fork of {run_id}{prospect}")
+
+
+def _input(settings: Settings, text: str | None, target: str | None) -> Any:
+    """The input of a fork: made into the types of a signature if one is named."""
+    from .target import load_workflow, read_input, read_json
+
+    if text is None:
+        return None
+    if target is not None:
+        workflow = load_workflow(target, debug=settings.debug)
+        args, kwargs = read_input(workflow, text, ())
+        return workflow.bind(*args, **kwargs)
+    value = read_json(text, "--input")
+    return value if isinstance(value, dict) else [value]
+
+
+def _results(given: tuple[str, ...]) -> dict[str, Any]:
+    from .target import read_json
+
+    found: dict[str, Any] = {}
+    for one in given:
+        step, sign, text = one.partition("=")
+        if not step or not sign:
+            raise click.UsageError(f"--result is STEP=JSON, not {one!r}")
+        found[step] = read_json(text, f"--result {step}")
+    return found
+
+
+@command("diff")
+@RUN
+@click.argument("a", type=int, required=False)
+@click.argument("b", type=int, required=False)
+@click.option("--with", "other", metavar="RUN", help="Compare with another run instead.")
+def diff(settings: Settings, *, run_id: str, a: int | None, b: int | None, other: str | None) -> None:
+    """Show what changed from record A of a run to record B, or to record B of another run.
+
+    Without numbers: from the beginning to now, or from this run to the other as they are now.
+    """
+
+    async def look(engine: Engine) -> Difference:
+        handle = await find(engine, run_id)
+        if other is not None:
+            await find(engine, other)
+        return await handle.diff(a, b, other=other)
+
+    found = settings.talk(look)
+    value = {
+        "left": list(found.left),
+        "right": list(found.right),
+        "added": list(found.added),
+        "removed": list(found.removed),
+        "changed": found.changed,
+        "published": found.published,
+        "state": found.state,
+        "statuses": found.statuses,
+    }
+    settings.answer(value, lambda: _difference(found))
+
+
+def _difference(found: Difference) -> str:
+    from . import words
+
+    left, right = (f"{run} at record {seq}" for run, seq in (found.left, found.right))
+    lines = [f"{left} → {right}"]
+    if found.statuses is not None and found.statuses[0] != found.statuses[1]:
+        lines.append(f"  status {found.statuses[0]} → {found.statuses[1]}")
+    lines += [f"- {words.one_line(key)}" for key in found.removed]
+    lines += [f"+ {words.one_line(key)}" for key in found.added]
+    for name, pairs in (("", found.changed), ("state ", found.state), ("published ", found.published)):
+        lines += [f"~ {name}{words.one_line(key)}: {_brief(old)} → {_brief(new)}" for key, (old, new) in pairs.items()]
+    if not found:
+        lines.append("nothing changed")
+    return "\n".join(lines)
+
+
+def _brief(value: Any) -> str:
+    from . import words
+
+    text = words.one_line(json.dumps(value, ensure_ascii=False))
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+@command("replay")
+@RUN
+@click.argument("target", metavar="TARGET")
+@MODULE
+def replay(settings: Settings, *, run_id: str, target: str, module: tuple[str, ...]) -> int:
+    """Call this code with what a run has recorded, dry, and tell what would be begun next, or what does not fit.
+
+    No step runs and nothing is written. Exit code 1 if a worker would set the run aside.
+    """
+    from .target import load_workflow
+
+    workflow = load_workflow(target, modules=module, debug=settings.debug)
+
+    async def look(engine: Engine) -> Replayed:
+        return await (await find(engine, run_id)).replay(workflow)
+
+    told = settings.talk(look)
+    value = {"run": run_id, "fits": told.fits, "ended": told.ended, "next": list(told.asks), "records": told.records}
+    settings.answer({**value, "problem": told.problem or None}, lambda: _replayed(told))
+    return exits.OK if told.fits else exits.FAILED
+
+
+def _replayed(told: Replayed) -> str:
+    from . import words
+
+    if told.problem:
+        return f"{click.style('does not fit', fg='red', bold=True)}: {words.printable(told.problem)}"
+    goes = "it ends as it did" if told.ended else "it goes on where it is"
+    next_ = f"; next: {', '.join(map(words.one_line, told.asks))}" if told.asks else ""
+    return f"{click.style('fits', fg='green', bold=True)}: {told.records} records are told, and {goes}{next_}"
