@@ -48,6 +48,9 @@ def test_a_condition_sees_the_state(text, holds):
     assert Condition(text)(STATE) is holds
 
 
+WRITTEN = "what a condition looks at is written state.…"
+
+
 def test_its_text_is_what_it_is_known_by():
     condition = Condition("state.a > 1", place="flow.yaml:3")
     assert str(condition) == described(condition) == "state.a > 1"
@@ -58,13 +61,13 @@ def test_its_text_is_what_it_is_known_by():
     "text, what, how",
     [
         ("state.a <", "Syntax error: mismatched input '<EOF>', at character 10 of it", ""),
-        ("score < 1", "undeclared reference to 'score', at character 1 of it", "what a condition looks at is written state.…"),
+        ("score < 1", "undeclared reference to 'score', at character 1 of it", WRITTEN),
         ("1 + 'a' == 2", "no matching overload", ""),
         ("'text'", "it gives string, not true or false", "compare it: … == state.…"),
         ("(" * 60 + "true" + ")" * 60, "recursion limit", "write it in a simpler way"),
         ("__import__('os').system('x')", "", ""),
         ("state.__class__.__mro__()", "", ""),
-        ("open('/etc/passwd') == ''", "undeclared reference to 'open'", "what a condition looks at is written state.…"),
+        ("open('/etc/passwd') == ''", "undeclared reference to 'open'", WRITTEN),
     ],
 )  # fmt: skip
 def test_what_cannot_be_compiled_is_told(text, what, how):
@@ -111,8 +114,11 @@ def test_only_the_keys_that_are_named_are_looked_at():
         "state.exists(key, key == 'b')",
         "state.exists // all of it\n (key, key == 'b')",
         "state.size() == 2",
-    ]
-    + ["state == {'a': 1, 'b': 2}", "state.all (key, key in ['a', 'b'])", "[state][0].b == 2", "state['a' + ''] == 1"],
+        "state == {'a': 1, 'b': 2}",
+        "state.all (key, key in ['a', 'b'])",
+        "[state][0].b == 2",
+        "state['a' + ''] == 1",
+    ],
 )
 def test_what_asks_about_the_whole_state_is_given_the_whole(text):
     assert compiled(text, "state").keys is None

@@ -20,6 +20,8 @@ from keepstep.workflows.declarative_schema import kinds, misfits
 ROOT = Path(__file__).parents[2]
 VALIDATOR = jsonschema_rs.validator_for(schema())
 
+NO_TIME = "it must be a time above 0: a number of seconds, or a text like 500ms, 30s, 5m, 2h or 7d"
+
 #: A file that uses every field of the format.
 WHOLE = (Path(__file__).parent / "files" / "whole.yaml").read_text(encoding="utf-8")
 DAG = (Path(__file__).parent / "files" / "dag.yaml").read_text(encoding="utf-8")
@@ -97,9 +99,9 @@ TREE = read(WHOLE.encode(), is_json=False)[0].plain()
 PLACES = [path for path in parts(TREE) if path]
 ODD = st.one_of(
     st.none(), st.booleans(), st.integers(-2, 3), st.floats(-1, 2), st.just(1e11), st.sampled_from(kinds()),
-    st.sampled_from(["", "a", "5m", "-1s", "all", "any", "GET", "x y", "1a", "a.b", "https://x", "http://x/{a}", "a" * 101]),
+    st.sampled_from(["", "a", "5m", "-1s", "all", "any", "GET", "x y", "1a", "a.b", "http://x/{a}", "a" * 101]),
     st.lists(st.sampled_from(["a", "b", 1, None]), max_size=3),
-    st.dictionaries(st.sampled_from(["kind", "next", "secret", "when", "x", "1"]), st.sampled_from(["a", "http", 1, []]), max_size=2),
+    st.dictionaries(st.sampled_from(["kind", "next", "secret", "x"]), st.sampled_from(["a", "http", []]), max_size=2),
 )  # fmt: skip
 
 
@@ -154,15 +156,16 @@ def test_all_problems_are_told_at_once_in_the_order_of_the_lines():
         "1:1: error: metadata: 'metadata' is missing; add metadata: …",
         "1:11: error: keepstep: it must be 1, not 2",
         "2:1: error: metdata: there is no 'metdata' here; did you mean 'metadata'?",
-        "3:17: error: spec.timeout: it must be a time above 0: a number of seconds, or a text like 500ms, 30s, 5m, 2h or 7d, not -3",
+        f"3:17: error: spec.timeout: {NO_TIME}, not -3",
         "3:33: error: spec.entrypoint: there is no step 'drft'; did you mean 'draft'?",
         "5:11: error: steps.draft.functoin: there is no 'functoin' here; did you mean 'function'?",
         "5:34: error: steps.draft.next: there is no step 'critc'; did you mean 'critic'?",
-        "8:16: error: steps.critic.branches[0].when: the condition cannot be read: Syntax error: mismatched input '<EOF>', at character 14 of it",
+        "8:16: error: steps.critic.branches[0].when: the condition cannot be read: "
+        + "Syntax error: mismatched input '<EOF>', at character 14 of it",
         "10:3: error: file: 'draft' is given twice, first in line 5; keep one of them",
         "11:19: error: steps.publish.kind: there is no kind 'htpp'; did you mean 'http'?",
         "12:3: error: steps.1st: it must be a step id: a letter first, then letters, digits, _ and -, not '1st'",
-        "12:18: error: steps.1st.timeout: it must be a time above 0: a number of seconds, or a text like 500ms, 30s, 5m, 2h or 7d, not 0",
+        f"12:18: error: steps.1st.timeout: {NO_TIME}, not 0",
     ]  # fmt: skip
 
 
@@ -171,28 +174,28 @@ def test_all_problems_are_told_at_once_in_the_order_of_the_lines():
     [
         ("a: {next: b, branches: [{next: b}]}\nb: {}", "steps.a: it has next and branches; make next the last"),
         ("a: {next: [b, c]}\nb: {}\nc: {}", "steps.a.next: it is not said where these steps come together"),
-        ("a: {next: [b], join: c}\nb: {next: c}\nc: {}", "steps.a.join: 'c' is of kind function, and steps come together at"),
-        ("a: {next: b, join: c}\nb: {next: c}\nc: {kind: barrier}", "steps.a.join: only steps that run at the same time"),
+        ("a: {next: [b], join: c}\nb: {next: c}\nc: {}", "steps.a.join: 'c' is of kind function, and"),
+        ("a: {next: b, join: c}\nb: {next: c}\nc: {kind: barrier}", "steps.a.join: only steps that run at"),
         ("a: {next: b, needs: [b]}\nb: {}", "steps.a.needs: 'needs' belongs to a dag, and this is a graph"),
         ("a: {next: b, when: 'true'}\nb: {}", "steps.a.when: 'when' belongs to a dag, and this is a graph"),
         ("a: {next: b, wait: any}\nb: {}", "steps.a.wait: 'wait' belongs to a dag, or to the barrier"),
         ("a: {needs: [b], into: x}\nb: {}", "steps.a.into: 'into' belongs to a graph, and this is a dag"),
-        ("a: {needs: [b]}\nb: {kind: delay, for: 1}", "steps.b.kind: a dag has no steps of kind delay; a dag's steps start"),
+        ("a: {needs: [b]}\nb: {kind: delay, for: 1}", "steps.b.kind: a dag has no steps of kind delay; a dag's"),
         ("a: {needs: [b]}\nb: {kind: approval}", "steps.b.kind: a dag has no steps of kind approval"),
         ("a: {needs: [b]}\nb: {needs: [a]}", "steps.a: the steps need each other in a circle: a → b → a"),
         ("a: {needs: [c]}\nb: {}", "steps.a.needs[0]: there is no step 'c'"),
-        ("a: {needs: [b], when: state.x}\nb: {}", "undeclared reference to 'state.x', at character 6 of it; what a condition"),
-        ("a: {exit: true, at_most_once: true, retry: {attempts: 2}}", "steps.a.retry: a step that runs at most once cannot"),
+        ("a: {needs: [b], when: state.x}\nb: {}", "undeclared reference to 'state.x', at character 6 of it; what"),
+        ("a: {exit: true, at_most_once: true, retry: {attempts: 2}}", "steps.a.retry: a step that runs at most once"),
         ("a: {exit: true, retry: {by_class: true, base: 1}}", "steps.a.retry.base: 'base' does not go with by_class"),
         ("a: {kind: http, url: 'http://x/{a b}'}", "steps.a.url: it must be a URL"),
         ("a: {kind: http, url: 'http://x/{a-b}'}", "steps.a.url: {a-b} is no key of the state; write {key}"),
         ("a: {kind: http, url: 'http://x/{a'}", "steps.a.url: a brace is not closed"),
         ("a: {kind: http, url: 'http://x:y/'}", "steps.a.url: it is no URL: Port could not be cast"),
-        ("a: {kind: http, url: 'file:///etc/passwd'}", "steps.a.url: it must be a URL that begins with http:// or https://"),
-        ("a: {kind: http, url: 'http://{host}/'}", "steps.a.url: it must be a URL that begins with http:// or https://"),
-        ("a: {kind: http, url: 'http://me:pw@x/'}", "steps.a.url: it must be a URL that begins with http:// or https://"),
+        ("a: {kind: http, url: 'file:///etc/passwd'}", "steps.a.url: it must be a URL that begins with"),
+        ("a: {kind: http, url: 'http://{host}/'}", "steps.a.url: it must be a URL that begins with"),
+        ("a: {kind: http, url: 'http://me:pw@x/'}", "steps.a.url: it must be a URL that begins with"),
         ("a: {kind: http, url: 'http://x/', method: GET, body: [k]}", "steps.a.body: a GET request has no body"),
-        ("a: {kind: http, url: 'http://x/', headers: {Host: y}}", "steps.a.headers.Host: the request itself decides this"),
+        ("a: {kind: http, url: 'http://x/', headers: {Host: y}}", "steps.a.headers.Host: the request itself decides"),
         ("a: {exit: true, url: x}", "steps.a.url: there is no 'url' here; 'url' belongs to steps of kind http"),
     ],
 )  # fmt: skip
@@ -201,7 +204,11 @@ def test_a_mistake_is_told_with_its_path(steps, expected):
 
 
 def test_policies_are_looked_at_too():
-    more = "policies: {security: {redact: ['('], hosts: [b.example]}, observability: {interrupt_after: [b]}, resilience: {durability: 'steps=c'}}\n"
+    security, others = (
+        "{redact: ['('], hosts: [b.example]}",
+        "{interrupt_after: [b]}, resilience: {durability: 'steps=c'}",
+    )
+    more = f"policies: {{security: {security}, observability: {others}}}\n"
     found = "\n".join(told(graph("a: {kind: http, url: 'https://a.example/', exit: true}", more)))
     assert "policies.security.redact[0]: it is no regular expression: missing )" in found
     assert "steps.a.url: the host 'a.example' is none of policies.security.hosts" in found
@@ -210,7 +217,8 @@ def test_policies_are_looked_at_too():
 
 
 def test_what_belongs_to_a_graph_is_refused_in_a_dag():
-    more = "spec: {form: dag, entrypoint: a, reducers: {x: add}}\npolicies: {observability: {interrupt_before: [a]}, resilience: {max_iterations: 3}}\n"
+    more = "spec: {form: dag, entrypoint: a, reducers: {x: add}}\n"
+    more += "policies: {observability: {interrupt_before: [a]}, resilience: {max_iterations: 3}}\n"
     found = told(graph("a: {}", more))
     assert len([line for line in found if "it belongs to a graph, and this is a dag" in line]) == 4
 
@@ -259,7 +267,7 @@ def test_the_same_content_is_examined_once_and_told_by_each_name(tmp_path, monke
     after = cache_info()
     assert (after.hits - before.hits, after.misses - before.misses) in {(1, 2), (2, 1), (3, 0)}
     assert [str(one) for one in b.problems] == [str(one).replace("a.yaml", "b.yaml") for one in a.problems]
-    assert not a.ok and c.ok
+    assert (a.ok, c.ok) == (False, True)
     (tmp_path / "a.yaml").write_text(graph("only: {}\n#"), encoding="utf-8")
     assert check(tmp_path / "a.yaml").ok  # another content under the same name
 

@@ -143,6 +143,7 @@ class _Look:
             yield from self.ways(name, step)
             yield from self.conditions(name, step)
             yield from self.options(name, step)
+            yield from self.parameters(name, step)
             if kind_of(step) == "http":
                 yield from self.request(name, step)
         if self.steps:
@@ -264,6 +265,17 @@ class _Look:
             at = step.data["on_timeout"].key
             what = "it never happens: there is no timeout"
             yield Problem("warning", f"{path}.on_timeout", what, "add timeout:", line=at.line, column=at.column)
+
+    def parameters(self, name: str, step: Value) -> Iterator[Problem]:
+        given = step.data.get("with")
+        needs = [one.data for one in items(step.data.get("needs"))]
+        for parameter, one in given.data.items() if given is not None and isinstance(given.data, dict) else ():
+            path = f"steps.{name}.with.{parameter}"
+            if self.form == "dag" and one.data not in needs:
+                how = "add it to needs:, or call the parameter by the name of the input"
+                yield problem(path, f"{shown(one.data)} is none of the step's needs", how, one.at)
+            elif self.form == "graph" and isinstance(one.data, str) and "-" in one.data:
+                yield problem(path, f"{shown(one.data)} is no key of the state", "a key has no -", one.at)
 
     def request(self, name: str, step: Value) -> Iterator[Problem]:
         path, url = f"steps.{name}", step.data.get("url")

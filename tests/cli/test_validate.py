@@ -1,0 +1,153 @@
+"""The command `validate`, and running a workflow that is a file."""
+
+import json
+import signal
+
+import pytest
+
+from keepstep.workflows.declarative import schema_text
+
+GOOD = """
+keepstep: 1
+metadata: {name: review}
+steps:
+  draft: {function: write, with: {topic: topic}, into: text, next: ask}
+  ask: {kind: approval, branches: [{when: state.ask, next: publish}, {next: shelve}]}
+  publish: {}
+  shelve: {function: publish}
+"""
+BAD = """
+keepstep: 1
+metadata: {name: bad}
+steps:
+  draft: {nxt: ask, timeout: -1}
+  ask: {next: nowhere}
+"""
+FUNCTIONS = """
+from pathlib import Path
+
+async def write(topic):
+    with Path("written").open("a") as file:
+        print(topic, file=file)
+    return f"about {topic}"
+
+def publish(state):
+    return {"published": bool(state["ask"])}
+"""
+
+
+NO_TIME = "it must be a time above 0: a number of seconds, or a text like 500ms, 30s, 5m, 2h or 7d"
+
+
+@pytest.fixture
+def files(folder):
+    for name, text in (("good.yaml", GOOD), ("bad.yaml", BAD), ("texts.py", FUNCTIONS)):
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+def test_a_good_file(keepstep, files):
+    result = keepstep("validate", "good.yaml")
+    assert (result.code, result.out, result.err) == (0, "good.yaml: valid (graph)\n", "")
+
+
+def test_every_problem_of_every_file_is_told(keepstep, files):
+    result = keepstep("validate", "bad.yaml", "good.yaml", "nosuch.yaml")
+    assert result.code == 1
+    assert result.out.splitlines() == [
+        "bad.yaml:5:11: error: steps.draft.nxt: there is no 'nxt' here",
+        "    did you mean 'next'?",
+        f"bad.yaml:5:30: error: steps.draft.timeout: {NO_TIME}, not -1",
+        "bad.yaml:6:15: error: steps.ask.next: there is no step 'nowhere'",
+        "    there are: draft, ask",
+        "good.yaml: valid (graph)",
+        "nosuch.yaml: error: file: it cannot be read: No such file or directory",
+        "3 files, 1 valid",
+    ]  # fmt: skip
+
+
+def test_a_program_reads_the_same(keepstep, files):
+    (files / "again.yaml").write_text(BAD, encoding="utf-8")
+    result = keepstep("validate", "--json", "bad.yaml", "again.yaml", "good.yaml")
+    assert result.code == 1
+    assert [(one["file"], one["valid"], one["form"]) for one in result.json["files"]] == [
+        ("bad.yaml", False, "graph"),
+        ("again.yaml", False, "graph"),
+        ("good.yaml", True, "graph"),
+    ]
+    assert result.json["files"][0]["problems"] == result.json["files"][1]["problems"]
+    assert result.json["files"][0]["problems"][0] == {
+        "severity": "error", "line": 5, "column": 11, "where": "steps.draft.nxt",
+        "what": "there is no 'nxt' here", "how": "did you mean 'next'?",
+    }  # fmt: skip
+    assert result.json["valid"] is False
+    assert result.json["cache"]["hits"] >= 1
+
+
+def test_functions_are_looked_for_only_if_a_module_is_named(keepstep, files):
+    assert keepstep("validate", "good.yaml", "--module", "texts.py").code == 0
+    (files / "texts.py").write_text("def writ(topic): ...\ndef publish(state): ...\n", encoding="utf-8")
+    result = keepstep("validate", "good.yaml", "--module", "texts.py")
+    assert result.code == 1
+    assert (
+        "good.yaml:5:21: error: steps.draft.function: there is no function 'write'\n    did you mean 'writ'?"
+        in result.out
+    )
+
+
+def test_warnings_fail_only_when_asked(keepstep, files):
+    (files / "warned.yaml").write_text(GOOD + "  lost: {next: ask}\n", encoding="utf-8")
+    assert keepstep("validate", "warned.yaml").code == 0
+    assert keepstep("validate", "warned.yaml", "--strict").code == 1
+
+
+def test_the_schema_is_printed(keepstep, folder):
+    result = keepstep("validate", "--schema")
+    assert (result.code, result.out) == (0, schema_text())
+    assert json.loads(result.out)["title"] == "a Keepstep workflow"
+
+
+def test_no_file_is_a_mistake(keepstep, folder):
+    assert keepstep("validate").code == 2
+
+
+def test_what_a_file_says_cannot_steer_the_terminal(keepstep, folder):
+    (folder / "evil.yaml").write_text('steps: {"a\\e[31m": 1}', encoding="utf-8")
+    result = keepstep("validate", "evil.yaml")
+    assert result.code == 1
+    assert "\x1b" not in result.out
+
+
+def test_a_file_is_run(keepstep, files):
+    assert keepstep("start", "good.yaml", "--module", "texts.py", "topic=trees", "--id", "r").code == 0
+    assert keepstep("approve", "r", "ask").code == 0
+    result = keepstep("run", "good.yaml", "--module", "texts.py", "--id", "r")
+    assert result.json == {"topic": "trees", "text": "about trees", "ask": True, "published": True}
+
+
+def test_what_is_missing_is_told_with_what_to_do(keepstep, files):
+    result = keepstep("run", "good.yaml", "topic=x")
+    assert result.code == 2
+    assert "good.yaml cannot be loaded; 3 errors" in result.err
+    assert "name what it uses with --module FILE.py" in result.err
+    result = keepstep("run", "bad.yaml")
+    assert result.code == 2
+    assert "bad.yaml:6:15: error: steps.ask.next: there is no step 'nowhere'" in result.err
+    result = keepstep("run", "program.py:total", "--module", "texts.py", "1")
+    assert (result.code, "--module is for workflows in YAML or JSON files" in result.err) == (2, True)
+
+
+def test_a_worker_that_is_killed_while_a_file_waits_for_a_person(keepstep, spawn, files):
+    """The approval comes after the kill; what was written before is not written again."""
+    run = spawn("run", "good.yaml", "--module", "texts.py", "topic=trees", "--id", "r")
+    for line in run.stderr:
+        if "waits for signal ask" in line:
+            break
+    run.send_signal(signal.SIGKILL)
+    run.wait(20)
+    assert keepstep("approve", "r", "ask", "--deny").code == 0
+    result = spawn("worker", "good.yaml", "--module", "texts.py", "--until-idle")
+    assert result.wait(60) == 0, result.stderr.read()
+    shown = keepstep("show", "r", "--json").json
+    assert shown["status"] == "completed"
+    assert (files / "written").read_text(encoding="utf-8") == "trees\n"
