@@ -201,7 +201,7 @@ class _Look:
         """The cycles of a dag, each part that goes round by one of its shortest."""
         for part in self.circles:
             path = self.net.named(shortest_cycle(self.net, part))
-            what = f"these steps need each other in a circle: {path_text(path)}"
+            what = f"the steps need each other in a circle: {path_text(path)}"
             if len(path) == 2:
                 what = f"it needs itself: {path_text(path)}"
             yield _error(_step(path[0]), what, "take one of these needs away")
