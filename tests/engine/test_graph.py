@@ -682,3 +682,101 @@ async def test_a_paused_run_stays_so_when_it_is_edited(world):
         await run.signal("word", "go")
         await run.resume()
         assert await run.result() == {"n": 33, "word": "go"}
+
+
+@pytest.mark.parametrize(
+    "args, kwargs, told",
+    [
+        (["x"], {}, "started with its first state: a dictionary"),
+        ([{}, {}], {}, "started with its first state"),
+        ([], {"colour": 1}, "Page has no key 'colour'"),
+        ([{"views": "many"}], {}, "does not fit Page"),
+    ],
+)
+@pytest.mark.one_store
+@pytest.mark.live_only
+async def test_a_first_state_that_is_none_is_refused_before_anything_is_stored(world, args, kwargs, told):
+    graph = fan(ks.Graph("typed", schema=Page), {"a": gives(title="a")})
+    async with world.engine() as engine:
+        with pytest.raises(ks.DefinitionError, match=told):
+            await engine.start(graph, *args, **kwargs)
+        assert not (await engine.list()).runs
+
+
+async def test_a_state_that_grows_too_large_names_the_step_that_grew_it(world):
+    graph = ks.Graph("growing")
+
+    @graph.step
+    async def grow(state):
+        return {"text": [*state.get("text", []), "x" * 1000]}
+
+    graph.edge("grow", "grow")
+    graph.entry("grow")
+    graph.exit("grow")
+    async with world.engine(max_value_bytes=5000) as engine:
+        run = await engine.start(graph, run_id="r")
+        with pytest.raises(ks.ExecutionError, match=r"step 'grow#5': with its change the state takes 5,\d+ bytes"):
+            await run.result()
+        assert len((await run.state())["text"]) == 4
+
+
+async def test_a_parallel_part_may_be_come_to_again_and_hold_another(world):
+    graph = ks.Graph("rounds", reducers={"log": "append"})
+    for name in ("a", "b", "c", "d"):
+        graph.add(gives(log=[name]), name=name)
+    graph.add(lambda state: {"n": state.get("n", 0) + 1}, name="count")
+    graph.parallel("outer", ["a", "inner"], join="count")
+    graph.parallel("inner", ["b", "c"], join="d")
+    graph.edge("count", "outer", when=lambda state: state["n"] < 3)
+    graph.entry("outer")
+    graph.exit("count")
+    async with world.engine() as engine:
+        result = await (await engine.start(graph)).result()
+        assert result == {"n": 3, "log": ["a", "b", "c", "d"] * 3}
+
+
+async def test_a_breakpoint_in_a_branch_stops_that_branch(world):
+    ran = []
+
+    def noted(name):
+        async def body(state):
+            ran.append(name)
+            return {name: 1}
+
+        return body
+
+    graph = fan(ks.Graph("halting", interrupt_before=["a", "b"]), {"a": noted("a"), "b": noted("b"), "c": noted("c")})
+    async with world.engine() as engine:
+        run = await engine.start(graph, run_id="r")
+        await until(lambda: ran == ["c"])
+        await until_status(run, "waiting")
+        await run.resume()
+        await until(lambda: len(ran) == 2)
+        await until_status(run, "waiting")
+        await run.resume()
+        assert await run.result() == {"a": 1, "b": 1, "c": 1}
+
+
+@pytest.mark.parametrize("how", ["cancel", "pause"])
+async def test_a_graph_is_steered_inside_a_parallel_part(world, how):
+    began, gate = asyncio.Event(), asyncio.Event()
+
+    async def holds(state):
+        began.set()
+        await gate.wait()
+        return {"held": 1}
+
+    graph = fan(ks.Graph("steered"), {"holds": holds, "quick": gives(quick=1)})
+    async with world.engine() as engine:
+        run = await engine.start(graph, run_id="r")
+        await began.wait()
+        if how == "cancel":
+            await run.cancel()
+            with pytest.raises(ks.RunCancelled):
+                await run.result()
+            return
+        await run.pause()
+        gate.set()
+        await until_status(run, "paused")
+        await run.resume()
+        assert await run.result() == {"held": 1, "quick": 1}

@@ -49,6 +49,7 @@ class Position:
         "ordinal",
         "path",
         "seq",
+        "size",
         "step",
         "threshold",
         "tracks",
@@ -72,13 +73,14 @@ class Position:
         self.tracks = False
         self.deltas = 0
         self.weight = 0
+        self.size = 0  # at most: what the state takes as text
         self.threshold = 0
         self.base_seq = 0
 
     def fork(self, at: str, path: str) -> Position:
         """A walk that begins here, in a branch."""
         branch = Position(dict(self.levels), at, path)
-        branch.step, branch.moment, branch.tracks = self.step, self.moment, True
+        branch.step, branch.moment, branch.tracks, branch.size = self.step, self.moment, True, self.size
         branch.trail.extend(self.trail)
         return branch
 
@@ -132,6 +134,7 @@ class Position:
             raise CheckpointCorrupt(f"run {record.run!r}: the change at seq {record.seq}: {error}") from None
         self.deltas += 1
         self.weight += len(value)
+        self.size += len(value)
         if self.tracks:
             self._track(deltas, data.get("given", {}), record.step)
 
@@ -154,7 +157,8 @@ class Position:
         if not late and self.weight < len(text):
             self.threshold = len(text)
             return None
-        self.threshold, self.deltas, self.weight, self.base_seq = len(text), 0, 0, seq
+        self.threshold = self.size = len(text)
+        self.deltas, self.weight, self.base_seq = 0, 0, seq
         return text
 
     def text(self, more: Mapping[str, Any]) -> bytes:
@@ -186,7 +190,7 @@ class Position:
         position.counts, position.ordinal = dict(whole.counts), whole.ordinal
         position.trail.extend(whole.trail)
         position.seq = position.base_seq = record.seq
-        position.threshold = len(record.raw())
+        position.threshold = position.size = len(record.raw())
         return position, whole
 
 

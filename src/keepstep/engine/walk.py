@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 Levels = dict[str, dict[str, Any]]
 
+written = msgspec.json.Encoder().encode
+
 
 async def walk(branch: Branch, graph: Graph, initial: Mapping[str, Any]) -> dict[str, Any]:
     """The workflow of a graph: go from its entry, or from where its newest state says, to an exit."""
@@ -57,11 +59,9 @@ async def walk(branch: Branch, graph: Graph, initial: Mapping[str, Any]) -> dict
     graph.close()
     position = run.position
     if position is None:
-        if graph.schema is not None:
-            graph.schema.check(initial, f"graph {graph.name!r}: its first state")
         levels = {"": graph.trees.lift(initial, {}, f"graph {graph.name!r}: its first state")}
         position = run.position = Position(levels, graph.entry_name)
-        position.threshold = len(run.run.input)
+        position.threshold = position.size = len(run.run.input)
     else:
         branch.counts.update(position.counts)
         branch.ordinal = position.ordinal
@@ -94,7 +94,7 @@ class Walk:
                 raise Detached(f"run {self.run.id} is set aside")
             self._count(at)
             if at in graph.interrupt_before:
-                await self._stop_at(f"{at}#{self.branch.counts.get(at, 0) + 1}", "before")
+                await self._stop_at(f"{self.branch.prefix}{at}#{self.branch.counts.get(at, 0) + 1}", "before")
                 self._take_edits()
             try:
                 await self._pass(node)
@@ -377,6 +377,21 @@ class Change:
         self.text = walk.trees.encode(whole)
         return self.text
 
+    def check(self, walk: Walk, key: str) -> None:
+        """Refuse a change that must not be stored, or after which the state is too large to be."""
+        engine, position = walk.run.engine, walk.position
+        engine.check_value(self.text, key)
+        if position.size + len(self.text) > engine.max_value_bytes:
+            position.size = size = len(written(position.levels))
+            if size + len(self.text) > engine.max_value_bytes:
+                size = len(written(self.levels))
+            if size > engine.max_value_bytes:
+                raise NotSerializable(
+                    f"step {key!r}: with its change the state takes {size:,} bytes, over the limit of "
+                    f"{engine.max_value_bytes:,}; keep the data elsewhere and a reference in the state, or raise "
+                    "max_value_bytes"
+                )
+
 
 def changed(walk: Walk, key: str, node: AnyNode, returned: Any) -> tuple[Change, str | None]:
     """What a step returned as what is stored, and where it wants to go itself."""
@@ -437,7 +452,7 @@ class GraphCall(StepCall[None]):
         walk, name = self.walk, self.node.name
         change, target = changed(walk, self.key, self.node, value)
         text = change.text
-        self.run.engine.check_value(text, self.key)
+        change.check(walk, self.key)
         self.data = {"given": change.given} if change.given else {}
         if target is None and name not in walk.graph.interrupt_after:
             try:
@@ -494,7 +509,7 @@ class CloseCall(DurableCall[None]):
             change.levels, change.given = self.levels, dict(self.given)
         change.add(walk, self.key, "", self.change)
         text = change.write(walk)
-        self.run.engine.check_value(text, self.key)
+        change.check(walk, self.key)
         data: dict[str, Any] = {"given": change.given} if change.given and walk.position.tracks else {}
         target = self.target
         if target is None and name not in walk.graph.interrupt_after:

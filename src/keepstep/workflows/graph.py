@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ..errors import DefinitionError, DuplicateName
 from ..model.ids import check_name
-from ..policies import All, Durability, WaitPolicy
+from ..policies import All, Budget, Durability, WaitPolicy
 from ..policies import reduce as reducing
 from ..policies.when import Predicate, described
 from ..ports import CURRENT
@@ -198,6 +198,7 @@ class Graph(Workflow[..., dict[str, Any]]):
         on_change: Literal["fail", "compatible", "pin"] = "fail",
         migrate: Callable[[MigrationInfo], Any] | None = None,
         durability: Durability | str | None = None,
+        budget: Budget | None = None,
     ) -> None:
         async def walk(state: Mapping[str, Any] | None = None, /, **values: Any) -> dict[str, Any]:
             scope = CURRENT.get()
@@ -206,7 +207,15 @@ class Graph(Workflow[..., dict[str, Any]]):
             return await scope.walk(self, {**(state or {}), **values})  # type: ignore[no-any-return]
 
         walk.__name__ = str(name)
-        super().__init__(walk, name=name, version=version, on_change=on_change, migrate=migrate, durability=durability)
+        super().__init__(
+            walk,
+            name=name,
+            version=version,
+            on_change=on_change,
+            migrate=migrate,
+            durability=durability,
+            budget=budget,
+        )
         self.place = place_here(self.name)
         if type(max_iterations) is not int or max_iterations < 1:
             raise DefinitionError(f"graph {name!r}: max_iterations is a whole number from 1, not {max_iterations!r}")
@@ -399,6 +408,18 @@ class Graph(Workflow[..., dict[str, Any]]):
     def trees(self) -> Trees:
         """What turns values of the state into what is stored."""
         return Trees(self.values)
+
+    def check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse a graph that has problems, and a first state that is none, before anything is stored."""
+        self.close()
+        first = args[0] if args else None
+        if len(args) > 1 or not (first is None or isinstance(first, Mapping)):
+            raise DefinitionError(
+                f"graph {self.name!r} is started with its first state: a dictionary, or its keys by name; "
+                f"not {', '.join(type(one).__name__ for one in args)}"
+            )
+        if self.schema is not None:
+            self.schema.check({**(first or {}), **kwargs}, f"graph {self.name!r}: its first state")
 
     def close(self) -> None:
         """Check the whole definition before it is used for the first time; it cannot be changed after that."""
