@@ -62,6 +62,31 @@ def test_an_input_that_one_step_must_have_must_be_given():
     assert str(dag.signature) == "(*, size)"
 
 
+def test_an_input_that_only_a_predicate_looks_at():
+    """A predicate with a name says what it looks at; for a function the dag does."""
+    dag, when = ks.Dag("looked-at", inputs=["draft"]), ks.when
+    dag.add(lambda: 1, "one", when=when.any_(when.equals("docs", True), when.not_(when.exists("quick"))))
+    dag.add(lambda one: 2, "two", needs=["one"], when=when.all_(when.equals("one", 1), when.always))
+    dag.add(lambda two: 3, "three", needs=["two"], when=lambda given: given["draft"])
+    assert str(dag.signature) == "(*, draft, docs=None, quick=None)"
+    dag.bind(draft=True, quick=1)
+    with pytest.raises(
+        ks.DefinitionError, match=r"argument 'docks'.*\(what only a when= function looks at is named in"
+    ):
+        dag.bind(draft=True, docks=1)
+    with pytest.raises(ks.DefinitionError, match=r"missing a required .*'draft'"):
+        dag.bind()
+    dag.add(lambda: 4, "four", when=when.exists("three"))
+    with pytest.raises(InvalidGraph, match="its when= looks at 'three', which is a step that it does not need"):
+        dag.bind(draft=True)
+
+
+@pytest.mark.parametrize("inputs", ["docs", [1], ["run_id"], ["a b"]])
+def test_inputs_that_are_no_names(inputs):
+    with pytest.raises(ks.DefinitionError, match=r"test_dag.py:\d+: dag 'inputs': inputs= takes a list of names"):
+        ks.Dag("inputs", inputs=inputs)
+
+
 @pytest.mark.parametrize(
     "args, kwargs, said",
     [
@@ -148,7 +173,7 @@ def test_a_cycle_is_printed():
     dag.add(lambda **needs: None, "behind", needs=["c"])
     with pytest.raises(InvalidGraph) as refused:
         _ = dag.plan
-    assert "the steps need each other in a circle: a → b → c → a" in str(refused.value)
+    assert "need each other in a circle: a → b → c → a" in str(refused.value)
     assert f"{__file__}:{at}: error: step 'a': " in str(refused.value)
 
 

@@ -125,6 +125,28 @@ def described(predicate: Predicate | None) -> str:
     return str(predicate if name is None else name)
 
 
+def keys_of(predicate: Predicate | None) -> frozenset[str] | None:
+    """The keys that a predicate looks at; None if it does not say, as a plain function does not."""
+    if predicate is None or isinstance(predicate, Always):
+        return frozenset()
+    if isinstance(predicate, Exists | Equals):
+        return frozenset((predicate.key,))
+    others: tuple[Predicate, ...] = ()
+    if isinstance(predicate, Not):
+        others = (predicate.other,)
+    elif isinstance(predicate, AllOf | AnyOf):
+        others = predicate.others
+    else:
+        told = getattr(predicate, "keys", None)
+        return told if isinstance(told, frozenset) else None
+    found: set[str] = set()
+    for keys in map(keys_of, others):
+        if keys is None:
+            return None
+        found |= keys
+    return frozenset(found)
+
+
 def _checked(predicate: Predicate) -> Predicate:
     if not callable(predicate):
         raise DefinitionError(f"a predicate is a function of the state, not {predicate!r}")

@@ -15,11 +15,11 @@ from ..policies import Any as AnyOne
 from ..policies.when import Predicate, described
 from ..ports import CURRENT
 from ..values import VALUES, Values
-from .definition import Step, Workflow, remember
+from .definition import START_OPTIONS, Step, Workflow, remember
 from .described import short_hash
 from .migration import MigrationInfo
 from .place import Place, place_here
-from .plan import DagStep, Plan, hints_in, inputs_of, planned, problems_of
+from .plan import DagStep, Plan, hints_in, inputs_of, looked_at, planned, problems_of
 from .routes import Net, ordered
 from .shape import Arrow, Node, Problem, Shape
 from .validate import Validated, problems
@@ -44,6 +44,7 @@ class Dag(Workflow[..., dict[str, Any]]):
         durability: Durability | str | None = None,
         budget: Budget | None = None,
         concurrency: int | None = None,
+        inputs: Iterable[str] = (),
         place: Place | None = None,
     ) -> None:
         place = place or place_here(str(name))
@@ -68,6 +69,7 @@ class Dag(Workflow[..., dict[str, Any]]):
                 f"{place}: dag {name!r} needs a concurrency of at least 1, or None, not {concurrency!r}"
             )
         self.concurrency = concurrency
+        self.inputs = _checked_inputs(inputs, place, name)
         self.place = place
         self.__name__ = self.__qualname__ = self.name
         self.__doc__ = type(self).__doc__
@@ -143,7 +145,10 @@ class Dag(Workflow[..., dict[str, Any]]):
 
     def definition(self) -> str:
         """The dag as text, a line for each step, in the order in which they were written."""
-        lines = [f"dag {self.name} version={self.version}", *(step.line() for step in self._steps.values())]
+        head = f"dag {self.name} version={self.version}"
+        if self.inputs:
+            head = f"{head} inputs={', '.join(self.inputs)}"
+        lines = [head, *(step.line() for step in self._steps.values())]
         return "\n".join(lines) + "\n"
 
     @property
@@ -197,6 +202,12 @@ class Dag(Workflow[..., dict[str, Any]]):
                 known = taken.get(parameter.name)
                 if known is None or (known.default is not known.empty and parameter.default is parameter.empty):
                     taken[parameter.name] = parameter.replace(kind=parameter.KEYWORD_ONLY)
+        for name in self.inputs:
+            taken.setdefault(name, inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY))
+        for step in self._steps.values():
+            for name in looked_at(step):
+                if name.isidentifier():
+                    taken.setdefault(name, inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None))
         self._taken = inspect.Signature([*taken.values()])
         return self._taken
 
@@ -229,7 +240,11 @@ class Dag(Workflow[..., dict[str, Any]]):
         try:
             signature.bind(**kwargs)
         except TypeError as error:
-            raise DefinitionError(f"dag {self.name!r} cannot be started so: {error}; it takes {signature}") from None
+            unknown = set(kwargs) - set(signature.parameters)
+            how = " (what only a when= function looks at is named in inputs= of the dag)" if unknown else ""
+            raise DefinitionError(
+                f"dag {self.name!r} cannot be started so: {error}; it takes {signature}{how}"
+            ) from None
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if CURRENT.get() is None:
@@ -263,6 +278,17 @@ def _made(thing: Any, name: str | None, options: dict[str, Any]) -> Step[..., An
     renamed = copy.copy(thing)
     renamed.name = name
     return renamed
+
+
+def _checked_inputs(inputs: Any, place: Place, name: str) -> tuple[str, ...]:
+    found = () if isinstance(inputs, str) else tuple(inputs)
+    wrong = [one for one in found if not isinstance(one, str) or not one.isidentifier() or one in START_OPTIONS]
+    if isinstance(inputs, str) or wrong:
+        told = repr(inputs if isinstance(inputs, str) else wrong[0])
+        raise DefinitionError(
+            f"{place}: dag {name!r}: inputs= takes a list of names that start has no option of, not {told}"
+        )
+    return found
 
 
 def _named(needs: Needs) -> dict[str, str]:

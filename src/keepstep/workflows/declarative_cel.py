@@ -48,6 +48,11 @@ class Condition:
     def __str__(self) -> str:
         return self.text
 
+    @property
+    def keys(self) -> frozenset[str] | None:
+        """The keys that it looks at; None if that may be any."""
+        return compiled(self.text, self.variable).keys
+
     def __call__(self, state: Mapping[str, Any]) -> bool:
         found = compiled(self.text, self.variable)
         try:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ..policies import All, Quorum, WaitPolicy
 from ..policies import Any as AnyOne
-from ..policies.when import Predicate, described
+from ..policies.when import Predicate, described, keys_of
 from ..values.annotations import hints_of
 from .definition import START_OPTIONS, Step, Workflow
 from .described import policies_of
@@ -89,6 +89,11 @@ def inputs_of(step: DagStep) -> list[inspect.Parameter]:
     ]
 
 
+def looked_at(step: DagStep) -> list[str]:
+    """The inputs of the run that its predicate looks at, as far as it says so."""
+    return sorted((keys_of(step.when) or frozenset()) - set(step.needs))
+
+
 def hints_in(step: DagStep) -> dict[str, Any]:
     """The annotations of its function."""
     if step.step is not None:
@@ -104,6 +109,10 @@ def problems_of(steps: Mapping[str, DagStep]) -> Iterator[Problem]:
     for step in steps.values():
         yield from _impossible_waits(step)
         yield from _wrong_parameters(step, steps)
+        for name in looked_at(step):
+            if name in steps:
+                what = f"its when= looks at {name!r}, which is a step that it does not need"
+                yield _problem(step, what, f"add {name!r} to its needs")
         if step.child is not None and f"{step.name}.result" in steps:
             what = f"its result is recorded as {step.name}.result, and there is a step of that name"
             yield _problem(step, what, "rename one of them")
