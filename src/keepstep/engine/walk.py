@@ -76,10 +76,12 @@ class Walk:
         self.branch, self.graph, self.position = branch, graph, position
         self.run = branch.run
         self.trees = graph.trees
+        self.until = ""  # where the branches of a parallel part join
 
     async def go(self, until: str) -> None:
         """Pass one step after the other, up to the end or to where branches join."""
         graph, position = self.graph, self.position
+        self.until = until
         while True:
             self._take_edits()
             at = position.at
@@ -120,6 +122,10 @@ class Walk:
         if name in graph.exits or (self.position.tracks and name not in graph.edges):
             return ""
         return None
+
+    def recorded(self, target: str) -> str:
+        """What a record says comes next: of a branch that it ends, for another version may join somewhere else."""
+        return "" if target == self.until else target
 
     def _decide(self) -> str:
         """Choose what comes after a step whose record could not say it, and record that."""
@@ -460,7 +466,7 @@ class GraphCall(StepCall[None]):
             except Exception:  # noqa: BLE001 - told when the walk decides, since the step itself is done
                 target = None
         if target is not None:
-            self.data["next"] = target
+            self.data["next"] = walk.recorded(target)
         return text
 
     def completed(self, value: bytes, attempt: int, started_at: datetime | None, **more: Any) -> Record:
@@ -518,7 +524,7 @@ class CloseCall(DurableCall[None]):
             except Exception:  # noqa: BLE001 - told when the walk decides
                 target = None
         if target is not None:
-            data["next"] = target
+            data["next"] = walk.recorded(target)
         return text, data
 
     def fail(self, error: BaseException) -> None:
