@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from keepstep.testing.simulation import FAULTS, draw, play
-from keepstep.testing.simulation.programs import STATEMENTS, Fails, expected
+from keepstep.testing.simulation.graphs import SEGMENTS
+from keepstep.testing.simulation.programs import STATEMENTS
+from keepstep.testing.simulation.promises import wanted
 from keepstep.testing.simulation.shrink import shrink
 from tests.sim.seeds import CASES, FIRST_SEED, SEEDS
 
@@ -48,25 +50,22 @@ def test_seeds_of_this_commit(first):
 def test_every_statement_and_every_fault_is_drawn():
     plans = [draw(seed) for seed in range(400)]
     text = json.dumps(plans)
-    assert all(f'["{word}"' in text for word in STATEMENTS)
+    assert all(f'["{word}"' in text for word in (*STATEMENTS, *SEGMENTS))
+    assert {run["workflow"] for plan in plans for run in plan["runs"]} == {"program", "buffered", "graph", "dag"}
     assert {event["what"] for plan in plans for event in plan["events"]} == set(FAULTS)
 
 
 def test_undisturbed_programs_give_what_is_expected_of_them():
     ended = set()
-    for seed in range(60):
+    for seed in range(120):
         plan = draw(seed)
         plan.pop("poison", None)
         for run in plan["runs"]:
             run.pop("deadline", None)
         outcome = play({**plan, "events": [], "workers": 1})
         assert not outcome.broken, story(outcome)
-        for run in plan["runs"]:
-            try:
-                ended.add(bool([expected(statement) for part in run["parts"] for statement in part]))
-            except Fails:
-                ended.add("failed")
-    assert ended == {True, "failed"}
+        ended |= {(run["workflow"], wanted(run) is None) for run in plan["runs"]}
+    assert {(what, failed) for what in ("program", "graph", "dag") for failed in (True, False)} <= ended
 
 
 # -- the same seed, the same history -----------------------------------------------------------------------------------

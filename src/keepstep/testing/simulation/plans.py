@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from .dags import draw_dag
+from .graphs import draw_graph
 from .programs import Maker
 
 if TYPE_CHECKING:
@@ -181,7 +183,10 @@ def draw(seed: int) -> Plan:
 
 
 def _draw_later(random: Random, plan: Plan) -> None:
-    """Draw what the first plans did not know."""
+    """Draw what the first plans did not know: graphs and dags instead of programs, and what else may befall a run."""
+    kind = random.random()
+    if kind < 0.25:
+        plan["runs"][0].update(draw_graph(random) if kind < 0.17 else draw_dag(random))
     ids = [run["id"] for run in plan["runs"]]
     for what, share in _LATER.items():
         if random.random() < share:

@@ -38,7 +38,7 @@ def here() -> World:
 # -- bodies of steps ---------------------------------------------------------------------------------------------------
 
 
-class _Body:
+class Body:
     """Tells the world that the body of a step begins and ends."""
 
     def __init__(self, number: int) -> None:
@@ -54,7 +54,8 @@ class _Body:
         self._world.body_ends(self._mark)
 
 
-async def _pass(seconds: float) -> None:
+async def pass_time(seconds: float) -> None:
+    """Take a while."""
     if seconds > 0:
         await asyncio.sleep(seconds)
 
@@ -62,24 +63,24 @@ async def _pass(seconds: float) -> None:
 @ks.step
 async def work(number: int, seconds: float) -> int:
     """Takes a while."""
-    with _Body(number):
-        await _pass(seconds)
+    with Body(number):
+        await pass_time(seconds)
     return number
 
 
 @ks.step
 async def fails(number: int, seconds: float) -> int:
     """Never works."""
-    with _Body(number):
-        await _pass(seconds)
+    with Body(number):
+        await pass_time(seconds)
         raise ks.Permanent(f"step {number} cannot work")
 
 
 @ks.step(retry=ks.Retry(attempts=4, base_seconds=0.3, factor=3.0, jitter=0.2))
 async def flaky(number: int, tries: int) -> int:
     """Works at this try, if tries are counted."""
-    with _Body(number) as attempt:
-        await _pass(0.01)
+    with Body(number) as attempt:
+        await pass_time(0.01)
         if attempt < tries:
             raise ConnectionError(f"try {number} again")
     return number
@@ -94,48 +95,48 @@ def _looked_up(number: int, seconds: float) -> Any:
 @ks.step(at_most_once=True, verify=_looked_up)
 async def once(number: int, seconds: float) -> int:
     """Must not happen twice."""
-    with _Body(number):
-        await _pass(seconds)
+    with Body(number):
+        await pass_time(seconds)
     return number
 
 
 @ks.step(at_most_once=True)
 async def risky(number: int, seconds: float) -> int:
     """Must not happen twice, and only a person can say whether it has happened."""
-    with _Body(number):
-        await _pass(seconds)
+    with Body(number):
+        await pass_time(seconds)
     return number
 
 
 @ks.step(timeout=0.4)
 async def limited(number: int, seconds: float) -> int:
     """May take longer than it has."""
-    with _Body(number):
-        await _pass(seconds)
+    with Body(number):
+        await pass_time(seconds)
     return number
 
 
 @ks.step
 def plain(number: int, seconds: float) -> int:
     """Would run in a thread."""
-    with _Body(number):
+    with Body(number):
         return number
 
 
 @ks.step
 async def seen(number: int, what: str) -> int:
     """Takes what the run drew or saw: on replay it must be asked with the same again."""
-    with _Body(number):
+    with Body(number):
         return number
 
 
 @ks.step
 async def token(number: int, seconds: float) -> int:
     """Shows what it does while it does it."""
-    with _Body(number):
+    with Body(number):
         ks.emit(number)
         ks.publish("step", number)
-        await _pass(seconds)
+        await pass_time(seconds)
     return number
 
 

@@ -6,6 +6,8 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from .dags import smaller_dag
+from .graphs import smaller_course
 from .plans import Plan
 from .programs import STATEMENTS
 
@@ -54,7 +56,7 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
 
 def _smaller_runs(plan: Plan) -> Iterator[Plan]:
     for index, run in enumerate(plan["runs"]):
-        for parts in _smaller_parts(run["parts"]):
+        for parts in _smaller_parts_of(run):
             runs = copy.deepcopy(plan["runs"])
             runs[index]["parts"] = parts
             yield _with(plan, runs=runs)
@@ -67,6 +69,13 @@ def _smaller_runs(plan: Plan) -> Iterator[Plan]:
 
 def _with(plan: Plan, **changes: Any) -> Plan:
     return {**plan, **changes}
+
+
+def _smaller_parts_of(run: dict[str, Any]) -> Iterator[list[Any]]:
+    if run["workflow"] in ("graph", "dag"):
+        smaller = smaller_course if run["workflow"] == "graph" else smaller_dag
+        return ([part] for part in smaller(run["parts"][0]))
+    return _smaller_parts(run["parts"])
 
 
 def _smaller_parts(parts: list[Any]) -> Iterator[list[Any]]:

@@ -23,6 +23,8 @@ from random import Random
 from typing import Any
 
 from ...engine import engine as engine_module
+from ...engine import history as history_module
+from ...engine import position as position_module
 from ...engine import worker as worker_module
 from ...engine.engine import Engine
 from ...errors import (
@@ -44,8 +46,11 @@ from ..virtual import EPOCH
 from . import programs
 from .acts import ACTS, AWAITED
 from .counted import counting, generation_of
+from .dags import dag_of
+from .graphs import first_state, graphs_of
 from .loop import ProcessLoop
-from .promises import PROMISES, Promise
+from .promise import Promise
+from .promises import PROMISES
 from .wire import Killed, Wire
 
 Plan = dict[str, Any]
@@ -58,7 +63,14 @@ LOOK_SECONDS = 0.5
 BACK_SECONDS = 0.7
 
 #: The engine looks at the store so often here; in a world without waiting, more looks would only cost time.
-PACE = ((worker_module, "POLL_SECONDS", 0.1), (engine_module, "READ_SECONDS", 0.2))
+PACE = (
+    (worker_module, "POLL_SECONDS", 0.1),
+    (engine_module, "READ_SECONDS", 0.2),
+    # Graphs are short here: their whole states are written, and looked for, sooner.
+    (position_module, "ENOUGH_DELTAS", 3),
+    (position_module, "MOST_RECORDS", 8),
+    (history_module, "FIRST_SPAN", 4),
+)
 
 
 class _ProcessClock:
@@ -126,11 +138,12 @@ class Process:
         self.ids: list[str] = []  # under which the store knows it
         self.stop = asyncio.Event()
         self.code = world.codes[slot]
+        self.workflows = programs_of(world.plan, self.code)
         self.engine = Engine(
             Wire(self),
             worker=slot != CLIENT,
             clock=self.clock,
-            workflows=programs.WORKFLOWS.values(),
+            workflows=self.workflows.values(),
             linger_seconds=0.3,
             stop_seconds=0.5,
             recovery_limit=world.plan["limit"],
@@ -308,7 +321,7 @@ class World:
             name: [
                 getattr(one, name) for one in self._promises if getattr(type(one), name) is not getattr(Promise, name)
             ]
-            for name in ("begins", "ends", "told", "wrote", "claimed", "renewed", "sent", "went_back", "ended")
+            for name in ("begins", "ends", "told", "wrote", "claimed", "renewed", "saw", "sent", "went_back", "ended")
         }
 
     # -- playing -------------------------------------------------------------------------------------------------------
@@ -470,10 +483,9 @@ class World:
             self.client_does(at, run["id"], "ask", name, number)
 
     async def _started(self, process: Process, run: dict[str, Any]) -> None:
-        workflow = programs.WORKFLOWS[run["workflow"]]
-        handle = await process.engine.start(
-            workflow, run["parts"], [], run_id=run["id"], deadline=run.get("deadline"), delay=run.get("delay", 0.0)
-        )
+        options = {"run_id": run["id"], "deadline": run.get("deadline"), "delay": run.get("delay", 0.0)}
+        workflow = process.workflows[run["id"] if run["workflow"] in ("graph", "dag") else run["workflow"]]
+        handle = await process.engine.start(workflow, *arguments_of(run), **options)
         if run["id"] not in self.accepted:
             self.accepted[run["id"]] = run
             self.tell(f"{run['id']} is accepted by {process}")
@@ -619,6 +631,10 @@ class World:
         if body is not None and self.current is body.process:
             body.ended_at = self.now
 
+    def saw(self, run: str, key: str, state: dict[str, Any]) -> None:
+        for hook in self._hooks["saw"]:
+            hook(run, key, state)
+
     def has_begun(self, run: str, key: str) -> bool:
         return bool(self.bodies.get((run, key)))
 
@@ -676,6 +692,25 @@ class World:
     def note_failure(self, what: str, error: BaseException | None) -> None:
         if not isinstance(error, Killed):
             self.breaks("nothing fails inside the engine", f"{what}: {error!r}")
+
+
+def programs_of(plan: Plan, code: int) -> dict[str, Any]:
+    """What a process knows: the workflows that follow programs, and the graphs and dags of the plan, by their run."""
+    found = dict(programs.WORKFLOWS)
+    for run in plan["runs"]:
+        if run["workflow"] == "graph":
+            *inside, found[run["id"]] = graphs_of(run, code)
+            found.update({one.name: one for one in inside})
+        elif run["workflow"] == "dag":
+            found[run["id"]] = dag_of(run, code)
+    return found
+
+
+def arguments_of(run: dict[str, Any]) -> list[Any]:
+    """What a run is started with."""
+    if run["workflow"] == "graph":
+        return [first_state(run)]
+    return [] if run["workflow"] == "dag" else [run["parts"], []]
 
 
 # -- small things ------------------------------------------------------------------------------------------------------
