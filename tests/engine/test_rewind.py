@@ -415,6 +415,8 @@ def test_what_counts_after_a_rewind_is_what_counted_then():
     assert gone(9, superseded(5, seqs=[2]), superseded(9, beyond=4)) == [5, 6, 7, 8], "a retry is undone"
     assert gone(9, superseded(5, seqs=[2]), superseded(9, beyond=5)) == [2, 6, 7, 8]
     assert gone(9, superseded(5, beyond=0)) == [1, 2, 3, 4]
+    again = [superseded(4, beyond=1), superseded(8, beyond=1), superseded(12, beyond=6)]
+    assert gone(12, *again) == [2, 3, 7, 8, 9, 10, 11], "what the first rewind had left stays left"
 
 
 async def test_a_pause_that_the_end_of_the_run_has_overtaken_is_over_when_it_is_rewound(world):

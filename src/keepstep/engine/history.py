@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from datetime import datetime
@@ -125,9 +125,9 @@ class Superseded:
     def __init__(self) -> None:
         #: How often a person has changed what counts; it only grows, so that no key or child id comes twice.
         self.generation = 0
-        self._named: list[tuple[int, frozenset[int]]] = []
-        self._ranges: list[tuple[int, int]] = []  # the last that counts, and the rewind: apart, and in order
-        self._one_by_one: set[int] = set()
+        #: After each of those records: its number, what was named one by one, and the ranges that were left, each as
+        #: the last record that counts and the rewind; these are apart from each other, and in order.
+        self._after: list[tuple[int, frozenset[int], tuple[tuple[int, int], ...]]] = [(0, frozenset(), ())]
 
     def add(self, record: Record) -> None:
         """Take in the next `superseded` record."""
@@ -135,25 +135,25 @@ class Superseded:
         if data.get("act") != "migrate":  # which changes no outcome, so that nothing is performed twice
             self.generation += 1
         beyond = data.get("beyond")
+        _, named, ranges = self._after[-1]
         if beyond is not None:
-            self._named = [one for one in self._named if one[0] <= beyond]
-            self._one_by_one = set().union(*(numbers for _, numbers in self._named))
-            self._ranges = [one for one in self._ranges if one[1] <= beyond]
-            self._ranges.append((beyond, record.seq))
+            _, named, ranges = self._after[max(bisect_right(self._after, beyond, key=_number) - 1, 0)]
+            ranges = (*ranges, (beyond, record.seq))
         if data.get("seqs"):
-            self._named.append((record.seq, frozenset(data["seqs"])))
-            self._one_by_one.update(data["seqs"])
+            named = named.union(data["seqs"])
+        self._after.append((record.seq, named, ranges))
 
     def __contains__(self, seq: int) -> bool:
-        return seq in self._one_by_one or self.rewound(seq)
+        return seq in self._after[-1][1] or self.rewound(seq)
 
     def __bool__(self) -> bool:
-        return bool(self._one_by_one or self._ranges)
+        return any(self._after[-1][1:])
 
     def rewound(self, seq: int) -> bool:
         """Whether a record was left behind by a rewind: what it had read is unread again."""
-        place = bisect_left(self._ranges, seq, key=_until)
-        return place < len(self._ranges) and self._ranges[place][0] < seq < self._ranges[place][1]
+        ranges = self._after[-1][2]
+        place = bisect_left(ranges, seq, key=_until)
+        return place < len(ranges) and ranges[place][0] < seq < ranges[place][1]
 
 
 def superseded_by(record: Record) -> int:
@@ -165,6 +165,10 @@ def superseded_by(record: Record) -> int:
 
 def _is_state(row: Row) -> bool:
     return row.kind == Kind.STATE.value
+
+
+def _number(after: tuple[int, Any, Any]) -> int:
+    return after[0]
 
 
 def _until(span: tuple[int, int]) -> int:

@@ -54,11 +54,12 @@ class Rewound:
 class Told:
     """As much of a record as tells whether it counts and what it was about."""
 
-    __slots__ = ("child", "kind", "seq", "step")
+    __slots__ = ("child", "final", "kind", "seq", "step")
 
     def __init__(self, record: Record) -> None:
         self.seq, self.kind, self.step = record.seq, record.kind, record.step
         self.child: str = (record.data or {}).get("child", "")
+        self.final = record.kind in _DONE and record.kind != Kind.STEP_STARTED and record.retry_at is None
 
 
 async def rewind(
@@ -137,8 +138,9 @@ async def _plan(engine: Engine, run: Run, to: int | None, step: str | None) -> R
     for record in records:
         if record.seq <= last:
             then.add(record)
-    kept = {one.step for one in told if one.seq <= last and one.seq not in then and one.kind in _DONE}
-    left = [one for one in told if one.seq > last and one.seq not in gone and one.kind in _DONE]
+    counts = {one.seq for one in told if one.seq <= last and one.seq not in then}
+    kept = {one.step for one in told if one.seq in counts and one.final}
+    left = [one for one in told if one.seq not in counts and one.seq not in gone and one.kind in _DONE]
     again = [one.step for one in left if one.step not in kept and not one.step.startswith(RESERVED)]
     children = [one.child for one in left if one.child and _is_born_of(run, one, gone.generation)]
     going = [child for child in children if await _goes_on(engine, child)]
