@@ -433,8 +433,9 @@ def test_the_file_with_every_field_is_built():
     functions = {"begin": begin, "double": double, "nothing": nothing, "note": nothing}
     graph = ks.load(FILES / "whole.yaml", functions=functions, agents={"thinker": thinker}, workflows=[small])
     graph.close()
+    plain = ["start", "mind", "ask-them", "choose", "fan", "left", "right", "both", "done", "stop"]
     assert {name: node.kind for name, node in graph.nodes.items() if "fork" not in name} == {
-        **dict.fromkeys("start mind ask-them choose fan left right both done stop".split(), "step"),
+        **dict.fromkeys(plain, "step"),
         "cool": "delay", "each": "map", "child": "child", "approve": "wait",
     }  # fmt: skip
     assert graph.interrupt_before == {"done"}

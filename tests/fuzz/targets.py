@@ -44,6 +44,10 @@ from keepstep.stores.memory import MemoryStore
 from keepstep.stores.open import open_store
 from keepstep.stores.records import Record, checkpoint, origin, seal, unseal
 from keepstep.stores.sqlite import SQLiteStore
+from keepstep.workflows.declarative_build import Builder, Names
+from keepstep.workflows.declarative_cel import VARIABLES, compiled
+from keepstep.workflows.declarative_check import examine
+from keepstep.workflows.definition import KNOWN
 
 from . import program
 from .guard import nothing_but_parsing
@@ -80,6 +84,71 @@ _folders: list[tempfile.TemporaryDirectory[str]] = []
 def told(text: str) -> None:
     """As the command line writes it: what cannot be encoded is escaped."""
     text.encode("utf-8", "backslashreplace")
+
+
+# -- files of workflows ------------------------------------------------------------------------------------------------
+
+
+@parser
+def workflow_yaml(data: bytes) -> None:
+    """A workflow's file in YAML: problems or a workflow, and nothing is imported, looked up or executed."""
+    _workflow_file(data, "yaml")
+
+
+@parser
+def workflow_json(data: bytes) -> None:
+    """The same in JSON."""
+    _workflow_file(data, "json")
+
+
+@cache
+def _ready() -> None:
+    """The libraries for YAML and for conditions are loaded when they are first needed, which is no part of parsing."""
+    for variable in VARIABLES.values():
+        compiled(f"{variable}.x == 1", variable)
+    examine(b"{}", is_json=False)
+
+
+def _workflow_file(data: bytes, ending: str) -> None:
+    _ready()
+    with nothing_but_parsing():
+        examined = examine(data, is_json=ending == "json")
+        for problem in examined.named(f"file.{ending}"):
+            told(str(problem))
+            assert problem.what
+            assert problem.line >= 1
+            assert problem.column >= 1
+        if not examined.ok:
+            return
+        assert examined.value is not None
+        others = ANYTHING.keys()
+        builder = Builder(examined, Names(functions=ANYTHING, agents=ANYTHING), f"file.{ending}")
+        built = builder.build()
+        assert (built is None) == bool(builder.problems)
+        assert ANYTHING.keys() == others
+        if built is not None:
+            KNOWN.pop(built.name, None)
+            assert built.fingerprint
+
+
+class _Anything(dict[str, Any]):
+    """A function for every name."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def __getitem__(self, name: str) -> Any:
+        return _any_function
+
+    def keys(self) -> Any:
+        return ["any_function"]
+
+
+def _any_function(*args: Any, **kwargs: Any) -> Any:
+    raise AssertionError("loading a file called a function")
+
+
+ANYTHING = _Anything()
 
 
 # -- values and records ------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 VALIDATOR = jsonschema_rs.validator_for(schema())
 
 NO_TIME = "it must be a time above 0: a number of seconds, or a text like 500ms, 30s, 5m, 2h or 7d"
+NO_END = "Syntax error: mismatched input '<EOF>'"
 
 #: A file that uses every field of the format.
 WHOLE = (Path(__file__).parent / "files" / "whole.yaml").read_text(encoding="utf-8")
@@ -160,8 +161,7 @@ def test_all_problems_are_told_at_once_in_the_order_of_the_lines():
         "3:33: error: spec.entrypoint: there is no step 'drft'; did you mean 'draft'?",
         "5:11: error: steps.draft.functoin: there is no 'functoin' here; did you mean 'function'?",
         "5:34: error: steps.draft.next: there is no step 'critc'; did you mean 'critic'?",
-        "8:16: error: steps.critic.branches[0].when: the condition cannot be read: "
-        + "Syntax error: mismatched input '<EOF>', at character 14 of it",
+        f"8:16: error: steps.critic.branches[0].when: the condition cannot be read: {NO_END}, at character 14 of it",
         "10:3: error: file: 'draft' is given twice, first in line 5; keep one of them",
         "11:19: error: steps.publish.kind: there is no kind 'htpp'; did you mean 'http'?",
         "12:3: error: steps.1st: it must be a step id: a letter first, then letters, digits, _ and -, not '1st'",

@@ -104,7 +104,7 @@ def _decoded(content: bytes) -> str:
     if len(content) > MAX_BYTES:
         raise Unreadable(f"the file has {len(content):,} bytes; at most {MAX_BYTES:,} are read", Spot())
     try:
-        return content.decode("utf-8-sig")
+        return content.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         at = _spot(content[: error.start].decode("utf-8", "replace"), error.start)
         raise Unreadable("the file is not UTF-8 text", at, "save it as UTF-8") from None
