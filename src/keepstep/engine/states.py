@@ -171,15 +171,21 @@ async def _prepared(engine: Engine, run: Run, change: Edit) -> bytes:
     position = await position_at(engine, run)
     key = _next_key(position)
     if key:
-        stops = (f"{key}.before/", f"{key}.after/")
         for record in await _records(engine, run, position.seq, run.seq):
-            if record.step.startswith(f"{key}.") and not record.step.startswith(stops):
+            if _began_with_the_state(record, key):
                 raise RunConflict(
                     f"run {run.id!r} is inside {position.at!r}, which began with the state before; edit it when that "
                     "is done, or rewind it to before it first",
                     run.id,
                 )
     return change.delta(engine, run, position)
+
+
+def _began_with_the_state(record: Record, key: str) -> bool:
+    """Whether a record says that something under this key is under way with the state as it was: branches, a child."""
+    if record.step.startswith(f"{key}/"):
+        return "child" in (record.data or {})
+    return record.step.startswith(f"{key}.") and not record.step.startswith((f"{key}.before/", f"{key}.after/"))
 
 
 def _next_key(position: Position) -> str:
