@@ -250,6 +250,34 @@ async def test_a_reducer_makes_one_value_of_several(world, reducer, start, expec
         assert (await (await engine.start(graph, {"x": start})).result())["x"] == expected
 
 
+def whole(key, more):
+    async def body(state):
+        return state.set(key, [*state[key], more])
+
+    return body
+
+
+async def test_who_writes_a_whole_value_in_a_branch_writes_over_what_was_given_there(world):
+    graph = fan(ks.Graph("over", reducers={"log": "append"}), {"a": gives(log="a"), "other": gives(x=1)})
+    graph.add(whole("log", "b"), name="b")
+    graph.add(gives(log="c"), name="c")
+    graph.edge("a", "b")
+    graph.edge("b", "c")
+    async with world.engine() as engine:
+        result = await (await engine.start(graph, log=["first"])).result()
+        assert result == {"log": ["first", "a", "b", "c"], "x": 1}
+
+
+@pytest.mark.parametrize("order", [("a", "b"), ("b", "a")], ids=str)
+async def test_a_whole_value_beside_one_that_is_given_is_a_conflict_in_any_order(world, order):
+    steps = {"a": gives(log="a"), "b": whole("log", "b")}
+    graph = fan(ks.Graph("beside", reducers={"log": "append"}), {name: steps[name] for name in order})
+    async with world.engine() as engine:
+        run = await engine.start(graph, log=[])
+        with pytest.raises(ks.ExecutionError, match=r"'fan#1.b/b#1' writes 'log' whole, while 'fan#1.a/a#1' gives"):
+            await run.result()
+
+
 async def test_any_goes_on_with_the_first_and_cancels_the_rest(world):
     async def forever(state):
         await asyncio.sleep(60)
@@ -531,6 +559,64 @@ async def test_a_run_stops_at_a_breakpoint_and_goes_on_with_what_was_edited(worl
         await run.resume()
         assert await run.result() == {"price": 60, "paid": 6, "end": "cheap"}
         assert ran == ["order", "pay"]
+
+
+async def test_a_state_is_not_edited_under_a_child_that_began_with_it(world):
+    @ks.workflow(name="patient kid")
+    async def kid(n: int) -> int:
+        await ks.wait_for("go")
+        return n
+
+    graph = ks.Graph("parenting")
+    graph.add(kid, name="kid", gives="kid")
+    graph.wait("word")
+    graph.edge("kid", "word")
+    graph.entry("kid")
+    graph.exit("word")
+    async with world.engine() as engine:
+        run = await engine.start(graph, {"n": 1}, run_id="r")
+
+        async def born():
+            return (await engine.list(parent="r", status=frozenset({ks.Status.WAITING}))).runs
+
+        [child] = await until(born)
+        await until_status(run, "waiting")
+        with pytest.raises(ks.RunConflict, match="inside 'kid', which began with the state before"):
+            await run.edit({"n": 2})
+        await engine.signal(child.id, "go")
+        await run.signal("word")
+        assert await run.result() == {"n": 1, "kid": 1}
+
+
+# -- durability --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.live_only
+async def test_durability_may_depend_on_the_state_after_a_step(world):
+    reached, hold = asyncio.Event(), asyncio.Event()
+    graph = ks.Graph("cadence", durability=ks.Durability.when(lambda state: state["n"] in (2, 4)))
+
+    @graph.step
+    async def turn(state):
+        if state["n"] == 5:
+            reached.set()
+            await hold.wait()
+        return {"n": state["n"] + 1}
+
+    graph.delay("rest", 0)
+    graph.edge("turn", "rest")
+    graph.edge("rest", "turn", when=lambda state: state["n"] < 6)
+    graph.entry("turn")
+    graph.exit("rest")
+    engine = await world.started()
+    run = await engine.start(graph, {"n": 0}, run_id="r")
+    await reached.wait()
+    stored = [one.step for one in await run.checkpoints() if one.kind is Kind.STEP_COMPLETED]
+    assert [step for step in stored if step.startswith("turn")] == ["turn#1", "turn#2", "turn#3", "turn#4"]
+    hold.set()
+    engine = await world.crash_and_recover(engine)
+    assert await (await engine.get("r")).result() == {"n": 6}
+    await engine.close()
 
 
 # -- consolidated states -----------------------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ async def _attempt(
     record = call.completed(data, scope.number, started_at)
     if run.spent.told:
         run.spent.attach(record)
-    run.append(record, call, last=True)
+    run.append(record, call, last=True, state=call.after)
     return None
 
 

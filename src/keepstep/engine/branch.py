@@ -377,6 +377,8 @@ class StepCall(DurableCall[T]):
 
     __slots__ = ("args", "doubtful", "entered", "kwargs", "step", "task")
 
+    after: Any = None  # the state after the step, where there is one
+
     def __init__(self, branch: Branch, step: Step[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.step = step
         values, name = step.values, step.name

@@ -181,7 +181,10 @@ class RunContext:
         """Whether the chosen durability wants what has gathered to be written; in doubt it is."""
         name = record.step.rpartition("/")[2].rpartition("#")[0]
         try:
-            return self.workflow.durability.flushes(self.unflushed, name, state)
+            durability = self.workflow.durability
+            if state is None and self.position is not None and durability.choice == "when":  # a timer, an item of a map
+                state = self.position.state(self.workflow.trees, self.id)  # type: ignore[attr-defined]
+            return durability.flushes(self.unflushed, name, state)
         except Exception:  # a predicate is the user's
             log.exception("run %s: the durability of %s cannot be told, so it is flushed", self.id, record.step)
             return True

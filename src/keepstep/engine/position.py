@@ -35,7 +35,7 @@ class Position:
 
     `levels` holds trees by key: those of the workflow under the empty name, those of stages and agents under theirs.
     `at` is the next step, empty at the end, or None while no edge has been chosen. A walk in a branch also remembers
-    who wrote what: `writers` by level and key, and what was `given` to a key that has a reducer.
+    who wrote what: `writers` by level and key, what was `given` to a key that has a reducer, and by whom last.
     """
 
     __slots__ = (
@@ -44,6 +44,7 @@ class Position:
         "counts",
         "deltas",
         "given",
+        "givers",
         "levels",
         "moment",
         "ordinal",
@@ -70,6 +71,7 @@ class Position:
         self.trail: deque[str] = deque(maxlen=TRAIL)
         self.writers: dict[str, dict[str, str]] = {}
         self.given: dict[str, list[Any]] = {}
+        self.givers: dict[str, str] = {}
         self.tracks = False
         self.deltas = 0
         self.weight = 0
@@ -139,12 +141,19 @@ class Position:
             self._track(deltas, data.get("given", {}), record.step)
 
     def _track(self, deltas: Mapping[str, Any], given: Mapping[str, list[Any]], step: str) -> None:
+        """Remember who wrote what; who writes a whole value where something was given writes over that."""
         for level, delta in deltas.items():
             writers = self.writers.setdefault(level, {})
-            for part in _PARTS:
-                writers.update(dict.fromkeys([key for key in delta.get(part, ()) if level or key not in given], step))
+            written = [key for part in _PARTS for key in delta.get(part, ()) if level or key not in given]
+            writers.update(dict.fromkeys(written, step))
+            if not level:
+                for key in written:
+                    self.given.pop(key, None)
+        whole = self.writers[""]
         for key, contributions in given.items():
-            self.given.setdefault(key, []).extend(map(frozen, contributions))
+            if key not in whole:
+                self.given.setdefault(key, []).extend(map(frozen, contributions))
+                self.givers[key] = step
 
     # -- consolidated -------------------------------------------------------------------------------------------------
 

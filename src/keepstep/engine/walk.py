@@ -279,11 +279,12 @@ class Walk:
         levels = {level: dict(keys) for level, keys in self.position.levels.items()}
         owners: dict[tuple[str, str], str] = {}
         given: dict[str, list[Any]] = {}
+        givers: dict[str, str] = {}
         for one in walks:
             for level, writers in one.position.writers.items():
                 for key, step in writers.items():
                     other = owners.setdefault((level, key), step)
-                    if other != step or (not level and key in given):
+                    if other != step:
                         raise _conflict(node, level, key, other, step)
                     keys, now = levels.setdefault(level, {}), one.position.levels[level]
                     if key in now:
@@ -292,6 +293,8 @@ class Walk:
                         keys.pop(key, None)
             for key, contributions in one.position.given.items():
                 given.setdefault(key, []).extend(contributions)
+                givers[key] = one.position.givers[key]
+        _check_given(node, owners, givers)
         for key, contributions in given.items():
             for one_given in contributions:
                 state = State.of(levels[""], self.trees.read)
@@ -306,6 +309,17 @@ def _conflict(node: ParallelNode, level: str, key: str, one: str, other: str) ->
         f"parallel {node.name!r}: steps {one!r} and {other!r} both write {where}{key!r}; give the key a reducer "
         "(append, add, max, min, merge or a function), or let one of them write another key"
     )
+
+
+def _check_given(node: ParallelNode, owners: Mapping[tuple[str, str], str], givers: Mapping[str, str]) -> None:
+    """What a reducer makes of several must not meet what somebody wrote whole."""
+    for key, step in givers.items():
+        whole = owners.get(("", key))
+        if whole is not None:
+            raise InvalidGraph(
+                f"parallel {node.name!r}: step {whole!r} writes {key!r} whole, while {step!r} gives to it by its "
+                "reducer; let both of them return what they give, as a dictionary"
+            )
 
 
 def _shown(value: Any) -> str:
@@ -438,7 +452,7 @@ def _parts(key: str, node: AnyNode, returned: Any) -> dict[str, Any]:
 class GraphCall(StepCall[None]):
     """The call of a graph's step: it is given the state, and its record is what it changed and where it went."""
 
-    __slots__ = ("data", "node", "walk")
+    __slots__ = ("after", "data", "node", "walk")
 
     def __init__(self, walk: Walk, node: StepNode) -> None:
         self.walk, self.node, self.step = walk, node, node.step
@@ -448,6 +462,7 @@ class GraphCall(StepCall[None]):
             self.kwargs = {}
         self.task, self.entered, self.doubtful = None, False, False
         self.data: dict[str, Any] | None = None
+        self.after: State | None = None
 
     def _given(self, level: str) -> State:
         if level == "state":
@@ -460,9 +475,10 @@ class GraphCall(StepCall[None]):
         text = change.text
         change.check(walk, self.key)
         self.data = {"given": change.given} if change.given else {}
+        self.after = after = State.of(change.levels[""], walk.trees.read, walk.state().provenance)
         if target is None and name not in walk.graph.interrupt_after:
             try:
-                target = walk.choose(name, State.of(change.levels[""], walk.trees.read, walk.state().provenance))
+                target = walk.choose(name, after)
             except Exception:  # noqa: BLE001 - told when the walk decides, since the step itself is done
                 target = None
         if target is not None:
@@ -501,14 +517,14 @@ class CloseCall(DurableCall[None]):
 
     def begin_live(self) -> None:
         try:
-            text, data = self._written()
+            text, data, after = self._written()
         except KeepstepError as error:
             self.fail(error)
             return
         kind = Kind.BARRIER if isinstance(self.node, ParallelNode) else Kind.STEP_COMPLETED
-        self.run.append(self.record(kind.value, text, attempt=1, data=data), self)
+        self.run.append(self.record(kind.value, text, attempt=1, data=data), self, state=after)
 
-    def _written(self) -> tuple[bytes, dict[str, Any]]:
+    def _written(self) -> tuple[bytes, dict[str, Any], State]:
         walk, name = self.walk, self.node.name
         change = Change(walk)
         if self.levels is not None:
@@ -518,14 +534,15 @@ class CloseCall(DurableCall[None]):
         change.check(walk, self.key)
         data: dict[str, Any] = {"given": change.given} if change.given and walk.position.tracks else {}
         target = self.target
+        after = State.of(change.levels[""], walk.trees.read, walk.state().provenance)
         if target is None and name not in walk.graph.interrupt_after:
             try:
-                target = walk.choose(name, State.of(change.levels[""], walk.trees.read))
+                target = walk.choose(name, after)
             except Exception:  # noqa: BLE001 - told when the walk decides
                 target = None
         if target is not None:
             data["next"] = walk.recorded(target)
-        return text, data
+        return text, data, after
 
     def fail(self, error: BaseException) -> None:
         """What came of it cannot be stored: the walk raises that, and nothing is recorded."""
