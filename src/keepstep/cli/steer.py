@@ -183,8 +183,8 @@ def resume(settings: Settings, *, run_id: str, reason: str) -> None:
         await handle.resume(reason)
         return await alone(engine, run_id)
 
-    alone = settings.talk(act)
-    settings.answer({"run": run_id, "asked": "resume"}, f"{run_id} is resumed{alone}")
+    later = settings.talk(act)
+    settings.answer({"run": run_id, "asked": "resume"}, f"{run_id} is resumed{later}")
 
 
 def _must_be_driven(run: Run, participle: str) -> None:
@@ -241,8 +241,8 @@ def retry(settings: Settings, *, run_id: str, reason: str, force: bool) -> None:
         await (await find(engine, run_id)).retry(reason, force=force)
         return await alone(engine, run_id)
 
-    alone = settings.talk(act)
-    settings.answer({"run": run_id, "status": "queued"}, f"{run_id} is retried{alone}")
+    later = settings.talk(act)
+    settings.answer({"run": run_id, "status": "queued"}, f"{run_id} is retried{later}")
 
 
 # -- at most once ------------------------------------------------------------------------------------------------------
