@@ -866,3 +866,41 @@ async def test_a_graph_is_steered_inside_a_parallel_part(world, how):
         await until_status(run, "paused")
         await run.resume()
         assert await run.result() == {"held": 1, "quick": 1}
+
+
+async def test_a_run_stays_at_a_breakpoint_whatever_is_written_down_there(world, monkeypatch):
+    monkeypatch.setattr(position, "ENOUGH_DELTAS", 1)
+    ran = []
+    graph = ks.Graph("halts", interrupt_after=["one"], interrupt_before=["three"])
+
+    def noted(name):
+        async def body(state):
+            ran.append(name)
+            return {name: "x" * 500}
+
+        return body
+
+    for name in ("one", "two", "three", "four"):
+        graph.add(noted(name), name=name)
+    graph.edge("one", "two")
+    graph.edge("two", "three")
+    graph.edge("three", "four")
+    graph.entry("one")
+    graph.exit("four")
+    engine = await world.started()
+    run = await engine.start(graph, run_id="r")
+    await until_status(run, "waiting")
+    engine = await world.crash_and_recover(engine)
+    run = await engine.get("r")
+    with pytest.raises(ks.RunConflict, match="no edge is chosen yet"):
+        await run.consolidate()
+    await run.edit({"seen": 1})
+    await until_status(run, "waiting")
+    assert ran == ["one"]
+    await run.resume()
+    await until(lambda: len(ran) == 2)
+    await until_status(run, "waiting")
+    await run.edit(next="four")  # it goes another way from the breakpoint
+    result = await run.result()
+    assert (ran, result["seen"]) == (["one", "two", "four"], 1)
+    await engine.close()

@@ -212,6 +212,8 @@ async def _whole(engine: Engine, run: Run) -> bytes:
     position = await position_at(engine, run)
     key = _next_key(position)
     records = await _records(engine, run, position.seq, run.seq)
+    if position.at is None:
+        raise RunConflict(f"run {run.id!r} stands after {position.step!r}, where no edge is chosen yet", run.id)
     if any(key and record.step.startswith(key) for record in records):  # which is needed until it is done
         raise RunConflict(
             f"run {run.id!r} is inside {position.at!r}; its state can be written when that is done", run.id

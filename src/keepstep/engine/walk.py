@@ -98,15 +98,17 @@ class Walk:
             if at in graph.interrupt_before:
                 await self._stop_at(f"{self.branch.prefix}{at}#{self.branch.counts.get(at, 0) + 1}", "before")
                 self._take_edits()
+                if position.at != at:
+                    continue
             try:
                 await self._pass(node)
             except (ExecutionError, asyncio.CancelledError):
                 raise
             except Exception as error:
                 raise self._failed(at, error) from error
-            self._consolidate()
             if at in graph.interrupt_after and position.step is not None:
                 await self._stop_at(position.step, "after")
+            self._consolidate()  # not before the stop: who goes on from there has it behind them
 
     def state(self, level: str = "") -> State:
         return self.position.state(self.trees, self.run.id, level)
