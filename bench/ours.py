@@ -42,18 +42,21 @@ async def mapped(n: int) -> int:
     return len(await ks.map(trivial, range(n)))
 
 
-def layered(layers: int, width: int) -> ks.Dag:
-    """A dag of equal layers, in which each step needs two of the layer before."""
+def layered(layers: int, width: int, *, given: bool) -> ks.Dag:
+    """A dag of equal layers, in which each step needs two of the layer before, and may be given their results."""
     dag = ks.Dag("layered")
 
-    async def layer(i: int, **needs: Any) -> dict[str, Any]:
+    async def layer(i: int) -> dict[str, Any]:
+        return {"i": i, "ok": True}
+
+    async def layer_given(i: int, **needs: Any) -> dict[str, Any]:
         return {"i": i, "ok": True}
 
     for row in range(layers):
         for column in range(width):
             near = (column, (column + 1) % width)
             needs = [f"step {row - 1} {other}" for other in near] if row else []
-            dag.add(layer, f"step {row} {column}", needs=needs)
+            dag.add(layer_given if given else layer, f"step {row} {column}", needs=needs)
     return dag
 
 
@@ -228,9 +231,9 @@ async def j4(where: Path, n: int = 500, times: int = 1, store: str = "sqlite") -
     return watch.rate(n * times)
 
 
-async def dag(where: Path, layers: int = 50, width: int = 20, times: int = 1) -> dict[str, Any]:
+async def dag(where: Path, layers: int = 50, width: int = 20, times: int = 1, *, given: bool = False) -> dict[str, Any]:
     """A dag in layers, from its start to its result."""
-    made = layered(layers, width)
+    made = layered(layers, width, given=given)
     async with open_store(where) as engine:
         await (await engine.start(made, i=0)).result()
         with gauges.Stopwatch() as watch:

@@ -73,6 +73,7 @@ class Walk:
         plan = dag.plan
         self.branch = branch
         self.run = branch.run
+        self.place = Branch(branch.run, branch.path)
         self.inputs = inputs
         self.order = plan.order
         self.last = plan.last
@@ -98,6 +99,7 @@ class Walk:
         self.thread_limit = dag.concurrency or max(1, min(2 * (cpu_count() or 1), MAX_THREAD_STEPS))
         self.under_way = 0
         self.in_threads = 0
+        self.threaded = [vertex.step is not None and not vertex.step.is_async for vertex in self.order]
         self.ready: list[int] = []
         self.ready_threads: list[int] = []
 
@@ -148,6 +150,9 @@ class Walk:
         total = len(vertex.needs) - self.skipped[index]
         if total == 0:
             self._end(index, SKIPPED)
+            return
+        if self.succeeded[index] == total:  # more than enough for whoever does not wait for all
+            self._enough(index)
             return
         verdict = _policy(vertex, total).enough(total, self.succeeded[index], self.failed[index])
         if verdict is Enough.DONE:
@@ -256,7 +261,7 @@ class Walk:
         if self._is_recorded(vertex):
             self._begin(index, vertex)  # it did begin, whatever else was under way
         else:
-            heappush(self.ready_threads if _in_thread(vertex) else self.ready, index)
+            heappush(self.ready_threads if self.threaded[index] else self.ready, index)
 
     def _is_recorded(self, vertex: Vertex) -> bool:
         history = self.run.history
@@ -276,7 +281,7 @@ class Walk:
 
     def _begin(self, index: int, vertex: Vertex) -> None:
         self.under_way += 1
-        if _in_thread(vertex):
+        if self.threaded[index]:
             self.in_threads += 1
         self._ask(index, self._call(index, vertex))
 
@@ -285,21 +290,20 @@ class Walk:
         self.given[index] = None
         try:
             if index in self.unfit:
-                return Unfit(self._place(index), vertex.name, self.unfit.pop(index))
+                return Unfit(self._at(index), vertex.name, self.unfit.pop(index))
             if vertex.step is not None:
-                return StepCall(self._place(index), vertex.step, (), given)
+                return StepCall(self._at(index), vertex.step, (), given)
             assert vertex.child is not None  # noqa: S101 - it is one or the other
             vertex.child.check_arguments((), given)
             payload = self.run.engine.input_of(vertex.child, (), given)
-            return StartCall(self._place(index), vertex.child, payload, {}, vertex.name)
+            return StartCall(self._at(index), vertex.child, payload, {}, vertex.name)
         except Exception as error:  # noqa: BLE001 - for one, an argument that cannot be stored
-            return Unfit(self._place(index), vertex.name, error)
+            return Unfit(self._at(index), vertex.name, error)
 
-    def _place(self, index: int) -> Branch:
+    def _at(self, ordinal: int) -> Branch:
         """Where a step is called: at the root, as if all had been called one after the other in their order."""
-        place = Branch(self.run, self.branch.path)
-        place.ordinal = index
-        return place
+        self.place.ordinal, self.place.counts = ordinal, {}
+        return self.place
 
     def _ask(self, index: int, call: DurableCall[Any]) -> None:
         self.calls[index] = call
@@ -318,9 +322,7 @@ class Walk:
             self._end(index, FAILED)
             return self._move()
         if type(call) is StartCall:
-            place = self._place(index)
-            place.ordinal += len(self.order)  # beyond all steps
-            self._ask(index, ChildResult(place, value))
+            self._ask(index, ChildResult(self._at(len(self.order) + index), value))  # beyond all steps
             return False
         self._ended(index)
         self.results[index] = value
@@ -330,7 +332,7 @@ class Walk:
     def _ended(self, index: int) -> None:
         self.calls[index] = None
         self.under_way -= 1
-        if _in_thread(self.order[index]):
+        if self.threaded[index]:
             self.in_threads -= 1
 
     def _withdraw(self, done: bool) -> None:
@@ -348,7 +350,3 @@ def _policy(vertex: Vertex, total: int) -> Any:
     """The policy of a step for the needs that were not skipped: a quorum asks for no more than there are."""
     wait = vertex.wait
     return All() if isinstance(wait, Quorum) and wait.n > total else wait
-
-
-def _in_thread(vertex: Vertex) -> bool:
-    return vertex.step is not None and not vertex.step.is_async
