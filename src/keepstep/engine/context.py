@@ -170,6 +170,8 @@ class RunContext:
             if not writing and not self._flushes(record, state):
                 self.pending.append(draft)
                 if call is not None:
+                    if self.carries_state:
+                        self._read_by(record)  # the code is told of it now, and a state may be written after that
                     self.arrived.append(Draft(record, call))
                     draft.call = None
                     self.watch()
