@@ -110,6 +110,7 @@ JOURNAL = "engine.journal:Journal"
 CONTEXT = "engine.context:RunContext"
 RUNNER = "engine.runner:Runner"
 WORKER = "engine.worker:Worker"
+WALK = "engine.walk:Walk"
 
 MUTANTS = [
     # -- one writer ---------------------------------------------------------------------------------------------------
@@ -478,6 +479,87 @@ MUTANTS = [
         "old keys after a rewind",
         "what is done again after a rewind has the idempotency key of the first time, and the children their old ids",
         ("engine.history:Superseded.add", "self.generation += 1", "self.generation = 0"),
+    ),
+    # -- graphs and dags ----------------------------------------------------------------------------------------------
+    mutant(
+        "removed key stays",
+        "the fold of a graph's records forgets that a key was removed",
+        ("model.tree:patch", "            del items[key]\n", "            pass\n"),
+    ),
+    mutant(
+        "appended twice",
+        "the fold of a graph's records lays what was appended over the list, not behind it",
+        ("model.tree:_longer", "FrozenList([*items, *new],", "FrozenList(new,"),
+    ),
+    mutant(
+        "edge decided anew",
+        "a recovered graph asks its edges again instead of taking the one that was recorded",
+        (
+            f"{WALK}.go",
+            "at = position.at\n",
+            "at = position.at if self.run.history is None or not position.step else None\n",
+        ),
+        (f"{WALK}._decide", "recorded = run.notes.get(key)", "recorded = None"),
+    ),
+    mutant(
+        "edge not recorded",
+        "the record of a graph's step does not say which edge was taken, and nothing else does",
+        ("engine.walk:GraphCall.encode", 'self.data["next"] = walk.recorded(target)', "pass"),
+        (f"{WALK}._decide", '    note(self.branch, Kind.DECISION, key, None, {"next": target})\n', ""),
+    ),
+    mutant(
+        "visits not restored",
+        "a graph that goes on from a consolidated state counts its visits from one again",
+        ("engine.walk:walk", "branch.counts.update(position.counts)", "pass"),
+    ),
+    mutant(
+        "consolidated without counters",
+        "a consolidated state does not say how often each step was passed",
+        ("engine.position:Position.text", '"counts": self.counts', '"counts": {}'),
+    ),
+    mutant(
+        "consolidated without the signals",
+        "a consolidated state does not say which signals were read",
+        (f"{CONTEXT}.facts", '"signals": ranges(self.consumed)', '"signals": []'),
+    ),
+    mutant(
+        "iterations not limited",
+        "a graph goes round as often as it likes",
+        (f"{WALK}._count", "if visits >= self.graph.max_iterations:", "if False:"),
+    ),
+    mutant(
+        "branches overwrite each other",
+        "of what parallel branches give to one key only the last is kept",
+        (f"{WALK}._joined", "given.setdefault(key, []).extend(contributions)", "given[key] = list(contributions)"),
+    ),
+    mutant(
+        "branch state lost",
+        "what a branch has written is forgotten at the join",
+        (f"{WALK}._joined", "keys[key] = now[key]", "pass"),
+    ),
+    mutant(
+        "rewound to a state that is gone",
+        "a rewound graph goes on from a consolidated state that no longer counts",
+        ("engine.history:newest_state", "if limit >= found:", "if True:"),
+    ),
+    mutant(
+        "dag decides anew",
+        "a recovered dag asks its predicates again",
+        ("engine.layers:Walk._decide", "choice = decided(self.branch, key)", "choice = None"),
+    ),
+    mutant(
+        "dag does not wait",
+        "a step of a dag begins when the first of its needs is done",
+        ("engine.layers:Walk._look", "if verdict is Enough.DONE:", "if self.succeeded[index]:"),
+    ),
+    mutant(
+        "dag forgets what it was given",
+        "a step of a dag is not given the result of its last need",
+        (
+            "engine.layers:Walk._enough",
+            "for name, need, needed in vertex.results:",
+            "for name, need, needed in vertex.results[:-1]:",
+        ),
     ),
 ]
 

@@ -96,7 +96,7 @@ class StepsSeeTheirState(OfGraphs):
 
     def saw(self, run: str, key: str, state: dict[str, Any]) -> None:
         known = self._foreseen.get(run)
-        if known is None or key.rpartition("/")[2].startswith(("one", "two")) or key.startswith("worknew"):
+        if known is None or key.rpartition("/")[2].startswith(("one", "two", "between")) or key.startswith("worknew"):
             return
         found = {name: value for name, value in state.items() if name != BY_HAND}
         if key not in known.seen:

@@ -183,7 +183,15 @@ def _lay_delay(layout: Layout, after: str, given: list[Any]) -> str:
 
 def _lay_wait(layout: Layout, after: str, given: list[Any]) -> str:
     name, number, *_ = given
-    return layout.put(f"wait{number}", Point("wait", number, more=name), (after, None))
+    return layout.put(f"wait{number}", Point("wait", number, more=(name, f"w{number}")), (after, None))
+
+
+def _lay_pair(layout: Layout, after: str, given: list[Any]) -> str:
+    """Two waits for signals of one name: each is heard once, whichever comes first."""
+    name, number, other, _ = given
+    layout.put(f"wait{other}", Point("wait", other, more=(name, "sum")), (after, None))
+    layout.put(f"between{number}", Point("work", number, 0.0, [["give", "log", [number]]]), (f"wait{other}", None))
+    return layout.put(f"wait{number}", Point("wait", number, more=(name, "sum")), (f"between{number}", None))
 
 
 def _lay_child(layout: Layout, after: str, given: list[Any]) -> str:
@@ -239,7 +247,7 @@ def _add(graph: ks.Graph, name: str, point: Point) -> None:
     elif point.kind == "delay":
         graph.delay(name, point.seconds)
     elif point.kind == "wait":
-        graph.wait(name, signal=more, into=f"w{number}")
+        graph.wait(name, signal=more[0], into=more[1])
     elif point.kind == "child":
         graph.add(child, name=name, takes=("statement",), gives=f"g{number}")
     else:
@@ -375,7 +383,7 @@ class _Walk:
         if point.kind == "map":
             return self._write(state, {f"m{number}": [10 * item + number for item in state["items"]]}, [])
         if point.kind == "wait":
-            return self._write(state, {f"w{number}": number}, [])
+            return self._write(state, {point.more[1]: number}, [])
         if point.kind == "child":
             return self._write(state, {f"g{number}": expected(state["statement"])}, [])
         if point.kind == "sub":
@@ -448,7 +456,7 @@ class GraphMaker(Maker):
         words = [
             word
             for word, one in SEGMENTS.items()
-            if not (one.nests and self.depth >= 2) and not (word == "wait" and self.looping)  # one signal is sent
+            if not (one.nests and self.depth >= 2) and not (word in ("wait", "pair") and self.looping)  # sent once
         ]
         word = self.random.choices(words, [SEGMENTS[one].weight for one in words])[0]
         self.depth += 1
@@ -529,10 +537,15 @@ def _draw_wait(maker: GraphMaker) -> list[Any]:
     return [f"s{number}", number, round(4 * maker.random.random(), 3), maker.random.random() < 0.3]
 
 
+def _draw_pair(maker: GraphMaker) -> list[Any]:
+    number = maker.number()
+    return [f"s{number}", number, maker.number(), round(3 * maker.random.random(), 3)]
+
+
 def _draw_sub(maker: GraphMaker) -> list[Any]:
     """A graph inside: nobody outside knows its run."""
     number, (depth, maker.depth) = maker.number(), (maker.depth, 2)
-    course = [one for one in maker.course(1, 3) if one[0] not in ("wait", "child")]
+    course = [one for one in maker.course(1, 3) if one[0] not in ("wait", "pair", "child")]
     maker.depth = depth
     return [number, course]
 
@@ -549,6 +562,7 @@ SEGMENTS: dict[str, Segments] = {
     "map": Segments(lambda m: [m.number(), m.seconds(), m.random.randint(1, 3)], _lay_map, 2),
     "delay": Segments(lambda m: [m.number(), m.random.choice((0.0, 0.5, 2.5, 5.0))], _lay_delay, 2),
     "wait": Segments(_draw_wait, _lay_wait, 2),
+    "pair": Segments(_draw_pair, _lay_pair, 2),
     "child": Segments(lambda m: [m.number()], _lay_child, 1),
     "sub": Segments(_draw_sub, _lay_sub, 1, nests=True),
 }
