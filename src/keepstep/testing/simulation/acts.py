@@ -11,9 +11,11 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from ...errors import AlreadyFinished, RunConflict
+from .graphs import BY_HAND, PREFIX
 
 if TYPE_CHECKING:
     from ...engine.handle import RunHandle
+    from ...model import Run
     from .world import World
 
 #: How often the client looks whether a run that it wants to change has come to rest, and after how long.
@@ -56,15 +58,32 @@ async def resolve(world: World, handle: RunHandle[Any], step: str) -> None:
 
 
 async def rewind(world: World, handle: RunHandle[Any], part: float) -> None:
-    """Let a run go on from this part of its history; one that is driven is paused first, and resumed in any case."""
+    """Let a run go on from this part of its history."""
+
+    async def back(run: Run) -> None:
+        await handle.rewind(to=min(int(part * run.seq), run.seq - 1), reason="to see what comes of it")
+        world.client_sends(handle.id)  # what the run had ended before it could hear
+
+    await _at_rest(world, handle, back)
+
+
+async def edit(world: World, handle: RunHandle[Any], value: int) -> None:
+    """Change the state of a graph, under a key that no step writes."""
+    run = await handle.run()
+    if run.workflow.startswith(PREFIX):
+        await _at_rest(world, handle, lambda _: handle.edit({BY_HAND: value}, reason="by hand"))
+        world.client_sends(handle.id)
+
+
+async def _at_rest(world: World, handle: RunHandle[Any], act: Callable[[Run], Awaitable[None]]) -> None:
+    """Do something to a run that nobody drives; one that is driven is paused first, and resumed in any case."""
     paused = False
     try:
         for _ in range(TRIES):
             run = await handle.run()
             if run.seq and not run.status.active:
                 try:
-                    await handle.rewind(to=min(int(part * run.seq), run.seq - 1), reason="to see what comes of it")
-                    world.client_sends(handle.id)  # what the run had ended before it could hear
+                    await act(run)
                 except RunConflict:
                     if run.continued_as:
                         return
@@ -91,6 +110,7 @@ ACTS: dict[str, Act] = {
     "ask": ask,
     "resolve": resolve,
     "rewind": rewind,
+    "edit": edit,
 }
 #: Acts that the world waits for before it ends, though every run has ended.
-AWAITED = frozenset({"rewind"})
+AWAITED = frozenset({"rewind", "edit"})

@@ -110,6 +110,10 @@ def _rewind(world: World, process: Process, event: Event) -> None:
     world.client_does(world.now, event["run"], "rewind", event["part"])
 
 
+def _edit(world: World, process: Process, event: Event) -> None:
+    world.client_does(world.now, event["run"], "edit", event["value"])
+
+
 def _seconds(random: Random, *choices: float) -> float:
     return round(random.choice(choices) * (0.5 + random.random()), 3)
 
@@ -145,10 +149,13 @@ FAULTS: dict[str, Fault] = {
     "pause run": Fault(_pause_run, lambda r: {"seconds": _seconds(r, 0.5, 3.0)}, ("time",), 2),
     # What came later is drawn apart, so that every seed goes on to mean what it meant before.
     "rewind": Fault(_rewind, lambda r: {"part": round(r.random(), 3)}, ("time",), 0),
+    "edit": Fault(_edit, lambda r: {"value": r.randint(1, 9)}, ("time",), 0),
 }
 #: How often what came later befalls a history.
 _LATER = {"rewind": 0.1}
-_OF_PEOPLE = ("cancel", "pause run", "rewind")
+#: What is done to graphs only, as often as this.
+_TO_GRAPHS = {"edit": 0.3}
+_OF_PEOPLE = ("cancel", "pause run", "rewind", "edit")
 #: How many moments of each kind there may be before it, as powers of two: callbacks, calls, bodies that begin, claims.
 _MOMENTS = {"callback": 9, "call": 7, "body": 4, "claim": 2}
 #: These may befall the client's own process as well.
@@ -188,9 +195,13 @@ def _draw_later(random: Random, plan: Plan) -> None:
     if kind < 0.25:
         plan["runs"][0].update(draw_graph(random) if kind < 0.17 else draw_dag(random))
     ids = [run["id"] for run in plan["runs"]]
+    graphs = [run["id"] for run in plan["runs"] if run["workflow"] == "graph"]
     for what, share in _LATER.items():
         if random.random() < share:
             plan["events"] += [_draw_event(random, plan["workers"], ids, what) for _ in range(random.choice((1, 1, 2)))]
+    for what, share in _TO_GRAPHS.items() if graphs else ():
+        if random.random() < share:
+            plan["events"].append(_draw_event(random, plan["workers"], graphs, what))
 
 
 def _draw_run(random: Random, number: int, workers: int) -> dict[str, Any]:
