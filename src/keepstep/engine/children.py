@@ -188,7 +188,8 @@ class StartCall(DurableCall[ChildRun]):
         """
         run = self.run
         heard = any(is_word_of(one.payload, child) for one in run.inbox if one.name == f"{CHILD}{self.key}")
-        known = run.history is not None and any(one.digest == child for one in run.history.entries.values())
+        entries = () if run.history is None else run.history.entries.values()
+        known = any(one.digest == child and not one.cancelled for one in entries)  # not if only a wait was given up
         if not heard and not known:
             creates = [run.engine.encryption.born(self._child(child))]
             run.append_special(None, {"creates": creates, "progress": False}, partial(self._made, child))

@@ -179,6 +179,7 @@ class _Copy:
         self.engine, self.prefix, self.name, self.edits = engine, prefix, name, edits
         self.edited = {_edited(prefix, key).seq: value for key, value in (edits.results or {}).items()}
         self.anew: dict[int, str] = {}  # by the record of its start: a child that the fork starts for itself
+        self.renamed: dict[str, str] = {}  # and what that is called instead
         self.kept: dict[str, str] = {}  # by the name of its word: a child that has ended, and whose word comes along
         self._share_children(signals)
         self.signals = [self._copied(signal) for signal in signals]
@@ -201,6 +202,7 @@ class _Copy:
                 continue
             self._check_not_signalled(entry)
             self.anew[entry.seq] = child_id(self.name, entry.key, history.generation)
+            self.renamed[entry.child] = self.anew[entry.seq]
 
     def _check_not_signalled(self, entry: Entry) -> None:
         for record in self.prefix.records:
@@ -267,6 +269,7 @@ class _Copy:
     def _record(self, record: Record) -> Record:
         """A record as the fork has it."""
         record.run, record.claimed, record.packed = self.name, None, ""
+        record.digest = self.renamed.get(record.digest, record.digest)  # of a wait for a child that was given up
         data = record.data
         if data and "child" in data:
             data = dict(data)
