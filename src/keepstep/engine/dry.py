@@ -67,9 +67,9 @@ class Replayed:
 async def recorded(engine: Engine, run: Run) -> Recorded:
     """The history of a run in an engine's store."""
     rows = await rows_up_to(engine, run, run.seq)
-    records = [record for record, _ in unseal(rows, run.id, previous=origin(run))]
     if not run.data_key:
         return Recorded(run, tuple(rows))
+    records = [record for record, _ in unseal(rows, run.id, previous=origin(run))]
     return sealed_plain(replace(run, input=engine.encryption.input(run), data_key=""), records)
 
 
@@ -149,7 +149,7 @@ class _Replay:
             input=old.input,
             seed=old.seed,
         )
-        return sealed(run, [record for record, _ in unseal(rows, old.id)])
+        return sealed(run, [record for record, _ in unseal(rows, old.id, previous=origin(old))])
 
     async def _come_to_rest(self) -> None:
         for _ in range(_TURNS):

@@ -16,7 +16,7 @@ from ..model import Kind, Run, Signal, Status
 from ..model.ids import check_id, check_text, child_id, new_id, series
 from ..model.signal import CANCEL, CHILD, RESERVED
 from ..ports import Create, Verdict, instant
-from ..stores.records import Record, check_origin, unseal
+from ..stores.records import Record, unseal
 from ..values import VALUES
 from ..workflows.definition import Bound
 from .children import is_word_of
@@ -66,14 +66,13 @@ async def fork(
     if run is None:
         raise RunNotFound(f"no run {origin_id!r} in {engine.store.url}", origin_id)
     engine.encryption.cipher(run)
-    check_origin(run)
-    prefix = await past(engine, run)
-    prefix.cut(_end(prefix, at, step, edits))
+    whole = await past(engine, run)
+    prefix = await engine.call(whole.until, _end(whole, at, step, edits))
     signals = await _signals_of(engine, run)
     copy = _Copy(engine, prefix, name, signals, edits)
     about = {"actor": actor, "reason": engine.redact(reason), "act": "fork"}
     edited = await _edited_state(engine, run, prefix.seq, edits)
-    create = copy.made(_input(engine, run, edits.input), about, edited)
+    create = await engine.call(copy.made, _input(engine, run, edits.input), about, edited)
     answer = await engine.journal.write(create)
     if answer.verdict is Verdict.EXISTS:
         await _check_same(engine, create.run, answer.run, prefix)
@@ -110,12 +109,12 @@ def _end(prefix: Past, at: int | None, step: str | None, edits: Edits) -> int:
 
 def _last(prefix: Past) -> int:
     """The last record before the run's end, or before what led to it from outside."""
-    last = len(prefix.records)
+    last = prefix.seq
     for key in (CANCEL, DEADLINE):
         entry = prefix.history.entries.get(key)
         if entry is not None:
             last = min(last, entry.seq - 1)
-    while last and prefix.records[last - 1].kind in _ENDS:
+    while last and prefix.rows[last - 1].kind in _ENDS:
         last -= 1
     return last
 

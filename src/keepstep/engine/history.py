@@ -344,18 +344,18 @@ class History:
 
     def _arrange_begun(self, gone: Superseded) -> None:
         """What has no outcome yet: attempts that failed, and steps that were started at most once."""
-        for record in (*self._attempts, *self._marks) if self.edits else ():
-            record.step = self._rename(record.step, record.seq)
         for record in self._attempts:
-            if record.seq not in gone and record.step not in self.entries:
-                tried = self.tried.setdefault(record.step, Tried())
+            key = self._rename(record.step, record.seq)
+            if record.seq not in gone and key not in self.entries:
+                tried = self.tried.setdefault(key, Tried())
                 tried.attempts, tried.retry_at = record.attempt, record.retry_at
                 tried.first_at = tried.first_at or record.started_at
-                self.places.setdefault((record.step.rpartition("/")[0], record.ordinal), record.step)
+                self.places.setdefault((key.rpartition("/")[0], record.ordinal), key)
         for record in self._marks:
-            if record.seq not in gone and record.step not in self.entries:
-                self.marks[record.step] = record
-                self.places.setdefault((record.step.rpartition("/")[0], record.ordinal), record.step)
+            key = self._rename(record.step, record.seq)
+            if record.seq not in gone and key not in self.entries:
+                self.marks[key] = record
+                self.places.setdefault((key.rpartition("/")[0], record.ordinal), key)
 
     def _read_signals(self, gone: Superseded) -> None:
         """Which signals have been read: not those that only the code's own waits beyond a rewind had heard."""

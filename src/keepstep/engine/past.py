@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ..stores.records import Record, check_origin, unseal
@@ -17,28 +19,27 @@ if TYPE_CHECKING:
 class Past:
     """The beginning of a run: its rows and records, and in `history` what counted at its end."""
 
-    def __init__(self, run: Run, rows: list[Row]) -> None:
+    def __init__(self, run: Run, rows: Sequence[Row]) -> None:
         self.run = run
         self.rows = rows
-        self.records: list[Record] = []
-        self.checksum = ""
         self.history = History(run)
-        self.cut(len(rows))
+        self.history.add(rows)
+        self.checksum = self.history.checksum
+        self.history.arrange(replace(run, seq=len(rows), checksum=self.checksum))
 
     @property
     def seq(self) -> int:
         """The last record that is part of it."""
         return len(self.rows)
 
-    def cut(self, last: int) -> None:
-        """Take only the records up to this one."""
-        self.rows = self.rows[:last]
-        history = History(self.run)
-        history.add(self.rows)
-        self.checksum = history.checksum
-        history.arrange(replace(self.run, seq=len(self.rows), checksum=self.checksum))
-        self.history = history
-        self.records = [record for record, _ in unseal(self.rows, self.run.id)]
+    @cached_property
+    def records(self) -> list[Record]:
+        """All of its records, whether they counted or not."""
+        return [record for record, _ in unseal(self.rows, self.run.id)]
+
+    def until(self, last: int) -> Past:
+        """What was there when this record had been written."""
+        return self if last >= self.seq else Past(self.run, self.rows[:last])
 
     def counted(self) -> list[Record]:
         """The records that counted, in order."""
@@ -60,4 +61,5 @@ async def rows_up_to(engine: Engine, run: Run, last: int) -> list[Row]:
 async def past(engine: Engine, run: Run, last: int | None = None) -> Past:
     """A run as it was at a record, or is now."""
     check_origin(run)
-    return Past(run, await rows_up_to(engine, run, run.seq if last is None else min(last, run.seq)))
+    rows = await rows_up_to(engine, run, run.seq if last is None else min(last, run.seq))
+    return await engine.call(Past, run, rows)
