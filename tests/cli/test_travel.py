@@ -73,6 +73,9 @@ def test_rewind_says_what_is_done_again_and_does_it(keepstep):
     assert keepstep("show", "t", "--json").json["status"] == "queued"
     assert keepstep("worker", "program.py", "--until-idle").code == 0
     assert keepstep("show", "t", "--json").json["result"] == 3
+    told = keepstep("history", "t", "--json").json["checkpoints"]
+    assert [one["seq"] for one in told if not one["counts"]] == [2, 3]
+    assert "(2)" in keepstep("history", "t").out
     audit = keepstep("audit", "t").out
     assert "rewind" in audit
     assert "wrong sum" in audit
@@ -104,6 +107,8 @@ def test_fork_with_another_result_input_and_types(keepstep):
     assert keepstep("worker", "program.py", "--until-idle").code == 0
     results = {name: keepstep("show", name, "--json").json["result"] for name in "fgh"}
     assert results == {"f": 40, "g": 11, "h": 17}
+    assert keepstep("show", "f", "--json").json["origin"] == "t"
+    assert "fork of" in keepstep("show", "f").out
     wrong = keepstep("fork", "t", "--input", '{"a": "x"}', "--workflow", "program.py:total")
     assert wrong.code == 2
     assert keepstep("fork", "t", "--result", "add").code == 2

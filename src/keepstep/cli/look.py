@@ -240,6 +240,7 @@ def _shown(
         ("spent", _what_was_spent(spent) if spent is not None else ""),
         ("recoveries", str(run.recoveries) if run.recoveries else ""),
         ("parent", words.one_line(run.parent or "")),
+        ("fork of", words.one_line(run.origin or "")),
         ("continued as", words.one_line(run.continued_as or "")),
         ("tags", words.one_line(", ".join(f"{name}={value}" for name, value in run.tags.items()))),
         ("encrypted", _key_of(run)),
@@ -323,25 +324,32 @@ def history(settings: Settings, *, run_id: str, failed: bool, full: bool, limit:
     """Show the timeline of a run: steps, attempts, durations and failures."""
     from . import words
 
-    async def look(engine: Engine) -> tuple[Run, list[Checkpoint]]:
+    async def look(engine: Engine) -> tuple[Run, list[Checkpoint], set[int]]:
         handle = await find(engine, run_id)
-        return readable(engine, await handle.run()), await handle.checkpoints(failed=True if failed else None)
+        run, told = readable(engine, await handle.run()), await handle.checkpoints()
+        changed = any(one.kind == "superseded" for one in told)
+        counted = {one.seq for one in (await handle.checkpoints(counted=True) if changed else told)}
+        return run, [one for one in told if one.outcome == "failure"] if failed else told, counted
 
-    run, found = settings.talk(look)
+    run, found, counted = settings.talk(look)
     shown = found[-limit:] if limit else found
     summary = _summary(run, found, failed=failed)
     settings.answer(
-        {"run": run.id, "status": run.status.value, "checkpoints": [words.checkpoint_as_json(one) for one in shown]},
-        lambda: _timeline(run, shown, full=full) + summary,
+        {
+            "run": run.id,
+            "status": run.status.value,
+            "checkpoints": [{**words.checkpoint_as_json(one), "counts": one.seq in counted} for one in shown],
+        },
+        lambda: _timeline(run, shown, counted, full=full) + summary,
     )
 
 
-def _timeline(run: Run, shown: list[Checkpoint], *, full: bool) -> str:
+def _timeline(run: Run, shown: list[Checkpoint], counted: set[int], *, full: bool) -> str:
     from . import words
 
     rows = [
         (
-            str(one.seq),
+            str(one.seq) if one.seq in counted else click.style(f"({one.seq})", dim=True),  # it no longer counts
             _offset(run.created_at, one.finished_at),
             _kind(one),
             words.one_line(words.step_name(one.step)),

@@ -217,6 +217,7 @@ def run_as_json(run: Run, *, whole: bool = False) -> dict[str, Any]:
         "signals": run.signals,
         "recoveries": run.recoveries,
         "parent": run.parent,
+        "origin": run.origin,
         "queue": run.queue,
         "priority": run.priority,
         "tags": dict(run.tags),

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from ..workflows.definition import Workflow
     from .audit import AuditEntry
     from .care import Care
+    from .compare import Difference
+    from .dry import Replayed
     from .handle import RunHandle
+    from .info import RunInfo
     from .rewind import Rewound
 
 R = TypeVar("R")
@@ -181,9 +184,21 @@ class BlockingHandle(Generic[R]):
         """Where the run stands."""
         return self._engine._do(self._handle.status())  # noqa: SLF001
 
-    def checkpoints(self, *, failed: bool | None = None) -> list[Checkpoint]:
+    def checkpoints(self, *, failed: bool | None = None, counted: bool = False) -> list[Checkpoint]:
         """The run's history, verified."""
-        return self._engine._do(self._handle.checkpoints(failed=failed))  # noqa: SLF001
+        return self._engine._do(self._handle.checkpoints(failed=failed, counted=counted))  # noqa: SLF001
+
+    def replay(self, workflow: Any = None) -> Replayed:
+        """What the run would do next with the code that is loaded here, dry."""
+        return self._engine._do(self._handle.replay(workflow))  # noqa: SLF001
+
+    def info(self) -> RunInfo:
+        """Whether the run can go on, from where, and if not, why not."""
+        return self._engine._do(self._handle.info())  # noqa: SLF001
+
+    def diff(self, a: int | None = None, b: int | None = None, *, other: str | None = None) -> Difference:
+        """What changed between two records of the run, or of two runs."""
+        return self._engine._do(self._handle.diff(a, b, other=other))  # noqa: SLF001
 
     def audit(self) -> list[AuditEntry]:
         """Who did what to the run, when and why."""

@@ -109,12 +109,26 @@ class RunHandle(Generic[R]):
         run = await self.run()
         return self._values(run.workflow).decode(self._engine.encryption.input(run), "input")  # type: ignore[no-any-return]
 
-    async def checkpoints(self, *, failed: bool | None = None) -> list[Checkpoint]:
-        """The run's history, verified; with `failed` only its failures, or only its successes."""
+    async def checkpoints(self, *, failed: bool | None = None, counted: bool = False) -> list[Checkpoint]:
+        """The run's history, verified; with `failed` only its failures, or only its successes.
+
+        With `counted` only what counts: nothing that a retry or a rewind has superseded.
+        """
         found = [entry async for entry in self._history()]
+        if counted:
+            gone = await self._superseded()
+            found = [one for one in found if one.seq not in gone]
         if failed is None:
             return found
         return [one for one in found if (one.outcome == "failure") is failed]
+
+    async def _superseded(self) -> Superseded:
+        gone, after, kinds = Superseded(), 0, (Kind.SUPERSEDED.value,)
+        while rows := await self._engine.read(self._engine.store.list_checkpoints, self.id, after, 1000, kinds):
+            for row in rows:
+                after = row.seq
+                gone.add(next(unseal([row], self.id, row.seq - 1))[0])
+        return gone
 
     async def _history(self, after: int = 0) -> AsyncIterator[Checkpoint]:
         previous = "" if after else origin(await self.run())
