@@ -49,6 +49,7 @@ if _TYPE_CHECKING:
     from .workflows.declarative import load
     from .workflows.definition import Call, step, workflow
     from .workflows.graph import Changes, Goto, Graph
+    from .workflows.hooks import Hooks, Occasion
     from .workflows.migration import MigrationInfo
 
 __version__ = "0.1.0"
@@ -79,6 +80,7 @@ _HOMES = {
     "workflows.declarative": "load",
     "workflows.definition": "Call step workflow",
     "workflows.graph": "Changes Goto Graph",
+    "workflows.hooks": "Hooks Occasion",
     "workflows.migration": "MigrationInfo",
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
@@ -116,11 +118,13 @@ __all__ = [
     "ExecutionError",
     "Goto",
     "Graph",
+    "Hooks",
     "KeepstepError",
     "Keys",
     "MigrationInfo",
     "NotDone",
     "NotSerializable",
+    "Occasion",
     "Permanent",
     "Quorum",
     "Redactor",

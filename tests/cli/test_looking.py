@@ -105,6 +105,27 @@ async def research(cost: float) -> None:
     assert keepstep("show", "costly", "--json").json["spent"] == {"steps": 2, "cost": 0.5, "tokens": 3000}
 
 
+def test_a_run_whose_step_is_not_ready_is_shown_as_blocked(keepstep, folder):
+    (folder / "closed.py").write_text(
+        """
+import keepstep as ks
+
+@ks.step(ready=lambda: False, ready_every=3600)
+async def sell() -> None: ...
+
+@ks.workflow
+async def shop() -> None:
+    await sell()
+"""
+    )
+    keepstep("start", "closed.py:shop", "--id", "shut")
+    keepstep("worker", "closed.py", "--until-idle")
+    assert "sell to be ready" in keepstep("show", "shut").out
+    assert "sell to be ready" in keepstep("list").out
+    assert keepstep("show", "shut", "--json").json["blocked"] == ["sell#1"]
+    assert "run shut (shop) is blocked: sell#1 is not ready" in keepstep("doctor").out
+
+
 @pytest.mark.usefixtures("three")
 def test_history_tells_attempts_durations_and_failures(keepstep):
     done = keepstep("history", "bad-1")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..model import Checkpoint, ErrorInfo, Run, Status
-from ..model.signal import CHILD, RESERVED, RESOLVE
+from ..model.signal import BLOCKED, CHILD, RESERVED, RESOLVE
 
 if TYPE_CHECKING:
     from ..model import WorkerInfo
@@ -172,6 +172,11 @@ def in_doubt(run: Run) -> list[str]:
     return [name.removeprefix(f"{RESOLVE}:") for name in run.wakes if name.startswith(f"{RESOLVE}:")]
 
 
+def blocked(run: Run) -> list[str]:
+    """The steps of a parked run that are not ready."""
+    return [name.removeprefix(BLOCKED) for name in run.wakes if name.startswith(BLOCKED)]
+
+
 def waits_for(run: Run) -> str:
     """What moves a run on, in words."""
     if run.status is Status.SET_ASIDE:
@@ -187,6 +192,7 @@ def waits_for(run: Run) -> str:
     waits = [f"signal {name}" for name in awaited(run)]
     waits += [f"child {step_name(name.removeprefix(CHILD))}" for name in run.wakes if name.startswith(CHILD)]
     waits += [f"a decision on {step_name(step)}" for step in in_doubt(run)]
+    waits += [f"{step_name(step)} to be ready" for step in blocked(run)]
     if run.due_at is not None:
         waits.append(_time_of(run))
     return " or ".join(waits)
@@ -229,6 +235,7 @@ def run_as_json(run: Run, *, whole: bool = False) -> dict[str, Any]:
             "result": plain(run.output),
             "error": error_as_json(run.error),
             "continued_as": run.continued_as,
+            "blocked": blocked(run),
             "progress": plain(run.progress),
         }
     return value

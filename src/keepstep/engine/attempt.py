@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import random
 import traceback
-from collections.abc import Callable
 from contextvars import copy_context
 from datetime import datetime
 from functools import partial
@@ -24,7 +23,8 @@ from ..ports import CURRENT, Answer, Verdict, instant
 from ..stores.records import Record, StoredError
 from ..values import VALUES
 from ..workflows.definition import PlainCall
-from .branch import ASKED
+from .asides import may_begin, plainly, tell, tell_of_cancel
+from .branch import ASKED, CANCELLED
 from .steering import cancel_when_settled
 from .tasks import left
 from .wakeups import pause_until, signal_named
@@ -55,7 +55,7 @@ class NotDone:
 class Attempt:
     """Where the body of a step is: a step called here just runs its body."""
 
-    __slots__ = ("emitted", "key", "number", "run")
+    __slots__ = ("emitted", "hooks", "key", "number", "run")
 
     in_step = True
 
@@ -64,6 +64,7 @@ class Attempt:
         self.key = call.key
         self.number = 1
         self.emitted: list[Any] = []
+        self.hooks = call.run.step_hooks + call.step.hooks
 
     def call_step(self, step: Step[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> PlainCall[Any]:
         return PlainCall(step.fn, args, kwargs)
@@ -87,7 +88,7 @@ async def perform(call: StepCall[Any]) -> None:
     CURRENT.set(scope)
     try:
         first_at = await _resume_attempts(call, scope) if run.tried else None
-        if run.guard is not None and call.key not in run.marks and not run.guard.admits(call, scope.number):
+        if _is_guarded(call, scope) and call.key not in run.marks and not await may_begin(call, scope):
             return
         if step.at_most_once and not await _may_happen(call):
             return
@@ -99,10 +100,19 @@ async def perform(call: StepCall[Any]) -> None:
             failure = await _attempt(call, scope, started_at, first_at)
             if failure is None or not await _may_try_again(call, scope, failure, started_at, first_at):
                 return
+    except asyncio.CancelledError:
+        if scope.hooks and call.state == CANCELLED and not run.detached:
+            tell_of_cancel(call, scope)
+        raise
     except Exception as error:  # noqa: BLE001 - not the step's failure, which is recorded, but the engine's
         run.engine_failed(error)
     finally:
         run.body_ended(call)
+
+
+def _is_guarded(call: StepCall[Any], scope: Attempt) -> bool:
+    """Whether there is anything to ask or to tell before an attempt."""
+    return call.run.guard is not None or call.step.ready is not None or bool(scope.hooks)
 
 
 async def _attempt(
@@ -119,6 +129,8 @@ async def _attempt(
         else:
             value = await _limited(call, (started_at - first_at).total_seconds())
         data = call.encode(value)
+        if scope.hooks:
+            await tell(call, scope, "after", value)
     except asyncio.CancelledError as error:
         if run.detached or call.state != ASKED:
             raise
@@ -140,6 +152,8 @@ async def _may_try_again(
     call: StepCall[Any], scope: Attempt, failure: BaseException, started_at: datetime, first_at: datetime
 ) -> bool:
     """Record a failed attempt, and wait until the next one may start; False if there is none."""
+    if scope.hooks:
+        await tell(call, scope, "error", error=failure)
     if call.step.at_most_once and isinstance(failure, StepTimedOut):
         return await _resolve(call)
     retry_at = _failed(call, scope, failure, started_at, first_at)
@@ -150,7 +164,7 @@ async def _may_try_again(
         await _outlive(late)
     await pause_until(call.run, retry_at)
     scope.number += 1
-    return call.run.guard is None or call.run.guard.admits(call, scope.number)
+    return not _is_guarded(call, scope) or await may_begin(call, scope)
 
 
 async def _resume_attempts(call: StepCall[Any], scope: Attempt) -> datetime | None:
@@ -198,7 +212,7 @@ def _in_its_turn(call: StepCall[Any]) -> Any:
     """Run a plain body in its thread; it may have waited long for one, so the lease is looked at once more."""
     if call.run.detached or not call.run.engine.lease_is_fresh():
         raise _LeaseTooOld
-    return in_thread(call.step.fn, *call.args, **call.kwargs)
+    return plainly(call.step.fn, *call.args, **call.kwargs)
 
 
 async def _again_if_late(call: StepCall[Any], elapsed: float, body: asyncio.Future[Any]) -> Any:
@@ -209,14 +223,6 @@ async def _again_if_late(call: StepCall[Any], elapsed: float, body: asyncio.Futu
         if not call.run.may_start_body():
             raise asyncio.CancelledError from None
         return await _limited(call, elapsed)
-
-
-def in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a plain function whose outcome goes into a future, which cannot hold a StopIteration."""
-    try:
-        return function(*args, **kwargs)
-    except StopIteration as error:
-        raise RuntimeError(f"it raised StopIteration: {error}") from error
 
 
 async def _outlive(body: asyncio.Future[Any]) -> None:
@@ -408,24 +414,26 @@ async def _transact(call: StepCall[Any], scope: Attempt, started_at: datetime) -
         value = context.run(_within, call, tx)
         record = call.completed(call.encode(value), scope.number, started_at)
         run.spent.attach(record)
-        made.append(record)
+        made.append((record, value))
         return record
 
-    made: list[Record] = []
+    made: list[tuple[Record, Any]] = []
     answered: asyncio.Future[Answer] = run.loop.create_future()
 
-    def tell(answer: Answer) -> None:
+    def settle(answer: Answer) -> None:
         if answer.verdict is Verdict.DONE:
-            run.spent.add(made[-1])
+            run.spent.add(made[-1][0])
         if not answered.done():
             answered.set_result(answer)
 
-    run.append_special(None, {"within": body}, tell, tell, call)
+    run.append_special(None, {"within": body}, settle, settle, call)
     answer = await answered
     if answer.verdict is Verdict.FAILED and answer.error is not None:
         raise answer.error
     if answer.verdict is not Verdict.DONE:
         run.detach(f"the store refused a transactional step: {answer.verdict}")
+    elif scope.hooks:
+        await tell(call, scope, "after", made[-1][1])
 
 
 # -- streams -----------------------------------------------------------------------------------------------------------

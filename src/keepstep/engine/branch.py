@@ -409,6 +409,13 @@ class StepCall(DurableCall[T]):
             if not self.entered:  # cancelled before its first move, it will not make another
                 self.run.body_ended(self)
 
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the body is given, copied for someone else; what is not stored cannot be copied."""
+        step = self.step
+        kept = {name: value for name, value in self.kwargs.items() if name not in step.ignore}
+        args, kwargs = step.values.copy_call(self.args, kept, step.name, step.parameters)
+        return tuple(args), {**self.kwargs, **kwargs}
+
     def encode(self, value: Any) -> bytes:
         """What the body returned, as it is stored."""
         if isinstance(value, Call):

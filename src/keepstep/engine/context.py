@@ -98,6 +98,8 @@ class RunContext:
         self.patches: dict[str, bool] = {}
         self.steps = 0
         self.spent = Spent(run.created_at)
+        self.step_hooks = workflow.step_hooks
+        self.asides: set[asyncio.Task[None]] = set()  # hooks of cancelled steps, which the end waits for
         self.guard = Guard(self, workflow.budget) if workflow.budget is not None else None
         self.answered_now = 0
         # what a graph carries

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import CheckpointCorrupt, EncryptionError, StoreError, StoreUnavailable
 from ..model import FINISHED, Kind, Run, RunQuery, Signal, Status, WorkerInfo
-from ..model.signal import CHILD, RESERVED, RESOLVE, RESUME
+from ..model.signal import BLOCKED, CHILD, RESERVED, RESOLVE, RESUME
 from ..ports import Send, instant
 from ..stores.records import unseal
 from ..stores.sealed import below
@@ -233,6 +233,8 @@ class _Doctor:
             self._due(run)
         elif run.due_at is None:
             await self._without_time(run)
+        else:
+            self._blocked(run)
         if (
             run.status not in (Status.SET_ASIDE, Status.PAUSED)
             and run.worker is None
@@ -281,6 +283,17 @@ class _Doctor:
     def _due(self, run: Run) -> None:
         if run.workflow in self.known and run.due_at is not None and self.now - run.due_at > _LATE:
             self.late.setdefault(run.workflow, []).append(run)
+
+    def _blocked(self, run: Run) -> None:
+        steps = [name.removeprefix(BLOCKED) for name in run.wakes if name.startswith(BLOCKED)]
+        if steps:
+            self.find(
+                Severity.NOTE,
+                "blocked",
+                f"run {run.id} ({run.workflow}) is blocked: {' and '.join(steps)} is not ready",
+                "it is asked again by itself; look at what its ready= function waits for",
+                runs=[run.id],
+            )
 
     async def _without_time(self, run: Run) -> None:
         """No time wakes the run, so a signal or a child must."""

@@ -45,6 +45,7 @@ from ..workflows import definition
 from ..workflows.definition import KNOWN, Bound, Workflow
 from ..workflows.options import LONGEST_SECONDS, check_options, checked_tags
 from . import control
+from .asides import ASIDE_THREADS
 from .attempt import perform
 from .context import RunContext
 from .encryption import Encryption
@@ -181,6 +182,7 @@ class Engine:
         self.runner = Runner(self)
         self.run_threads = ThreadExecutor(RUN_THREADS, "keepstep-run")
         self.step_threads = ThreadExecutor(STEP_THREADS, "keepstep-step")
+        self.aside_threads = ThreadExecutor(ASIDE_THREADS, "keepstep-aside")
         worker = Worker(self, self.max_runs)
         self.journal = Journal(self.store, worker.id, self.rest, self.clock, self.outage)
         try:

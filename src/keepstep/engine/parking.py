@@ -12,7 +12,7 @@ from ..stores.records import Record
 from .journal import head_move
 from .quiet import only_waits
 from .steering import signal_record, stop_settling
-from .wakeups import due_at, seconds_left, wakes
+from .wakeups import Wait, due_at, seconds_left, wakes
 
 if TYPE_CHECKING:
     from .context import RunContext
@@ -41,12 +41,17 @@ def idle(run: RunContext) -> None:
         return
     if seconds_left(run) <= SHORT_WAIT_SECONDS:
         return
-    if run.lingered == run.moves or all(wait.name is None or wait.name.startswith(GO) for wait in run.waits.values()):
+    if run.lingered == run.moves or not any(map(_may_be_heard, run.waits.values())):
         _park(run)
     elif run.linger_timer is None:
         run.linger_timer = run.loop.call_later(
             run.engine.linger_seconds, _lingered, run, run.moves, context=run.engine.context
         )
+
+
+def _may_be_heard(wait: Wait) -> bool:
+    """Whether a program may send what a wait waits for, perhaps at once: neither time nor a person does."""
+    return wait.on_signal is not None and wait.name is not None and not wait.name.startswith(GO)
 
 
 def _idle_while_holding(run: RunContext) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextvars import copy_context
 from dataclasses import replace
 from datetime import datetime
@@ -33,7 +33,8 @@ from ..policies import SetAside, classify
 from ..ports import CURRENT, Advance, Answer, Create, Send, Verdict, instant
 from ..stores.records import Record, StoredError, check_origin, seal
 from ..workflows.definition import Call
-from .attempt import clean, idempotency_key, in_thread, stored_error
+from .asides import in_thread_after, tell_of_beginning, tell_of_end
+from .attempt import clean, idempotency_key, stored_error
 from .branch import CANCELLED, Branch, DurableCall
 from .context import RunContext
 from .history import History, newest_state, read_history
@@ -219,16 +220,17 @@ class Runner:
             told = f"the run's input cannot be restored: {error}"
             self.set_aside(context, type(error).__name__, told, phase="rebuild")
             return
+        first = partial(tell_of_beginning, context) if context.workflow.hooks and _is_new(context) else None
         if context.workflow.is_async:
             task_context = copy_context()
             task_context.run(CURRENT.set, Branch(context, ""))
-            code = _contained(context.workflow.fn, args, kwargs)
+            code = _contained(context.workflow.fn, args, kwargs, first)
             context.main = asyncio.Task(code, loop=engine.loop, context=task_context, name=f"run {run.id}")
         else:
             thread_context = copy_context()
             thread_context.run(CURRENT.set, Branch(context, ""))
             context.thread_busy = True
-            future = engine.run_threads.submit(thread_context, partial(in_thread, context.workflow.fn, *args, **kwargs))
+            future = engine.run_threads.submit(thread_context, partial(in_thread_after, first, context, args, kwargs))
             context.main = asyncio.wrap_future(future, loop=engine.loop)
         context.main.add_done_callback(partial(self._code_ended, context), context=engine.context)
         context.watch()
@@ -279,7 +281,9 @@ class Runner:
             self.engine.give_back_later(context)
             return
         context.finishing = True
-        if context.tasks or context.bodies or context.waits or context.history is not None:
+        if (context.tasks or context.bodies or context.waits or context.history is not None) or (
+            context.workflow.hooks or context.asides
+        ):
             self.engine.background(self._conclude(context, future))
         else:
             self._write_end(context, future)
@@ -305,6 +309,11 @@ class Runner:
                 if entry.record is not None and entry.key.startswith("ks:"):
                     control(context, entry.record)  # a cancel that came after the code had ended
             context.history = None
+        if context.asides:
+            await asyncio.wait(context.asides)
+        if context.workflow.hooks:
+            scratch = Record(context.id, Kind.RUN_FINISHED.value)
+            await tell_of_end(context, self._judge(context, future, scratch, [], []), future)
         self._write_end(context, future)
 
     @staticmethod
@@ -568,9 +577,22 @@ def _arguments(stored: Any) -> tuple[list[Any], dict[str, Any]]:
     raise NotSerializable("what is stored are not the arguments of a call")
 
 
-async def _contained(fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _is_new(context: RunContext) -> bool:
+    """Whether nothing of the run's code is recorded yet."""
+    history = context.history
+    return history is None or not (history.entries or history.tried or history.marks or history.position)
+
+
+async def _contained(
+    fn: Callable[..., Any],
+    args: list[Any],
+    kwargs: dict[str, Any],
+    first: Callable[[], Coroutine[Any, Any, None]] | None = None,
+) -> Any:
     """A workflow that leaves with `sys.exit` ends its run; to the loop it would be the order to end the worker."""
     try:
+        if first is not None:
+            await first()
         return await fn(*args, **kwargs)
     except SystemExit as error:
         raise left(error) from error

@@ -110,5 +110,6 @@ class VirtualClock(SystemClock):
 
 
 def at_work(engine: Engine) -> bool:
-    """Whether a thread of the engine runs a plain def step or workflow, for `VirtualLoop.wait_while`."""
-    return engine.step_threads.at_work > 0 or any(context.thread_busy for context in engine.live.values())
+    """Whether a thread of the engine runs a plain def step, workflow or hook, for `VirtualLoop.wait_while`."""
+    busy = engine.step_threads.at_work + engine.aside_threads.at_work
+    return busy > 0 or any(context.thread_busy for context in engine.live.values())

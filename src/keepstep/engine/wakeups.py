@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import CheckpointCorrupt, StoreError
 from ..model import Signal
-from ..model.signal import CANCEL, PAUSE, RESUME
+from ..model.signal import BLOCKED, CANCEL, PAUSE, RESUME
 from .steering import steer
 
 if TYPE_CHECKING:
@@ -149,15 +149,18 @@ def end_wait(run: RunContext, call: Any) -> None:
         wait.timer.cancel()
 
 
-async def pause_until(run: RunContext, due: float) -> None:
-    """A wait of the engine's own on behalf of a step, such as a backoff: it may end with the run put away."""
+async def pause_until(run: RunContext, due: float, blocked: str = "") -> None:
+    """A wait of the engine's own on behalf of a step, such as a backoff: it may end with the run put away.
+
+    `blocked` names the step if it waits to be ready, for those who look at the run meanwhile.
+    """
     if due <= run.engine.clock.now():
         return
     future: asyncio.Future[None] = run.loop.create_future()
     token = object()
     run.performing -= 1
     try:
-        add_wait(run, Wait(token, due, partial(fulfil, future, None)))
+        add_wait(run, Wait(token, due, partial(fulfil, future, None), f"{BLOCKED}{blocked}" if blocked else None))
         await future
     finally:
         end_wait(run, token)

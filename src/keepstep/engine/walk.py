@@ -471,6 +471,9 @@ class GraphCall(StepCall[None]):
             return self.walk.state()
         return self.walk.state(f"{level}:{getattr(self.node, level)}")
 
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return self.args, {}  # a state cannot be changed by whoever sees it
+
     def encode(self, value: Any) -> bytes:
         walk, name = self.walk, self.node.name
         change, target = changed(walk, self.key, self.node, value)

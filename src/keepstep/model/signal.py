@@ -13,6 +13,8 @@ RESUME = "ks:resume"
 RESOLVE = "ks:resolve"
 GO = "ks:go:"
 CHILD = "ks:child:"
+#: No signal at all: among the wake-ups of a parked run it says which step is not ready.
+BLOCKED = "ks:blocked:"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from ..ports import CURRENT
 from ..values import VALUES, Values
 from .definition import START_OPTIONS, Step, Workflow, remember
 from .described import short_hash
+from .hooks import Hooks
 from .migration import MigrationInfo
 from .place import Place, place_here
 from .plan import DagStep, Plan, hints_in, inputs_of, looked_at, planned, problems_of
@@ -43,6 +44,8 @@ class Dag(Workflow[..., dict[str, Any]]):
         migrate: Callable[[MigrationInfo], Any] | None = None,
         durability: Durability | str | None = None,
         budget: Budget | None = None,
+        hooks: Hooks | None = None,
+        step_hooks: Hooks | None = None,
         concurrency: int | None = None,
         inputs: Iterable[str] = (),
         place: Place | None = None,
@@ -61,6 +64,8 @@ class Dag(Workflow[..., dict[str, Any]]):
                 migrate=migrate,
                 durability=durability,
                 budget=budget,
+                hooks=hooks,
+                step_hooks=step_hooks,
             )
         except DefinitionError as error:
             raise DefinitionError(f"{place}: {error}") from None

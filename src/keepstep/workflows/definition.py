@@ -11,9 +11,11 @@ from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overl
 from ..errors import DefinitionError, DuplicateName
 from ..model.ids import check_name
 from ..policies import Budget, Durability, Retry, Timeout
+from ..policies.check import check_number
 from ..ports import CURRENT
 from ..values import VALUES, Values
 from ..values.annotations import hints_of
+from .hooks import Hooks, checked_hooks
 from .migration import MigrationInfo
 from .place import Place, place_of
 
@@ -21,6 +23,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T_co = TypeVar("T_co", covariant=True)
 
+#: How often a step that is not ready is asked again, unless it says so itself.
+READY_EVERY = 5.0
 #: Options of `start`, which a workflow's own parameters must leave free.
 START_OPTIONS = frozenset({"run_id", "queue", "priority", "delay", "key", "deadline", "tags"})
 
@@ -132,6 +136,9 @@ class Step(Generic[P, R]):
         transactional: bool = False,
         ignore: Iterable[str] = (),
         service: str | None = None,
+        ready: Callable[..., Any] | None = None,
+        ready_every: float = READY_EVERY,
+        hooks: Hooks | None = None,
     ) -> None:
         if not callable(fn):
             raise DefinitionError(f"a step must be a function, not {type(fn).__name__}")
@@ -145,6 +152,9 @@ class Step(Generic[P, R]):
         self.verify = verify
         self.transactional = transactional
         self.service = service
+        self.ready = ready
+        self.ready_every = check_number(ready_every, f"step {self.name!r}: ready_every", 0.001)
+        self.hooks = checked_hooks(hooks, f"step {self.name!r}: hooks=")
         self.is_async = inspect.iscoroutinefunction(fn)
         self.simple = self.is_async and self.timeout == Timeout()
         self.ignore = frozenset([ignore] if isinstance(ignore, str) else ignore)
@@ -164,6 +174,8 @@ class Step(Generic[P, R]):
             )
         if self.verify is not None and not self.at_most_once:
             raise DefinitionError(f"step {self.name!r} has verify=, which only an at_most_once step needs")
+        if self.ready is not None and not callable(self.ready):
+            raise DefinitionError(f"step {self.name!r}: ready= is a function of its arguments, not {self.ready!r}")
         named = [
             p.name for p in self.signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
         ]
@@ -227,6 +239,8 @@ class Workflow(Generic[P, R]):
         migrate: Callable[[MigrationInfo], Any] | None = None,
         durability: Durability | str | None = None,
         budget: Budget | None = None,
+        hooks: Hooks | None = None,
+        step_hooks: Hooks | None = None,
     ) -> None:
         if not callable(fn):
             raise DefinitionError(f"a workflow must be a function, not {type(fn).__name__}")
@@ -245,6 +259,8 @@ class Workflow(Generic[P, R]):
         if budget is not None and not isinstance(budget, Budget):
             raise DefinitionError(f"workflow {self.name!r}: budget= takes a ks.Budget(...), not {budget!r}")
         self.budget = budget
+        self.hooks = checked_hooks(hooks, f"workflow {self.name!r}: hooks=")
+        self.step_hooks = checked_hooks(step_hooks, f"workflow {self.name!r}: step_hooks=")
         self.is_async = inspect.iscoroutinefunction(fn)
         self._signature = inspect.signature(fn)
         taken = START_OPTIONS & set(self._signature.parameters)
@@ -353,6 +369,9 @@ def step(
     name: str | None = None,
     retry: Retry | None = None,
     ignore: Iterable[str] = (),
+    ready: Callable[..., Any] | None = None,
+    ready_every: float = READY_EVERY,
+    hooks: Hooks | None = None,
 ) -> _TransactionalDecorator: ...
 @overload
 def step(
@@ -364,6 +383,9 @@ def step(
     verify: Callable[..., Any] | None = None,
     transactional: Literal[False] = False,
     ignore: Iterable[str] = (),
+    ready: Callable[..., Any] | None = None,
+    ready_every: float = READY_EVERY,
+    hooks: Hooks | None = None,
 ) -> _StepDecorator: ...
 def step(fn: Any = None, /, **options: Any) -> Any:
     """Make a function a step: once it has completed in a run, it never runs again there."""
@@ -402,6 +424,8 @@ def workflow(
     migrate: Callable[[MigrationInfo], Any] | None = None,
     durability: Durability | str | None = None,
     budget: Budget | None = None,
+    hooks: Hooks | None = None,
+    step_hooks: Hooks | None = None,
 ) -> _WorkflowDecorator: ...
 def workflow(fn: Any = None, /, **options: Any) -> Any:
     """Make a function a workflow, known to this process by its name."""

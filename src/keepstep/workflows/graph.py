@@ -18,6 +18,7 @@ from ..ports import CURRENT
 from ..values import VALUES, Values
 from ..values.trees import Trees
 from .definition import Step, Workflow, remember
+from .hooks import Hooks
 from .migration import MigrationInfo
 from .place import place_here
 from .schema import Schema
@@ -199,6 +200,8 @@ class Graph(Workflow[..., dict[str, Any]]):
         migrate: Callable[[MigrationInfo], Any] | None = None,
         durability: Durability | str | None = None,
         budget: Budget | None = None,
+        hooks: Hooks | None = None,
+        step_hooks: Hooks | None = None,
     ) -> None:
         async def walk(state: Mapping[str, Any] | None = None, /, **values: Any) -> dict[str, Any]:
             scope = CURRENT.get()
@@ -215,6 +218,8 @@ class Graph(Workflow[..., dict[str, Any]]):
             migrate=migrate,
             durability=durability,
             budget=budget,
+            hooks=hooks,
+            step_hooks=step_hooks,
         )
         self.place = place_here(self.name)
         if type(max_iterations) is not int or max_iterations < 1:

@@ -162,7 +162,7 @@ class Process:
             self.die(f"it could not open the store: {error}")
             return
         threads: Any = _NoThreads(self)
-        self.engine.step_threads = threads
+        self.engine.step_threads = self.engine.aside_threads = threads
         self.opened = True
         await self.stop.wait()
         await self.engine.close()
