@@ -9,7 +9,7 @@ import pytest
 
 import keepstep as ks
 from keepstep.errors import DefinitionError, InvalidGraph
-from keepstep.workflows.definition import KNOWN
+from keepstep.workflows.definition import KNOWN, Step
 from tests.engine.world import replay_from_every_prefix, steps_of, until_status
 
 FILES = Path(__file__).parents[1] / "workflows" / "files"
@@ -335,16 +335,19 @@ steps:
   b: {retry: {attempts: 2, cap: 1m}, timeout: 1m, next: c}
   c: {at_most_once: true, next: d}
   d: {next: e}
-  e: {retry: {by_class: true, jitter: 0.5}}
+  e: {retry: {by_class: true, jitter: 0.5}, next: f}
+  f: {retry: {attempts: 2}}
 """)
     step = ks.step(retry=ks.Retry(attempts=9), timeout=3)(lambda state: {})
-    graph = ks.load(flow, functions={**dict.fromkeys("abce", nothing), "d": step})
+    served = Step(nothing, service="shop")
+    graph = ks.load(flow, functions={**dict.fromkeys("abce", nothing), "d": step, "f": served})
     steps = {name: node.step for name, node in graph.nodes.items()}
     assert steps["a"].retry == ks.Retry(attempts=4, base_seconds=0.002, backoff="linear")
     assert steps["a"].timeout == ks.Timeout(7.0)
     assert (steps["b"].retry, steps["b"].timeout) == (ks.Retry(attempts=2, cap_seconds=60), ks.Timeout(60.0))
     assert (steps["c"].at_most_once, steps["c"].retry.attempts) == (True, 1)
-    assert (steps["d"].retry.attempts, steps["d"].timeout) == (4, ks.Timeout(7.0))
+    assert (steps["d"].retry.attempts, steps["d"].timeout) == (9, ks.Timeout(3.0))
+    assert (steps["f"].retry.attempts, steps["f"].timeout, steps["f"].service) == (2, ks.Timeout(7.0), "shop")
     assert steps["e"].retry == ks.Retry.by_class(jitter=0.5)
 
 
@@ -439,6 +442,7 @@ def test_the_file_with_every_field_is_built():
         "cool": "delay", "each": "map", "child": "child", "approve": "wait",
     }  # fmt: skip
     assert graph.interrupt_before == {"done"}
+    assert graph.budget == ks.Budget(seconds=86_400, steps=100, cost=2.5, tokens=5000)
     dag = ks.load(
         FILES / "dag.yaml",
         functions={"fetch": lambda: "", "lint": lambda fetch: 0, "ship": lambda source: ""},

@@ -45,9 +45,11 @@ CASES = {
     "agent": lambda m: (m.agent, ["How warm is it?"], {}),
     "approval": lambda m: (m.expense, ["Bob", 5000], {"answers": {"approve": {"ok": True, "by": "Dora"}}}),
     "chat": lambda m: (m.conversation, ["weather"], {"answers": [("say", Ask("hello")), ("say", Ask("bye"))]}),
+    "nightly": lambda m: (m.nightly, [], {"day": "sunday"}),
     "order": lambda m: (m.fulfil, [m.Order("2", "piano", 990_000)], {}),
     "poller": lambda m: (m.poller, [], {"answers": {"stop": True}}),
     "report": lambda m: (m.report, [list(range(6))], {}),
+    "review": lambda m: (m.review, [{"topic": "gardens"}], {"answers": {"approved": True}, "at_most": 15}),
     # These keep a file to show what ran, which grows when a step is repeated.
     "crash_and_recover": lambda m: (m.crawl, [["home", "news"]], {"ignore": ["effects.txt"]}),
     "provision": lambda m: (m.provision, ["mail"], {"set_up": m.PROVIDER.mkdir, "ignore": ["provider/pings"]}),
@@ -57,7 +59,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_an_example_is_crash_proof(name, example):
     workflow, args, options = CASES[name](example(name))
-    report = crashtest(workflow, *args, **options, at_most=60)
+    report = crashtest(workflow, *args, **{"at_most": 60, **options})
     assert report.findings == [], f"{report}"
     assert report.crashes
 

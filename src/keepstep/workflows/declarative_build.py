@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import DefinitionError, KeepstepError, Permanent
-from ..policies import All, Quorum, Retry, WaitPolicy
+from ..policies import All, Budget, Quorum, Retry, WaitPolicy
 from ..policies import Any as AnyOne
 from .dag import Dag
 from .declarative_cel import VARIABLES, Condition
@@ -100,8 +100,12 @@ class Builder:
         if self.check_names() or self._is_taken():
             return None
         before = KNOWN.get(self.name)
-        workflow: Workflow[..., Any] = self._graph() if self.form == "graph" else self._dag()
-        if self.problems:
+        workflow: Workflow[..., Any] | None = None
+        try:
+            workflow = self._graph() if self.form == "graph" else self._dag()
+        except KeepstepError as error:  # what the policies of the whole do not allow
+            self.problems.append(problem("file", str(error), "", self.root.at))
+        if self.problems or workflow is None:
             _forget(self.name, before)
             return None
         workflow.place = self.place
@@ -129,6 +133,7 @@ class Builder:
             reducers=self._plain("spec", "reducers"),
             max_iterations=int(self._plain("policies", "resilience", "max_iterations") or 1000),
             durability=self._text("policies", "resilience", "durability"),
+            budget=self._budget(),
             on_change=self._text("policies", "resilience", "on_change") or "fail",  # type: ignore[arg-type]
             interrupt_before=self._plain("policies", "observability", "interrupt_before") or (),
             interrupt_after=self._plain("policies", "observability", "interrupt_after") or (),
@@ -153,7 +158,8 @@ class Builder:
             graph.wait(name, signal=data(step, "signal") or name, into=into, timeout=limit, **more)
         elif kind == "map":
             concurrency = data(step, "concurrency") or self._whole("spec", "resources", "concurrency")
-            made: Step[..., Any] = Step(self._function(name, step), name=f"{name}-item", **self._options(step))
+            found = self._function(name, step)
+            made: Step[..., Any] = Step(_callable(found), name=f"{name}-item", **self._options(step, found))
             collect, wait = bool(data(step, "collect")), waits(step.data.get("wait"))
             limit = int(concurrency) if concurrency is not None else None
             graph.map(name, made, over=data(step, "over"), into=into, concurrency=limit, wait=wait, collect=collect)
@@ -192,6 +198,7 @@ class Builder:
             self.name,
             version=self._text("metadata", "version") or "1",
             durability=self._text("policies", "resilience", "durability"),
+            budget=self._budget(),
             on_change=self._text("policies", "resilience", "on_change") or "fail",  # type: ignore[arg-type]
             concurrency=self._whole("spec", "resources", "concurrency"),
             place=self.place,
@@ -217,7 +224,7 @@ class Builder:
             thing = Step(_asking(self._request(name, step)), name=name, **self._options(step))
         else:
             found = self._agent(name, step) if kind == "agent" else self._function(name, step)
-            thing = _rebuilt(found, _callable(found), name, self._options(step))
+            thing = Step(_callable(found), name=name, **self._options(step, found))
         when = self._condition(step.data.get("when"), f"steps.{name}.when")
         wait, place = waits(step.data.get("wait")), Place(self.file, step.key.line, "", name)
         dag.add(thing, name, needs=needs, when=when, wait=wait, place=place)
@@ -248,26 +255,32 @@ class Builder:
         """A step of a graph: the function itself, or one that takes keys of the state and gives a key."""
         keys = {parameter: one.data for parameter, one in _parts(step, "with").items()} if "with" in step.data else None
         into = data(step, "into")
+        options = self._options(step, found)
         body = _callable(found)
         if keys is not None or into is not None:
-            if isinstance(found, Step) and found.transactional:
+            if options.get("transactional"):
                 raise DefinitionError("with: and into: do not go with a transactional step; let it take the state")
+            options.pop("ignore", None)  # it names parameters, and here there is only the state
             body = _adapted(body, keys, into, name)
-        return _rebuilt(found, body, name, self._options(step))
+        return Step(body, name=name, **options)
 
-    def _options(self, step: Value) -> dict[str, Any]:
-        """The options of a step: its own, else those of the whole file."""
-        options: dict[str, Any] = {}
+    def _options(self, step: Value, found: Any = None) -> dict[str, Any]:
+        """The options of a step: its own; else those of the function, if it is a step; else those of the file."""
         once = data(step, "at_most_once") is True
-        retry = step.data.get("retry") or inside(self.root, "spec", "retry")
-        if retry is not None and not once:
+        own = _own_options(found) if isinstance(found, Step) else {}
+        retry = step.data.get("retry") or (None if "retry" in own else inside(self.root, "spec", "retry"))
+        limit = step.data.get("timeout") or (None if "timeout" in own else self._usual_timeout())
+        options = {**own, **({"at_most_once": True} if once else {})}
+        if options.get("at_most_once"):
+            options.pop("retry", None)
+        elif retry is not None:
             options["retry"] = retried(retry)
-        limit = step.data.get("timeout") or inside(self.root, "policies", "resilience", "timeout")
         if limit is not None:
             options["timeout"] = seconds(limit)
-        if once:
-            options["at_most_once"] = True
         return options
+
+    def _usual_timeout(self) -> Value | None:
+        return inside(self.root, "policies", "resilience", "timeout")
 
     def _request(self, name: str, step: Value) -> Request:
         headers: list[tuple[str, str | tuple[str, str]]] = []
@@ -279,7 +292,7 @@ class Builder:
         if body is not None:
             pairs = body.data.items() if isinstance(body.data, dict) else ((one.data, one) for one in body.data)
             sent = tuple((title, key.data) for title, key in pairs)
-        limit = step.data.get("timeout") or inside(self.root, "policies", "resilience", "timeout")
+        limit = step.data.get("timeout") or self._usual_timeout()
         return Request(
             url=data(step, "url"),
             method=data(step, "method") or ("GET" if body is None else "POST"),
@@ -299,6 +312,14 @@ class Builder:
 
     def _into(self, name: str, step: Value) -> str:
         return data(step, "into") or name.replace("-", "_")
+
+    def _budget(self) -> Budget | None:
+        given = inside(self.root, "spec", "resources", "budget")
+        if given is None:
+            return None
+        limits = {name: one.data for name, one in given.data.items() if name != "seconds"}
+        limits |= {name: int(limits[name]) for name in ("steps", "tokens") if name in limits}
+        return Budget(seconds=seconds(given.data["seconds"]) if "seconds" in given.data else None, **limits)
 
     def _starting(self) -> dict[str, Any]:
         """What runs are started with unless the start says otherwise."""
@@ -402,21 +423,12 @@ def _callable(found: Any) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _rebuilt(found: Any, body: Callable[..., Any], name: str, options: dict[str, Any]) -> Step[..., Any]:
-    """A step of this name; one that was a step already keeps what the file does not say otherwise."""
-    if isinstance(found, Step):
-        own: dict[str, Any] = {
-            "retry": None if options.get("at_most_once") else found.retry,
-            "timeout": found.timeout,
-            "at_most_once": found.at_most_once,
-            "verify": found.verify,
-            "transactional": found.transactional,
-            "service": found.service,
-        }
-        if found.at_most_once:
-            options.pop("retry", None)
-        return Step(body, name=name, **(own | options))
-    return Step(body, name=name, **options)
+def _own_options(step: Step[..., Any]) -> dict[str, Any]:
+    """What a step was made with, as far as it says something."""
+    bare: Step[..., Any] = Step(step.fn, name=step.name, transactional=step.transactional)
+    names = [name for name in inspect.signature(Step).parameters if name not in ("fn", "name")]
+    found = {name: getattr(step, name) for name in names if getattr(step, name) != getattr(bare, name)}
+    return {**found, "transactional": True} if step.transactional else found
 
 
 def _adapted(fn: Callable[..., Any], keys: dict[str, str] | None, into: str | None, name: str) -> Callable[..., Any]:
