@@ -274,8 +274,20 @@ class _Look:
             if self.form == "dag" and one.data not in needs:
                 how = "add it to needs:, or call the parameter by the name of the input"
                 yield problem(path, f"{shown(one.data)} is none of the step's needs", how, one.at)
+            elif self.form == "dag" and one.data != parameter and one.data in self._looked_at(step):
+                what = f"its when: looks at inputs.{one.data}, which is called {parameter!r} here"
+                yield problem(f"steps.{name}.when", what, f"write inputs.{parameter}", step.data["when"].at)
             elif self.form == "graph" and isinstance(one.data, str) and "-" in one.data:
                 yield problem(path, f"{shown(one.data)} is no key of the state", "a key has no -", one.at)
+
+    def _looked_at(self, step: Value) -> frozenset[str]:
+        """The inputs that a step's condition names."""
+        when = step.data.get("when")
+        try:
+            found = compiled(when.data, self.variable).keys if when is not None and isinstance(when.data, str) else None
+        except BadCondition:
+            return frozenset()  # which is told where conditions are read
+        return found or frozenset()
 
     def request(self, name: str, step: Value) -> Iterator[Problem]:
         path, url = f"steps.{name}", step.data.get("url")
