@@ -9,6 +9,7 @@ import pytest
 
 import keepstep as ks
 from keepstep.errors import DefinitionError, InvalidGraph
+from keepstep.workflows.declarative_build import Names
 from keepstep.workflows.definition import KNOWN, Step
 from tests.engine.world import replay_from_every_prefix, steps_of, until_status
 
@@ -246,6 +247,7 @@ async def test_a_module_gives_functions_agents_and_workflows(world, file):
         "steps:\n  first: {next: mind}\n  mind: {kind: agent, next: small}\n  small: {kind: subworkflow, into: c}\n"
     )
     assert await done(world, ks.load(flow, modules=[module])) == {"a": 1, "b": 2, "c": 2}
+    assert Names(modules=(module,)).all_functions().keys() == {"first"}
     hidden = file("steps:\n  x: {function: _hidden, exit: true}\n", "hidden.yaml")
     with pytest.raises(InvalidGraph, match="it must be a name"):
         ks.load(hidden, modules=[module])

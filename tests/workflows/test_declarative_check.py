@@ -136,6 +136,23 @@ def test_the_walk_and_the_schema_agree_on_fields_that_are_added_or_missing(path,
         assert (not list(misfits(value))) == VALIDATOR.is_valid(tree)
 
 
+WORDS = sorted({name for rule in [schema(), *schema()["$defs"].values()] for name in rule.get("properties", ())})
+SHAPELESS = st.recursive(
+    ODD,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(WORDS), inner, max_size=5),
+    max_leaves=25,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(st.sampled_from(["keepstep", "metadata", "spec", "policies", "steps"]), SHAPELESS))
+def test_any_tree_is_told_about_and_the_same_as_yaml_and_as_json(tree):
+    text = json.dumps(tree, indent=1).encode()
+    as_json, as_yaml = examine(text, is_json=True), examine(text, is_json=False)
+    assert [str(one) for one in as_json.named("f")] == [str(one) for one in as_yaml.named("f")]
+    assert as_json.form == as_yaml.form
+
+
 # -- problems ----------------------------------------------------------------------------------------------------------
 
 
@@ -175,6 +192,7 @@ def test_all_problems_are_told_at_once_in_the_order_of_the_lines():
         ("a: {next: b, branches: [{next: b}]}\nb: {}", "steps.a: it has next and branches; make next the last"),
         ("a: {next: [b, c]}\nb: {}\nc: {}", "steps.a.next: it is not said where these steps come together"),
         ("a: {next: [b], join: c}\nb: {next: c}\nc: {}", "steps.a.join: 'c' is of kind function, and"),
+        ("a: {next: [b, b], join: c}\nb: {next: c}\nc: {kind: barrier}", "steps.a.next[1]: 'b' is listed twice"),
         ("a: {next: b, join: c}\nb: {next: c}\nc: {kind: barrier}", "steps.a.join: only steps that run at"),
         ("a: {next: b, needs: [b]}\nb: {}", "steps.a.needs: 'needs' belongs to a dag, and this is a graph"),
         ("a: {next: b, when: 'true'}\nb: {}", "steps.a.when: 'when' belongs to a dag, and this is a graph"),
@@ -185,7 +203,7 @@ def test_all_problems_are_told_at_once_in_the_order_of_the_lines():
         ("a: {needs: [b]}\nb: {needs: [a]}", "need each other in a circle: a → b → a"),
         ("a: {needs: [c]}\nb: {}", "steps.a.needs[0]: there is no step 'c'"),
         ("a: {needs: [b], when: state.x}\nb: {}", "undeclared reference to 'state.x', at character 6 of it; what"),
-        ("a: {needs: [b], when: inputs.b > 1, with: {x: b}}\nb: {}", "steps.a.when: its when: looks at inputs.b, which"),
+        ("a: {needs: [b], when: inputs.b > 1, with: {x: b}}\nb: {}", "steps.a.when: its when: looks at inputs.b"),
         ("a: {needs: [b], with: {x: c}}\nb: {}\nc: {}", "steps.a.with.x: 'c' is none of the step's needs"),
         ("a: {with: {x: b-c}, exit: true}", "steps.a.with.x: 'b-c' is no key of the state; a key has no -"),
         ("a: {exit: true, at_most_once: true, retry: {attempts: 2}}", "steps.a.retry: a step that runs at most once"),
