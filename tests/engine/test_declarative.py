@@ -360,6 +360,19 @@ def test_a_changed_condition_or_way_is_a_changed_definition(file):
     assert ks.load(file(text), functions=functions).fingerprint == first
     assert ks.load(file(text.replace("> 1", "> 2")), functions=functions).fingerprint != first
     assert ks.load(file(text.replace("{next: c}", "{next: b}")), functions=functions).fingerprint != first
+    assert ks.load(file(text.replace("b: {}", "b: {function: c}")), functions=functions).fingerprint != first
+    assert ks.load(file(text.replace("b: {}", "b: {into: x}")), functions=functions).fingerprint != first
+    assert ks.load(file(text.replace("b: {}", "b: {description: x}")), functions=functions).fingerprint == first
+
+
+def test_a_changed_request_is_a_changed_definition_that_shows_no_header(file):
+    text = "steps:\n  a: {kind: http, url: 'https://x/y?q=1', headers: {X-Key: plain-key}, exit: true}\n"
+    first = ks.load(file(text))
+    assert "function" not in first.definition()
+    assert "https://x/y" in first.definition()
+    assert not {"plain-key", "q=1"} & set(first.definition().replace("?", " ").split())
+    for old, new in (("plain-key", "other"), ("q=1", "q=2"), ("https", "http")):
+        assert ks.load(file(text.replace(old, new, 1))).fingerprint != first.fingerprint
 
 
 # -- loading -----------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Everything that is wrong with a file, at once and at its line; and a schema that says the same to every tool."""
 
 import json
+import os
 import re
 from pathlib import Path
 from textwrap import dedent
@@ -302,7 +303,18 @@ def test_only_so_many_are_remembered():
 def test_one_that_cannot_be_read_does_not_hide_the_others(tmp_path):
     (tmp_path / "good.yaml").write_text(graph("only: {}"), encoding="utf-8")
     (tmp_path / "folder.yaml").mkdir()
-    good, missing, folder, other = check_all([tmp_path / "good.yaml", "nosuch.yaml", tmp_path / "folder.yaml", "x.txt"])
+    os.mkfifo(tmp_path / "pipe.yaml")
+    names = [
+        tmp_path / "good.yaml",
+        "nosuch.yaml",
+        tmp_path / "folder.yaml",
+        "x.txt",
+        tmp_path / "pipe.yaml",
+        "a\0.yaml",
+    ]
+    good, missing, folder, other, pipe, null = check_all(names)
+    assert "it is no file" in str(pipe.problems[0])
+    assert "null" in str(null.problems[0])
     assert good.ok
     assert str(missing.problems[0]) == "nosuch.yaml: error: file: it cannot be read: No such file or directory"
     assert "Is a directory" in str(folder.problems[0])

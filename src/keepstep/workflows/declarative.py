@@ -134,6 +134,8 @@ def _examined(path: Path) -> Examined:
         how = f"a workflow's file ends in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}"
         return _unread("its name does not say what it is", how)
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            return _unread("it is no file", "a pipe or a device cannot be read")
         with path.open("rb") as stream:
             content = stream.read(MAX_BYTES + 1)
     except OSError as error:

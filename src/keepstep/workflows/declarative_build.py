@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,10 +17,11 @@ from ..policies import Any as AnyOne
 from .dag import Dag
 from .declarative_cel import VARIABLES, Condition
 from .declarative_check import Examined, exits_of, inside, items, kind_of
-from .declarative_http import DEFAULT_SECONDS, MAX_BYTES, Request
+from .declarative_http import DEFAULT_SECONDS, MAX_BYTES, Request, bare_url
 from .declarative_read import Value
 from .declarative_schema import nearest, problem, shown
 from .definition import KNOWN, Step, Workflow
+from .described import short_hash
 from .graph import Graph
 from .place import Place
 from .shape import Problem
@@ -162,6 +164,7 @@ class Builder:
             made: Step[..., Any] = Step(_callable(found), name=f"{name}-item", **self._options(step, found))
             collect, wait = bool(data(step, "collect")), waits(step.data.get("wait"))
             limit = int(concurrency) if concurrency is not None else None
+            _said(made, name, step)
             graph.map(name, made, over=data(step, "over"), into=into, concurrency=limit, wait=wait, collect=collect)
         elif kind == "subworkflow":
             child = self._workflow(name, step)
@@ -174,7 +177,9 @@ class Builder:
             graph.add(self._step(name, step, agent), name, agent=data(step, "agent") or name, **options)
         elif kind == "http":
             request = self._request(name, step)
-            graph.add(Step(_sending(request, into), name=name, **self._options(step)), name, **options)
+            graph.add(
+                _said(Step(_sending(request, into), name=name, **self._options(step)), name, step), name, **options
+            )
         else:
             graph.add(self._step(name, step, self._function(name, step)), name, **options)
 
@@ -221,10 +226,10 @@ class Builder:
         elif kind == "barrier":
             thing = Step(_joining, name=name)
         elif kind == "http":
-            thing = Step(_asking(self._request(name, step)), name=name, **self._options(step))
+            thing = _said(Step(_asking(self._request(name, step)), name=name, **self._options(step)), name, step)
         else:
             found = self._agent(name, step) if kind == "agent" else self._function(name, step)
-            thing = Step(_callable(found), name=name, **self._options(step, found))
+            thing = _said(Step(_callable(found), name=name, **self._options(step, found)), name, step)
         when = self._condition(step.data.get("when"), f"steps.{name}.when")
         wait, place = waits(step.data.get("wait")), Place(self.file, step.key.line, "", name)
         dag.add(thing, name, needs=needs, when=when, wait=wait, place=place)
@@ -262,7 +267,7 @@ class Builder:
                 raise DefinitionError("with: and into: do not go with a transactional step; let it take the state")
             options.pop("ignore", None)  # it names parameters, and here there is only the state
             body = _adapted(body, keys, into, name)
-        return Step(body, name=name, **options)
+        return _said(Step(body, name=name, **options), name, step)
 
     def _options(self, step: Value, found: Any = None) -> dict[str, Any]:
         """The options of a step: its own; else those of the function, if it is a step; else those of the file."""
@@ -421,6 +426,27 @@ def _callable(found: Any) -> Callable[..., Any]:
         called.__signature__ = inspect.signature(found)  # type: ignore[attr-defined]
         return called
     return found  # type: ignore[no-any-return]
+
+
+def _said(made: Step[..., Any], name: str, step: Value) -> Step[..., Any]:
+    """The step, with what the file says that it does: a run that began under another file is told the difference.
+
+    What may hold something secret, such as a header, is there as a hash of all of it.
+    """
+    kind = kind_of(step)
+    told = [kind]
+    if kind in ("function", "agent", "map"):
+        what = "agent" if kind == "agent" else "function"
+        told.append(f"{what}={data(step, what) or name}")
+    told += [f"with {parameter}={one.data}" for parameter, one in sorted(_parts(step, "with").items())]
+    if "into" in step.data:
+        told.append(f"into={data(step, 'into')}")
+    if kind == "http":
+        kept = ("url", "method", "headers", "body", "expect", "redirects", "max_bytes")
+        asked = {key: step.data[key].plain() for key in kept if key in step.data}
+        told.append(f"{bare_url(asked['url'])} {short_hash(json.dumps(asked, sort_keys=True))}")
+    made.written = " ".join(told)
+    return made
 
 
 def _own_options(step: Step[..., Any]) -> dict[str, Any]:

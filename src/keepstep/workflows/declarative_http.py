@@ -109,7 +109,7 @@ class Request:
         expected = 200 <= status <= 299 if self.expect is None else status in self.expect
         if not expected:
             told = _text(body, answer)[:_TOLD]
-            what = f"{self.method} {_bare(self.url)} answered {status}" + (f": {told}" if told.strip() else "")
+            what = f"{self.method} {bare_url(self.url)} answered {status}" + (f": {told}" if told.strip() else "")
             if status < 400:
                 raise Permanent(f"{what}; the step does not expect it")
             raise UnexpectedStatus(what, status, headers)
@@ -127,7 +127,9 @@ class _SameHost(urllib_request.HTTPRedirectHandler):
         if not self.follow:
             return None
         if (old.scheme, old.netloc) != (new.scheme, new.netloc):
-            raise Permanent(f"{_bare(req.full_url)} redirects to {new.scheme}://{new.hostname}, which is not followed")
+            raise Permanent(
+                f"{bare_url(req.full_url)} redirects to {new.scheme}://{new.hostname}, which is not followed"
+            )
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
@@ -179,9 +181,11 @@ def _read(answer: Any, most: int, ends: float, url: str) -> bytes:
         parts.append(chunk)
         size += len(chunk)
         if size > most:
-            raise Permanent(f"the answer of {_bare(url)} is larger than {most:,} bytes; raise max_bytes: if it may be")
+            raise Permanent(
+                f"the answer of {bare_url(url)} is larger than {most:,} bytes; raise max_bytes: if it may be"
+            )
         if time.monotonic() > ends:
-            raise TimeoutError(f"the answer of {_bare(url)} takes too long")
+            raise TimeoutError(f"the answer of {bare_url(url)} takes too long")
     return b"".join(parts)
 
 
@@ -210,6 +214,6 @@ def _refused(name: str) -> Any:
     raise ValueError(name)
 
 
-def _bare(url: str) -> str:
+def bare_url(url: str) -> str:
     """Where a URL leads, without what may be secret in it."""
     return url.partition("?")[0].partition("#")[0]

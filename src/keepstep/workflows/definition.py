@@ -124,6 +124,9 @@ def _run_to_end(awaitable: Awaitable[Any]) -> Any:
 class Step(Generic[P, R]):
     """A named unit whose completion is recorded. `fn` is the bare function."""
 
+    #: What a workflow's file says that the step does: part of what two definitions are told apart by.
+    written = ""
+
     def __init__(
         self,
         fn: Callable[..., Any],

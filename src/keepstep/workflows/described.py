@@ -23,6 +23,8 @@ def policies_of(step: Step[..., Any]) -> str:
         told.append("transactional=True")
     if step.ignore:
         told.append(f"ignore={', '.join(sorted(step.ignore))}")
+    if step.written:
+        told.append(step.written)
     return " ".join(told)
 
 

@@ -171,7 +171,8 @@ class Edge:
 
 def _policies(step: Step[..., Any]) -> list[str]:
     told = [f"retry={step.retry}", f"timeout={step.timeout}"]
-    return [*told, *(["at_most_once"] if step.at_most_once else []), *(["transactional"] * step.transactional)]
+    told += ["at_most_once"] * step.at_most_once + ["transactional"] * step.transactional
+    return [*told, step.written] if step.written else told
 
 
 # -- the graph ---------------------------------------------------------------------------------------------------------
