@@ -329,6 +329,32 @@ async def test_a_branch_that_fails_does_not_repeat_its_siblings(world):
         assert ran.count("bad") == 2
 
 
+async def test_a_retry_keeps_what_siblings_have_done_that_began_after_the_failure(world):
+    """All of them begin together; the one that fails does so before the others have begun their bodies."""
+    broken, ran = [True], []
+
+    async def bad(state):
+        if broken:
+            raise ValueError("not yet")
+        return {"bad": 1}
+
+    async def good(state):
+        ran.append("good")
+        await asyncio.sleep(0)
+        return {"good": 1}
+
+    graph = fan(ks.Graph("together"), {"bad": bad, "good": good})
+    async with world.engine() as engine:
+        run = await engine.start(graph, run_id="r")
+        with pytest.raises(ks.ExecutionError, match="not yet"):
+            await run.result()
+        done = [one.step for one in await run.checkpoints() if one.kind is Kind.STEP_COMPLETED]
+        broken.clear()
+        await run.retry()
+        assert await run.result() == {"good": 1, "bad": 1}
+        assert ran.count("good") == (1 if done else 2)
+
+
 # -- other points ------------------------------------------------------------------------------------------------------
 
 

@@ -138,7 +138,7 @@ async def failures(engine: Engine, run: Run) -> list[int]:
     keys |= {record.step for record in cancels}  # a failure that came too late to be told does not count either
     gone = {record.seq for record in records if record.kind == Kind.STEP_FAILED and record.step in keys}
     gone |= {record.seq for record in cancels}
-    if not run.fingerprint.startswith("dag:"):  # a dag reacts to nothing: its steps begin when their needs are done
+    if not run.fingerprint.startswith(("dag:", "graph:")):  # these react to nothing: no code of a user is told
         for failure in [record for record in records if record.seq in causes]:
             gone |= _reactions(records, failure)
     children = {_child_of(record) for record in records if record.seq in causes and record.kind == Kind.CHILD}
