@@ -614,6 +614,28 @@ async def test_a_state_is_not_edited_under_a_child_that_began_with_it(world):
         assert await run.result() == {"n": 1, "kid": 1}
 
 
+@pytest.mark.live_only
+async def test_a_breakpoint_beside_a_branch_that_goes_on_is_resumed_from_elsewhere(world):
+    """The run is not put away meanwhile, so who asks the store cannot see which breakpoint that is."""
+    reached, hold = asyncio.Event(), asyncio.Event()
+
+    async def slow(state):
+        reached.set()
+        await hold.wait()
+        return {"slow": 1}
+
+    graph = fan(ks.Graph("beside", interrupt_before=["quick"]), {"slow": slow, "quick": gives(quick=1)})
+    async with world.engine() as engine, world.engine(worker=False, workflows=[graph]) as elsewhere:
+        await engine.start(graph, run_id="r")
+        await reached.wait()
+        await until(lambda: engine.waits_of("r"))
+        run = await elsewhere.get("r")
+        await run.resume()
+        await until(lambda: not engine.waits_of("r"))
+        hold.set()
+        assert await run.result() == {"slow": 1, "quick": 1}
+
+
 # -- durability --------------------------------------------------------------------------------------------------------
 
 
