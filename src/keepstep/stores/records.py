@@ -23,10 +23,13 @@ _FORMAT_WITH_ORIGIN = 2
 
 #: A value larger than this is kept compressed beside its record.
 COMPRESS_OVER = 100_000
+#: A consolidated state larger than this is: everything in it can be read in the records before it.
+COMPRESS_STATES_OVER = 10_000
 #: A value larger than this is refused, with the step's name.
 MAX_VALUE = 10_000_000
 #: No packed value grows beyond this when it is read, whatever limit it was written under.
 LARGEST_UNPACKED = 1 << 30
+_STATE = Kind.STATE.value
 
 
 #: A whole number that counts something, and an instant; what is stored is held to it when it is read.
@@ -172,7 +175,11 @@ def seal(record: Record, seq: int, previous: str, cipher: Cipher | None = None) 
         return _sealed_and_hidden(record, cipher)
     body = None
     value = record.value
-    if value is not msgspec.UNSET and len(value) > COMPRESS_OVER:
+    if (
+        value is not msgspec.UNSET
+        and len(value) > COMPRESS_STATES_OVER
+        and (len(value) > COMPRESS_OVER or record.kind == _STATE)
+    ):
         body, record = _pack(record, bytes(value))
     text = _encode(record)
     if body is None:
