@@ -739,6 +739,56 @@ async def napping(seconds: float) -> int:
     return await add(one, 1)
 
 
+# -- graphs that several processes know --------------------------------------------------------------------------------
+
+
+talk = ks.Graph("crash:talk", reducers={"answers": "append"})
+
+
+@talk.step
+async def answer(state):
+    EFFECTS.body()
+    await asyncio.sleep(0)
+    return {"answers": [[len(state.get("answers", [])), state["message"]]]}
+
+
+talk.wait("message", into="message")
+talk.edge("message", "answer")
+talk.edge("answer", "message", when=lambda state: len(state["answers"]) < state["count"])
+talk.entry("message")
+talk.exit("answer")
+
+
+till = ks.Graph("crash:till", interrupt_before=["charged"], reducers={"log": "append"})
+
+
+@till.step
+async def priced(state):
+    EFFECTS.body()
+    return {"price": 7, "log": ["priced"]}
+
+
+@till.step
+async def charged(state):
+    EFFECTS.body()
+    await asyncio.sleep(0.01)
+    return {"paid": state["price"], "log": ["charged"]}
+
+
+@till.step
+async def held_open(state):
+    EFFECTS.body()
+    while not os.path.exists(state["path"]):  # noqa: ASYNC110, ASYNC240, PTH110 - the sign comes from another process
+        await asyncio.sleep(0.005)
+    return {"log": ["closed"]}
+
+
+till.edge("priced", "charged")
+till.edge("charged", "held_open")
+till.entry("priced")
+till.exit("held_open")
+
+
 class Served:
     """A process with an engine that does what it is told, line by line."""
 
@@ -770,6 +820,11 @@ class Served:
         handle = await self.engine.get(run_id)
         return await asyncio.gather(*(handle.ask("message", number) for number in numbers))
 
+    async def signal_many(self, run_id, name, payloads, at):
+        """Send these to one run at the same moment as others do."""
+        await asyncio.sleep(at - time.time())
+        await asyncio.gather(*(self.engine.signal(run_id, name, payload) for payload in payloads))
+
     async def steer(self, run_id, act, at=0.0):
         await asyncio.sleep(at - time.time())
         with unless_finished():
@@ -779,9 +834,21 @@ class Served:
         return self.engine.worker.id
 
 
+def dying_at(step):
+    """An observer that kills its process the moment a step's checkpoint is durable."""
+
+    def observe(event):
+        if event.name in ("step.completed", "barrier") and event.step == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return observe
+
+
 async def serve(path, effects, options) -> None:
     record_to(effects)
     loop = asyncio.get_running_loop()
+    if "die_at" in options:
+        options["observers"] = dying_at(options.pop("die_at"))
     async with ks.open(path, **options) as engine:
         served = Served(engine)
         print(json.dumps({"ok": "ready"}), flush=True)
