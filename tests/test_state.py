@@ -157,11 +157,40 @@ def test_a_change_costs_what_it_changes():
 
 
 @pytest.mark.parametrize(
-    "delta", [{"appended": {"a": [1]}}, {"within": {"a": {"set": {}}}}, {"removed": ["z"]}, {"set": 3}]
+    "after, delta",
+    [
+        ([0, 1, 9, 3], {"items": {"k": {"2": 9}}}),
+        ([0, [1], 2, 3, 4, 5], {"items": {"k": {"1": [1]}}, "appended": {"k": [4, 5]}}),
+        ([True, 1, 2, 3], {"items": {"k": {"0": True}}}),
+        ([9, 9, 9, 3], {"set": {"k": [9, 9, 9, 3]}}),
+        ([0, 1, 2], {"set": {"k": [0, 1, 2]}}),
+    ],
+)
+def test_a_few_items_of_a_list_are_told_by_their_number(after, delta):
+    before = TREES.lift({"k": [0, 1, 2, 3], "other": 1}, {}, "it")
+    lifted = TREES.lift({"k": after, "other": 1}, before, "it")
+    assert diff(before, lifted) == delta
+    folded = patch(before, msgspec.json.decode(TREES.encode(delta)))
+    assert same(folded["k"], lifted["k"])
+    tagged = TREES.lift({"k": [(1, 2), 1, 2, 3]}, {}, "it")
+    told = msgspec.json.decode(TREES.encode(diff({"k": before["k"]}, tagged)))
+    assert ks.State.of(patch({"k": before["k"]}, told), TREES.read)["k"] == [(1, 2), 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        {"appended": {"a": [1]}},
+        {"within": {"a": {"set": {}}}},
+        {"removed": ["z"]},
+        {"set": 3},
+        {"items": {"a": {"0": 1}}},
+        {"items": {"list": {"1": 1}}},
+    ],
 )
 def test_a_delta_that_does_not_fit_is_refused(delta):
     with pytest.raises(ValueError, match="does not fit"):
-        patch({"a": 1}, delta)
+        patch({"a": 1, "list": frozen([0])}, delta)
 
 
 def test_a_key_that_is_no_text_is_refused():

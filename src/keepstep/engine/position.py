@@ -26,7 +26,7 @@ MOST_RECORDS = 1000
 EDITS = ("edit", "migrate")
 
 _PASSED = frozenset({Kind.STEP_COMPLETED.value, Kind.BARRIER.value})
-_PARTS = ("set", "removed", "appended", "within")
+_PARTS = ("set", "removed", "items", "appended", "within")
 _decode = msgspec.json.Decoder().decode
 
 

@@ -1,8 +1,8 @@
 """Plain data that nobody can change, and what changed between two of them: the ground under a state.
 
 A tree is what JSON can hold. Its parts are shared between one state and the next, so that a change costs what it
-changes. A delta is readable JSON: `set` and `removed` keys, items `appended` to a list, and deltas `within` a
-dictionary.
+changes. A delta is readable JSON: `set` and `removed` keys, `items` of a list by their number and items `appended` to
+it, and deltas `within` a dictionary.
 """
 
 from __future__ import annotations
@@ -115,7 +115,9 @@ def diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
             inner = diff(before, item)
             if inner:
                 delta.setdefault("within", {})[key] = inner
-        elif type(before) is FrozenList and type(item) is FrozenList and _begins_with(item, before):
+        elif type(before) is FrozenList and type(item) is FrozenList and (moved := _moved(before, item)) is not None:
+            if moved:
+                delta.setdefault("items", {})[key] = moved
             if len(item) > len(before):
                 delta.setdefault("appended", {})[key] = item[len(before) :]
         elif not same(before, item):
@@ -130,10 +132,16 @@ def _is_plain_dict(value: Any) -> bool:
     return type(value) is FrozenDict and TAG not in value
 
 
-def _begins_with(items: FrozenList, beginning: FrozenList) -> bool:
-    if len(items) < len(beginning):
-        return False
-    return all(map(is_, beginning, items)) or all(map(same, beginning, items))
+def _moved(before: FrozenList, after: FrozenList) -> dict[str, Any] | None:
+    """The items that are others now, by their number; None if they are so many that the whole list is less."""
+    if len(after) < len(before):
+        return None
+    if all(map(is_, before, after)):
+        return {}
+    numbers = [number for number, (one, other) in enumerate(zip(before, after, strict=False)) if one is not other and not same(one, other)]
+    if 2 * len(numbers) > len(before):
+        return None
+    return {str(number): after[number] for number in numbers}
 
 
 def same(a: Any, b: Any) -> bool:
@@ -157,13 +165,25 @@ def patch(old: Mapping[str, Any], delta: Mapping[str, Any]) -> dict[str, Any]:
             del items[key]
         for key, value in delta.get("set", {}).items():
             items[key] = frozen(value)
+        for key, moved in delta.get("items", {}).items():
+            items[key] = _replaced(items[key], moved)
         for key, tail in delta.get("appended", {}).items():
             items[key] = _longer(items[key], tail)
         for key, inner in delta.get("within", {}).items():
             items[key] = _patched(items[key], inner)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise ValueError(f"the change does not fit the state before it: {error!r}") from None
     return items
+
+
+def _replaced(items: FrozenList, moved: Mapping[str, Any]) -> FrozenList:
+    if type(items) is not FrozenList:
+        raise TypeError(f"expected a list, found a {type(items).__name__}")
+    new = {int(number): frozen(item) for number, item in moved.items()}
+    changed = list(items)
+    for number, item in new.items():
+        changed[number] = item
+    return FrozenList(changed, items.holds or _holds(new.values()))
 
 
 def _longer(items: FrozenList, tail: Iterable[Any]) -> FrozenList:
@@ -177,5 +197,5 @@ def _patched(items: FrozenDict, delta: Mapping[str, Any]) -> FrozenDict:
     if type(items) is not FrozenDict:
         raise TypeError(f"expected a dictionary, found a {type(items).__name__}")
     changed = patch(items, delta)
-    named = [changed[key] for part in ("set", "appended", "within") for key in delta.get(part, ())]
+    named = [changed[key] for part in ("set", "items", "appended", "within") for key in delta.get(part, ())]
     return FrozenDict(changed, items.holds or _holds(named))

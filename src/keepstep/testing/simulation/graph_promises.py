@@ -24,6 +24,8 @@ def folded(state: dict[str, Any], delta: dict[str, Any]) -> dict[str, Any]:
     """A state after a change as it is stored; written for the judge alone."""
     state = {key: value for key, value in state.items() if key not in delta.get("removed", ())}
     state.update(delta.get("set", {}))
+    for key, moved in delta.get("items", {}).items():
+        state[key] = [moved.get(str(number), item) for number, item in enumerate(state[key])]
     for key, tail in delta.get("appended", {}).items():
         state[key] = state[key] + tail
     for key, inner in delta.get("within", {}).items():
