@@ -118,7 +118,6 @@ def test_everything_is_told_at_once_errors_first():
         ["error", "edge 'c' → 'nowhere'"],
         ["warning", "step 'c'"],
         ["warning", "step 'd'"],
-        ["warning", "step 'e'"],
         ["warning", "step 'b'"],
         ["warning", "edge 'a' → 'c'"],
     ]
@@ -126,6 +125,22 @@ def test_everything_is_told_at_once_errors_first():
 
 def test_an_edge_from_nowhere_to_itself_is_told_once():
     assert len([one for one in told(graph("x x", "a z", nodes=["a", "z"])) if "'x'" in one]) == 1
+
+
+def test_what_only_an_unreachable_step_leads_to_is_told_with_it():
+    found = told(graph("a z", "b c", "c d", "d c low", "d z", "e e", nodes=[*"abcdefz"]))
+    lost = [one.partition("; ")[0] for one in found if "no way leads to it" in one]
+    assert lost == [
+        "warning: step 'b': no way leads to it from the entry 'a', and so not to 'c', 'd'",
+        "warning: step 'e': no way leads to it from the entry 'a'",
+        "warning: step 'f': no way leads to it from the entry 'a'",
+    ]
+
+
+def test_a_circle_that_nothing_leads_to_is_told_once():
+    found = told(graph("a z", "b c", "c b low", "c z"))
+    assert found == [one for one in found if one.startswith("warning: step 'b': no way leads to it")]
+    assert "and so not to 'c'" in found[0]
 
 
 def test_a_way_that_is_never_taken_leads_nowhere():

@@ -50,6 +50,8 @@ def flowing(shape: Shape) -> tuple[Arrow, ...]:
     A branch goes on along its own edges up to the join, or ends where there are none.
     """
     joins = {arrow.source: arrow for arrow in shape.arrows if arrow.kind == "join"}
+    if not joins:
+        return shape.arrows
     branches: dict[str, list[str]] = {}
     after: dict[str, list[str]] = {node.name: [] for node in shape.nodes}
     for arrow in shape.arrows:

@@ -210,10 +210,32 @@ class _Look:
         if self.entry is None:
             return
         found = reached(self.net.after, [self.entry])
-        for number, name in enumerate(self.net.names):
-            if number not in found:
-                how = "lead an edge to it, or take it away, unless a step goes there with Goto"
-                yield _warning(_step(name), f"no way leads to it from the entry {self.shape.entry!r}", how)
+        lost = [number for number in range(len(self.net)) if number not in found]
+        for first, others in self._led_by(lost):
+            what = f"no way leads to it from the entry {self.shape.entry!r}"
+            if others:
+                what += f", and so not to {_listed(self.net.named(others))}"
+            how = "lead an edge to it, or take it away, unless a step goes there with Goto"
+            yield _warning(_step(self.net.names[first]), what, how)
+
+    def _led_by(self, lost: list[int]) -> list[tuple[int, list[int]]]:
+        """Steps that are not come to, each once: those to which nothing leads first, with what only they lead to."""
+        inside = set(lost)
+        firsts = [number for number in lost if not inside.intersection(self.net.before[number]) - {number}]
+        told: set[int] = set()
+        parts = []
+        for first in (*firsts, *lost):  # what only goes round in a circle has no first one
+            if first not in told:
+                part = {first}
+                waiting = [first]
+                while waiting:
+                    for target in self.net.after[waiting.pop()]:
+                        if target in inside and target not in told and target not in part:
+                            part.add(target)
+                            waiting.append(target)
+                told |= part
+                parts.append((first, sorted(part - {first})))
+        return parts
 
     def stuck(self) -> Iterator[Problem]:
         """Steps and loops from which there is no way to an exit."""
