@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 import xml.etree.ElementTree as ET
 
 import pytest
 
 from keepstep.cli import exits
+from tests.cli.conftest import ROOT
 
 PROGRAM = """
 from pathlib import Path
@@ -191,6 +193,17 @@ def test_a_file_is_drawn_without_its_functions(drawn, folder):
             "○ end  (exit)",
         )
     ]
+
+
+def test_the_examples_are_drawn_and_nothing_is_wrong_with_them(drawn, monkeypatch):
+    told = {}
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        monkeypatch.delitem(sys.modules, path.stem, raising=False)
+        told[path.stem] = drawn("graph", path)
+        monkeypatch.delitem(sys.modules, path.stem, raising=False)
+    graphs = {name: done for name, done in told.items() if "is a function" not in done.err}
+    assert "newsroom" in graphs
+    assert {(done.code, done.err) for done in graphs.values()} == {(0, "")}
 
 
 @pytest.mark.parametrize(
