@@ -19,8 +19,7 @@ from .shape import Arrow, Problem, Shape
 
 log = logging.getLogger("keepstep.workflows")
 
-#: The longest way through a definition, in steps, that is not warned of. Nothing here fails for being longer, but what
-#: is longer is better read, run and mended in parts.
+#: The longest way through a definition, in steps. What is longer is better read, run and mended in parts.
 DEPTH_LIMIT = 1000
 
 #: A list in a message ends after so many names; the problems themselves are all there.
@@ -284,9 +283,8 @@ class _Look:
         ahead = without(self.net, self.back)
         deepest = max(depths(ahead, ordered(ahead)), default=-1) + 1
         if deepest > self.depth_limit:
-            longest = f"the longest way through it is {deepest:,} steps"
-            what = f"{longest}, and more than {self.depth_limit:,} are hard to follow"
-            yield _warning(self.whole, what, "split it: a workflow can be a step of another")
+            what = f"the longest way through it is {deepest} steps, and {self.depth_limit} is the limit"
+            yield _error(self.whole, what, "split it: a workflow can be a step of another")
 
 
 def _names(shape: Shape) -> list[str]:
