@@ -237,9 +237,5 @@ def _width(text: str, size: float) -> float:
 
 
 def _xml(text: str) -> str:
-    """Text for an element, without what XML cannot hold."""
-    return escape("".join(c if _is_xml(c) else "�" for c in text), quote=True)
-
-
-def _is_xml(c: str) -> bool:
-    return c in "\t\n\r" or " " <= c <= "\ud7ff" or "\ue000" <= c <= "�" or c >= "\U00010000"
+    """Text for an element; what XML cannot hold at all has been spelt out before."""
+    return escape(text)
