@@ -86,6 +86,11 @@ def test_each_branch_is_somewhere_else():
     }
 
 
+def test_a_branch_that_has_come_to_the_join_waits_there_for_the_others():
+    """It led there by an edge of its own; the join is not under way before all are there."""
+    assert "z" not in told(FORKED, Status.RUNNING, done("a#1", "p"), done("p#1.b/b#1", "z"))
+
+
 def test_what_was_under_way_beside_a_failure_was_given_up():
     assert told(FORKED, Status.FAILED, done("a#1", "p"), failed("p#1.b/b#1")) == {
         "a": "completed",
