@@ -773,6 +773,113 @@ async def test_weaker_durability(world, effects):
     assert await outcome(world, dag) == {"three": None}
 
 
+# -- steered and changed -----------------------------------------------------------------------------------------------
+
+
+async def test_a_paused_dag_begins_nothing_until_it_is_resumed(world, effects):
+    dag, gate = ks.Dag("paused"), asyncio.Event()
+
+    @dag.step
+    async def one():
+        await gate.wait()
+        return 1
+
+    @dag.step(needs=["one"])
+    async def two(one):
+        effects.append("two")
+        return one + 1
+
+    async with world.engine() as engine:
+        run = await engine.start(dag, run_id="r")
+        await until(lambda: engine.live["r"].bodies)
+        await run.pause()
+        await until(lambda: engine.live["r"].holding)
+        gate.set()
+        await until_status(run, "paused")
+        assert effects == []
+        await run.resume()
+        assert await run.result(10) == {"two": 2}
+
+
+async def test_a_dag_is_rewound_and_forked(world, effects):
+    """What comes before the point stays, the decision too; what comes after is done again."""
+    dag, answers = ks.Dag("rewound"), [True]
+
+    @dag.step(when=lambda given: answers.pop())
+    async def one():
+        effects.append("one")
+        return 1
+
+    @dag.step(needs=["one"])
+    async def two(one):
+        effects.append("two")
+        return one + 1
+
+    @dag.step(needs=["two"])
+    async def three(two):
+        effects.append("three")
+        return two + 1
+
+    async with world.engine() as engine:
+        run = await engine.start(dag, run_id="r")
+        assert await run.result(10) == {"three": 3}
+        del effects[:]
+        await run.rewind(step="three#1")
+        assert await run.result(10) == {"three": 3}
+        assert effects == ["three"]
+        fork = await engine.fork("r", step="two#1")
+        assert await fork.result(10) == {"three": 3}
+        assert effects == ["three", "two", "three"]
+
+
+async def changed(world, effects, new, **options):
+    """A run that waits for a child inside a dag, taken up under another definition: its handle."""
+    gate = asyncio.Event()
+
+    def made(step):
+        dag = ks.Dag("changing", **options)
+
+        @dag.step
+        async def first():
+            effects.append("first")
+            return 1
+
+        @dag.step(needs=["first"])
+        async def held(first):
+            effects.append("held")
+            await gate.wait()
+            return 2
+
+        step(dag)
+        return dag
+
+    engine = await world.started(workflows=[made(lambda dag: None)], replay_always=False)
+    await engine.start("changing", run_id="r")
+    await until(lambda: "held" in effects)
+    gate.set()
+    return await world.crash_and_recover(engine, workflows=[made(new)], replay_always=False)
+
+
+def inserted(dag):
+    dag.add(lambda first: 100 + first, "added", needs=["first"])
+
+
+async def test_a_run_is_not_taken_up_under_another_definition(world, effects):
+    engine = await changed(world, effects, inserted)
+    run = await engine.get("r")
+    await until_status(run, "set aside")
+    with pytest.raises(ks.RunSetAside, match="added needs=first"):
+        await run.result(1)
+    assert effects == ["first", "held"]
+
+
+async def test_a_compatible_dag_goes_on_with_what_was_inserted(world, effects):
+    engine = await changed(world, effects, inserted, on_change="compatible")
+    run = await engine.get("r")
+    assert await run.result(10) == {"held": 2, "added": 101}
+    assert effects == ["first", "held", "held"]
+
+
 # -- every beginning ---------------------------------------------------------------------------------------------------
 
 
