@@ -480,6 +480,16 @@ MUTANTS = [
         "what is done again after a rewind has the idempotency key of the first time, and the children their old ids",
         ("engine.history:Superseded.add", "self.generation += 1", "self.generation = 0"),
     ),
+    mutant(
+        "fork waits for another's child",
+        "a fork does not start its own child where the run that it comes from had one under way",
+        ("engine.children:StartCall._renew", "if not heard and not known:", "if False:"),
+    ),
+    mutant(
+        "edit forgotten",
+        "what a person made of the state of a graph is not folded in",
+        ("engine.walk:Walk._take_edits", "position.edit(run.edits.pop(0))", "run.edits.pop(0)"),
+    ),
     # -- graphs and dags ----------------------------------------------------------------------------------------------
     mutant(
         "removed key stays",

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from ...errors import AlreadyFinished, RunConflict
+from ...errors import AlreadyFinished, DefinitionError, RunConflict
 from .graphs import BY_HAND, PREFIX
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ...model import Run
     from .world import World
 
+#: What the name of a fork ends with.
+FORK = "-fork"
 #: How often the client looks whether a run that it wants to change has come to rest, and after how long.
 TRIES, PAUSE_SECONDS = 20, 0.3
 
@@ -75,6 +77,22 @@ async def edit(world: World, handle: RunHandle[Any], value: int) -> None:
         world.client_sends(handle.id)
 
 
+async def fork(world: World, handle: RunHandle[Any], part: float) -> None:
+    """Start another run with a copy of this part of the history; it must come to the same.
+
+    A program that signals itself has its own name in what it asks, which is another in a fork.
+    """
+    run = await handle.run()
+    if any(word in str(world.specs[handle.id]) for word in ("'ping'", "'contend'")):
+        return
+    at = world.forks.setdefault(f"{run.id}{FORK}", int(part * run.seq))
+    try:
+        await world.client.engine.fork(run.id, at, run_id=f"{run.id}{FORK}", reason="to see what comes of it")
+    except DefinitionError:  # beyond its cancel or its deadline
+        return
+    world.is_forked(run.id)
+
+
 async def _at_rest(world: World, handle: RunHandle[Any], act: Callable[[Run], Awaitable[None]]) -> None:
     """Do something to a run that nobody drives; one that is driven is paused first, and resumed in any case."""
     paused = False
@@ -111,6 +129,7 @@ ACTS: dict[str, Act] = {
     "resolve": resolve,
     "rewind": rewind,
     "edit": edit,
+    "fork": fork,
 }
 #: Acts that the world waits for before it ends, though every run has ended.
-AWAITED = frozenset({"rewind", "edit"})
+AWAITED = frozenset({"rewind", "edit", "fork"})

@@ -11,6 +11,7 @@ import msgspec
 from ...model import Kind, Status
 from ...ports import CURRENT
 from ...stores.records import Record
+from .acts import FORK
 from .graphs import BY_HAND, PREFIX, Foreseen, foreseen
 from .promise import Promise
 
@@ -97,7 +98,7 @@ class StepsSeeTheirState(OfGraphs):
         }
 
     def saw(self, run: str, key: str, state: dict[str, Any]) -> None:
-        known = self._foreseen.get(run)
+        known = self._foreseen.get(run.removesuffix(FORK))
         if known is None or key.rpartition("/")[2].startswith(("one", "two", "between")) or key.startswith("worknew"):
             return
         found = {name: value for name, value in state.items() if name != BY_HAND}
@@ -151,7 +152,7 @@ class IterationsAreLimited(OfGraphs):
         self._most = {run["id"]: run["most"] for run in self.world.plan["runs"] if run["workflow"] == "graph"}
 
     def begins(self, body: Body, idempotency_key: str) -> None:
-        most = self._most.get(body.run)
+        most = self._most.get(body.run.removesuffix(FORK))
         if most is not None and int(body.key.rpartition("#")[2]) > most:
             self.broken(f"{body.run} {body.key} begins, and it may be passed {most} times")
 

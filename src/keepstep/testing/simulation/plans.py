@@ -114,6 +114,10 @@ def _edit(world: World, process: Process, event: Event) -> None:
     world.client_does(world.now, event["run"], "edit", event["value"])
 
 
+def _fork(world: World, process: Process, event: Event) -> None:
+    world.client_does(world.now, event["run"], "fork", event["part"])
+
+
 def _seconds(random: Random, *choices: float) -> float:
     return round(random.choice(choices) * (0.5 + random.random()), 3)
 
@@ -149,13 +153,14 @@ FAULTS: dict[str, Fault] = {
     "pause run": Fault(_pause_run, lambda r: {"seconds": _seconds(r, 0.5, 3.0)}, ("time",), 2),
     # What came later is drawn apart, so that every seed goes on to mean what it meant before.
     "rewind": Fault(_rewind, lambda r: {"part": round(r.random(), 3)}, ("time",), 0),
+    "fork": Fault(_fork, lambda r: {"part": round(r.random(), 3)}, ("time",), 0),
     "edit": Fault(_edit, lambda r: {"value": r.randint(1, 9)}, ("time",), 0),
 }
 #: How often what came later befalls a history.
-_LATER = {"rewind": 0.1}
+_LATER = {"rewind": 0.1, "fork": 0.06}
 #: What is done to graphs only, as often as this.
 _TO_GRAPHS = {"edit": 0.3}
-_OF_PEOPLE = ("cancel", "pause run", "rewind", "edit")
+_OF_PEOPLE = ("cancel", "pause run", "rewind", "edit", "fork")
 #: How many moments of each kind there may be before it, as powers of two: callbacks, calls, bodies that begin, claims.
 _MOMENTS = {"callback": 9, "call": 7, "body": 4, "claim": 2}
 #: These may befall the client's own process as well.

@@ -44,7 +44,7 @@ from ...stores.records import Record, unseal
 from ...stores.rules import ENDED
 from ..virtual import EPOCH
 from . import programs
-from .acts import ACTS, AWAITED
+from .acts import ACTS, AWAITED, FORK
 from .counted import counting, generation_of
 from .dags import dag_of
 from .graphs import first_state, graphs_of
@@ -310,6 +310,8 @@ class World:
         self.results: dict[str, Any] = {}
         self.cancelled: set[str] = set()
         self.went_back: set[str] = set()
+        self.forks: dict[str, int] = {}
+        self.specs: dict[str, dict[str, Any]] = {run["id"]: run for run in plan["runs"]}
         self.acts_to_come = sum(event["what"] in AWAITED for event in plan["events"])
         self.befell: dict[str, int] = {}
         self.story: list[str] = []
@@ -475,12 +477,23 @@ class World:
 
     def client_sends(self, run_id: str) -> None:
         """Have the client send what a run waits for, each at its time, or now if that is past."""
-        (run,) = (one for one in self.plan["runs"] if one["id"] == run_id)
+        run = self.specs[run_id]
         for name, number, at, twice in _signals(run["parts"]):
             for extra in (0.0, 0.4) if twice else (0.0,):
                 self.client_does(at + extra, run["id"], "signal", name, number)
         for name, number, at in _questions(run["parts"]):
             self.client_does(at, run["id"], "ask", name, number)
+
+    @property
+    def client(self) -> Process:
+        return self.processes[CLIENT]
+
+    def is_forked(self, run_id: str) -> None:
+        """The client has forked a run: the other one must come to the same, and is sent the same."""
+        fork = f"{run_id}{FORK}"
+        if fork not in self.accepted:
+            self.specs[fork] = self.accepted[fork] = {**self.specs[run_id], "id": fork}
+            self.client_sends(fork)
 
     async def _started(self, process: Process, run: dict[str, Any]) -> None:
         options = {"run_id": run["id"], "deadline": run.get("deadline"), "delay": run.get("delay", 0.0)}
@@ -643,7 +656,7 @@ class World:
             hook(call)
 
     def child_is_told(self, run: str) -> None:
-        if self.store.get_run(run) is None:
+        if self.store.get_run(run) is None and FORK not in run:  # which makes its own in the commit after this
             self.breaks("a child that its parent knows is there", run)
 
     def asked(self, name: str, payload: Any) -> None:
