@@ -452,8 +452,8 @@ MUTANTS = [
         "what a rewind has left behind is replayed all the same",
         (
             "engine.history:Superseded.__contains__",
-            "seq in self._one_by_one or self.rewound(seq)",
-            "seq in self._one_by_one",
+            "seq in self._after[-1][1] or self.rewound(seq)",
+            "seq in self._after[-1][1]",
         ),
     ),
     mutant(
@@ -461,14 +461,18 @@ MUTANTS = [
         "the last record that is to count after a rewind does not",
         (
             "engine.history:Superseded.add",
-            "self._ranges.append((beyond, record.seq))",
-            "self._ranges.append((beyond - 1, record.seq))",
+            "(*ranges, (beyond, record.seq))",
+            "(*ranges, (beyond - 1, record.seq))",
         ),
     ),
     mutant(
         "rewind not undone",
         "what an earlier rewind had left behind stays so, though a later one goes back to before it",
-        ("engine.history:Superseded.add", "self._ranges = [one for one in self._ranges if one[1] <= beyond]", "pass"),
+        (
+            "engine.history:Superseded.add",
+            "_, named, ranges = self._after[max(bisect_right(self._after, beyond, key=_number) - 1, 0)]",
+            "pass",
+        ),
     ),
     mutant(
         "signals lost in a rewind",
