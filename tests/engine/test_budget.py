@@ -349,6 +349,37 @@ async def test_a_crash_at_any_write_makes_the_budget_another():
     assert await crash_everywhere(MemoryDisk, play, judge, workflows=[program]) > 4
 
 
+@pytest.mark.live_only
+async def test_a_graph_that_goes_on_from_its_state_forgets_what_it_spent(world, effects):
+    graph = ks.Graph("spending", budget=ks.Budget(tokens=200))
+
+    @graph.step
+    async def ask_on(state):
+        ks.spend(tokens=1)
+        effects.append(state["count"])
+        return {"count": state["count"] + 1}
+
+    graph.wait("rest", signal="go")
+    graph.edge("ask_on", "rest", when=ks.when.equals("count", 150))
+    graph.edge("ask_on", "ask_on")
+    graph.edge("rest", "ask_on")
+    graph.entry("ask_on")
+    graph.exit("rest")
+
+    engine = await world.started(linger_seconds=60)
+    run = await engine.start(graph, {"count": 0}, run_id="r")
+    await until_at_last_wait(engine, "r")
+    assert any(one.kind == "consolidated state" for one in await run.checkpoints())
+    engine = await world.crash_and_recover(engine, linger_seconds=60)
+    run = await engine.get("r")
+    await run.signal("go")
+    with pytest.raises(ks.ExecutionError, match="'ask_on#201' was not started.*200 of 200 tokens"):
+        await run.result(10)
+    assert (await run.spent()).tokens == 200
+    await engine.close()
+    assert effects == list(range(200))
+
+
 def test_what_was_spent_is_lost_in_a_consolidated_state():
     began = datetime(2026, 1, 1, tzinfo=UTC)
     spent = Spent(began)
