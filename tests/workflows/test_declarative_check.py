@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keepstep.workflows import declarative_check
+from keepstep.workflows import declarative_check, declarative_schema
 from keepstep.workflows.declarative import check, check_all, schema, schema_text
 from keepstep.workflows.declarative_build import Names
 from keepstep.workflows.declarative_check import REMEMBERED, cache_info, examine
@@ -274,6 +274,18 @@ def test_ten_thousand_steps_are_looked_at():
     wide = {f"s{n}": {"needs": ["s0"]} if n else {} for n in range(10_000)}
     text = json.dumps({"keepstep": 1, "metadata": {"name": "x"}, "steps": wide})
     assert examine(text.encode(), is_json=True).ok
+
+
+def test_thousands_of_names_that_lead_nowhere_do_not_take_for_ever(monkeypatch):
+    compared = []
+    monkeypatch.setattr(
+        declarative_schema.difflib, "get_close_matches", lambda *given, **_: compared.append(given) or []
+    )
+    steps = {f"step-{n}": {"next": f"stop-{n}"} for n in range(5_000)}
+    text = json.dumps({"keepstep": 1, "metadata": {"name": "x"}, "steps": steps})
+    assert len(examine(text.encode(), is_json=True).problems) >= 5_000
+    assert len(compared) <= declarative_schema.SUGGESTIONS
+    assert max(len(known) for _, known in compared) <= 500
 
 
 # -- many, and the same again ------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from .declarative_cel import VARIABLES, Condition
 from .declarative_check import Examined, exits_of, inside, items, kind_of
 from .declarative_http import DEFAULT_SECONDS, MAX_BYTES, Request, bare_url
 from .declarative_read import Value
-from .declarative_schema import nearest, problem, shown
+from .declarative_schema import SUGGESTIONS, nearest, problem, shown
 from .definition import KNOWN, Step, Workflow
 from .described import short_hash
 from .graph import Graph
@@ -250,7 +250,9 @@ class Builder:
         named = step.data.get(what)
         wanted = named.data if named is not None else name
         if wanted not in known:
-            how = nearest(wanted, known) or f"give it with {what}s= or modules="
+            how = (
+                nearest(wanted, known) if len(self.problems) < SUGGESTIONS else ""
+            ) or f"give it with {what}s= or modules="
             path, at = (f"steps.{name}.{what}", named.at) if named is not None else (f"steps.{name}", step.key)
             self.problems.append(problem(path, f"there is no {what} {shown(wanted)}", how, at))
             return None

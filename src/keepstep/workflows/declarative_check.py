@@ -6,6 +6,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from threading import Lock
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -13,7 +14,7 @@ from urllib.parse import urlsplit
 from .declarative_cel import VARIABLES, BadCondition, compiled
 from .declarative_http import RESERVED_HEADERS
 from .declarative_read import Spot, Unreadable, Value, read
-from .declarative_schema import kinds, misfits, nearest, problem, shown
+from .declarative_schema import SUGGESTIONS, kinds, misfits, nearest, problem, shown
 from .shape import Arrow, Node, Problem, Shape
 from .validate import problems as shape_problems
 
@@ -127,7 +128,7 @@ class _Look:
         )
         self.form = self._form()
         self.variable = VARIABLES[self.form]
-        self.lost = False
+        self.lost = 0  # references that lead nowhere
 
     def _form(self) -> Form:
         given = inside(self.root, "spec", "form")
@@ -158,8 +159,10 @@ class _Look:
         if isinstance(value.data, str) and self.steps_value is not None and isinstance(self.steps_value.data, dict):
             names = self.steps_value.data
             if value.data not in names:
-                self.lost = True
-                how = nearest(value.data, names) or f"there are: {', '.join(list(names)[:12])}"
+                self.lost += 1
+                how = (
+                    nearest(value.data, names) if self.lost <= SUGGESTIONS else ""
+                ) or f"there are: {', '.join(islice(names, 12))}"
                 yield problem(path, f"there is no step {shown(value.data)}", how, value.at)
 
     def all_known(self, path: str, value: Value | None) -> Iterator[Problem]:

@@ -19,6 +19,10 @@ from .shape import Problem
 
 #: A value is shown in a message up to so many characters.
 _SHOWN = 60
+#: A word that is not known is compared with so many others.
+_COMPARED = 500
+#: So many problems of a file come with what may have been meant: a thousand more would take long and help nobody.
+SUGGESTIONS = 100
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
@@ -251,6 +255,6 @@ def shown(data: Any) -> str:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """What may have been meant by a word that is not known."""
-    near = [one for one in known if abs(len(one) - len(word)) <= 3]
+    near = [one for one in known if abs(len(one) - len(word)) <= 3][:_COMPARED]
     found = difflib.get_close_matches(word, near, n=1, cutoff=0.6)
     return f"did you mean {found[0]!r}?" if found else ""
