@@ -12,6 +12,7 @@ import pytest
 
 import keepstep as ks
 from keepstep.engine import history, position
+from keepstep.engine.doctor import examine
 from keepstep.errors import DuplicateName, InvalidGraph
 from keepstep.model import Kind
 from tests.engine.world import until, until_status
@@ -952,3 +953,54 @@ async def test_a_run_stays_at_a_breakpoint_whatever_is_written_down_there(world,
     result = await run.result()
     assert (ran, result["seen"]) == (["one", "two", "four"], 1)
     await engine.close()
+
+
+@pytest.mark.parametrize(
+    "write, told",
+    [
+        (lambda g: g.edge("a", "b", when=_never), "not an async one, which would have to be waited for"),
+        (lambda g: g.parallel("p", "ab", join="b"), "branches is a list of names, not the text 'ab'"),
+        (lambda g: g.parallel("p", ["a"], join="b", wait="any"), r"wait= is ks.All\(\), ks.Any\(\) or ks.Quorum"),
+        (lambda g: g.parallel("p", ["a"], join="b", wait=ks.Any), r"wait= is ks.All\(\), ks.Any\(\) or ks.Quorum"),
+        (lambda g: g.parallel("p", ["a"], join="b", wait=ks.Quorum(5)), "waits for 5 of its branches, and has 1"),
+        (lambda g: g.delay("w", "5s"), "step 'w': a delay in seconds must be a number"),
+        (lambda g: g.wait("w", timeout=-1), "must be finite and at least 0"),
+        (lambda g: g.map("m", double, over="a", into="b", concurrency=0), "concurrency is a whole number from 1"),
+        (lambda g: ks.Graph("h", interrupt_before="charge"), "interrupt_before is a list of names"),
+    ],
+)
+def test_an_option_that_is_not_right_is_told_where_it_is_written(write, told):
+    with pytest.raises(ks.DefinitionError, match=told):
+        write(ks.Graph("g"))
+
+
+async def _never(state):
+    return False
+
+
+def test_an_option_that_names_no_step_is_told():
+    graph = ks.Graph("g", durability="steps=chrage", interrupt_after=["chargé"])
+    graph.add(gives(), name="charge")
+    graph.entry("charge")
+    graph.exit("charge")
+    with pytest.raises(InvalidGraph) as caught:
+        graph.close()
+    assert "durability: there is no step 'chrage'; did you mean 'charge'?" in str(caught.value)
+    assert "interrupt_after: there is no step 'chargé'" in str(caught.value)
+
+
+@pytest.mark.one_store
+@pytest.mark.live_only
+async def test_a_run_at_a_breakpoint_is_not_taken_for_a_stalled_one(world):
+    graph = ks.Graph("halted", interrupt_before=["a"])
+    graph.add(gives(a=1), name="a")
+    graph.entry("a")
+    graph.exit("a")
+    async with world.engine() as engine:
+        run = await engine.start(graph, run_id="r")
+        await until_status(run, "waiting")
+        findings = (await examine(engine)).findings
+        assert [(one.code, one.severity) for one in findings if "r" in one.runs] == [("breakpoint", "note")]
+        assert "waits at the breakpoint before a#1" in (await run.info()).why
+        with pytest.raises(ks.DefinitionError, match="has no state of stage typo there; it has those of: none"):
+            await run.state(stage="typo")

@@ -33,7 +33,7 @@ COMMANDS = {
     "approve": ("steer:approve", "Answer a run that waits for a yes or a no."),
     "ask": ("steer:ask", "Send a run a question and print its reply."),
     "pause": ("steer:pause", "Stop a run at its next step boundary."),
-    "resume": ("steer:resume", "Let a paused run go on."),
+    "resume": ("steer:resume", "Let a paused run go on, or one at a breakpoint."),
     "cancel": ("steer:cancel", "Cancel a run, for good."),
     "retry": ("steer:retry", "Let a failed or set-aside run go on."),
     "rewind": ("travel:rewind", "Let a run go on from an earlier checkpoint."),

@@ -303,7 +303,7 @@ def _hints(run: Run) -> list[str]:
     hints = [line("approve", run.id, name) for name in words.awaited(run) if words.waits_for(run) != "a worker"]
     doubted = [line("resolve", run.id, words.step_name(step)) for step in words.in_doubt(run)]
     hints += [f"{settle} --result JSON | --failed | --again" for settle in doubted]
-    if run.status is Status.PAUSED:
+    if run.status is Status.PAUSED or words.stops(run):
         hints.append(line("resume", run.id))
     if run.status in (Status.FAILED, Status.SET_ASIDE) and not handed_over(run):
         hints.append(line("retry", run.id))

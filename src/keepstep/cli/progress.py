@@ -111,6 +111,8 @@ class Lines:
         self.say("waiting", f"waits for {waits}" if waits else run.status.value, run.id, "blue")
         for name in words.awaited(run):
             self.plain(f"    {line('approve', run.id, name)}")
+        if words.stops(run):
+            self.plain(f"    {line('resume', run.id)}")
 
     def say(self, mark: str, text: str, run: str = "", colour: str | None = None) -> None:
         whose = f"{words.one_line(run)}  " if run and run != self.run else ""

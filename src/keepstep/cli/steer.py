@@ -175,7 +175,7 @@ def pause(settings: Settings, *, run_id: str, reason: str) -> None:
 @RUN
 @REASON
 def resume(settings: Settings, *, run_id: str, reason: str) -> None:
-    """Let a paused run go on."""
+    """Let a run go on that is paused, or that waits at a breakpoint."""
 
     async def act(engine: Engine) -> str:
         handle = await find(engine, run_id)

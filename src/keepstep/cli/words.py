@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..model import Checkpoint, ErrorInfo, Run, Status
-from ..model.signal import BLOCKED, CHILD, RESERVED, RESOLVE
+from ..model.signal import BLOCKED, CHILD, GO, RESERVED, RESOLVE, stop_at
 
 if TYPE_CHECKING:
     from ..model import WorkerInfo
@@ -172,6 +172,11 @@ def in_doubt(run: Run) -> list[str]:
     return [name.removeprefix(f"{RESOLVE}:") for name in run.wakes if name.startswith(f"{RESOLVE}:")]
 
 
+def stops(run: Run) -> list[str]:
+    """The breakpoints that a parked run waits at."""
+    return [stop_at(name) for name in run.wakes if name.startswith(GO)]
+
+
 def blocked(run: Run) -> list[str]:
     """The steps of a parked run that are not ready."""
     return [name.removeprefix(BLOCKED) for name in run.wakes if name.startswith(BLOCKED)]
@@ -193,6 +198,7 @@ def waits_for(run: Run) -> str:
     waits += [f"child {step_name(name.removeprefix(CHILD))}" for name in run.wakes if name.startswith(CHILD)]
     waits += [f"a decision on {step_name(step)}" for step in in_doubt(run)]
     waits += [f"{step_name(step)} to be ready" for step in blocked(run)]
+    waits += [f"a person at the breakpoint {stop}: keepstep resume" for stop in stops(run)]
     if run.due_at is not None:
         waits.append(_time_of(run))
     return " or ".join(waits)

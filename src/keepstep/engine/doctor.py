@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import CheckpointCorrupt, EncryptionError, StoreError, StoreUnavailable
 from ..model import FINISHED, Kind, Run, RunQuery, Signal, Status, WorkerInfo
-from ..model.signal import BLOCKED, CHILD, RESERVED, RESOLVE, RESUME
+from ..model.signal import BLOCKED, CHILD, GO, RESERVED, RESOLVE, RESUME, stop_at
 from ..ports import Send, instant
 from ..stores.records import unseal
 from ..stores.sealed import below
@@ -297,7 +297,7 @@ class _Doctor:
 
     async def _without_time(self, run: Run) -> None:
         """No time wakes the run, so a signal or a child must."""
-        waits = [name for name in run.wakes if not name.startswith(RESERVED) or name.startswith((CHILD, RESOLVE))]
+        waits = [name for name in run.wakes if not name.startswith(RESERVED) or name.startswith((CHILD, RESOLVE, GO))]
         if not waits:
             self._stalled(run, f"it is {run.status.value}, and no time, signal or child will ever wake it")
             return
@@ -313,6 +313,14 @@ class _Doctor:
                     f"step {step} of run {run.id} may or may not have happened, and waits for a person",
                     f"keepstep resolve {quote(run.id)} {quote(step.removesuffix('#1'))} "
                     "--result JSON | --failed | --again",
+                    runs=[run.id],
+                )
+            elif name.startswith(GO):
+                self.find(
+                    Severity.NOTE,
+                    "breakpoint",
+                    f"run {run.id} ({run.workflow}) waits at the breakpoint {stop_at(name)}",
+                    f"keepstep resume {quote(run.id)}",
                     runs=[run.id],
                 )
             elif name.startswith(CHILD):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import KeepstepError, RunNotFound
 from ..model import Kind, Outcome, Status
-from ..model.signal import RESERVED, RESOLVE
+from ..model.signal import GO, RESERVED, RESOLVE, stop_at
 from .dry import replay
 from .past import past
 
@@ -110,6 +110,9 @@ def _stands(run: Run) -> tuple[bool, str]:
     doubts = [name.removeprefix(f"{RESOLVE}:") for name in run.wakes if name.startswith(f"{RESOLVE}:")]
     if doubts:
         return False, f"step {doubts[0]} may or may not have happened; a person must resolve it"
+    stops = [stop_at(name) for name in run.wakes if name.startswith(GO)]
+    if stops:
+        return False, f"it waits at the breakpoint {stops[0]}; a person may resume it"
     waits = [name for name in run.wakes if not name.startswith(RESERVED)]
     told = [f"signal {name}" for name in waits]
     told += [f"its child of {name.removeprefix('ks:child:')}" for name in run.wakes if name.startswith("ks:child:")]

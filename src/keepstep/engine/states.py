@@ -86,6 +86,10 @@ async def state_at(engine: Engine, run_id: str, at: int | None, level: str = "")
     """The state of a run after one of its records, or now."""
     run = await run_with_state(engine, run_id)
     position = await position_at(engine, run, at)
+    if level and level not in position.levels:
+        there = ", ".join(name.replace(":", " ") for name in position.levels if name) or "none"
+        told = level.replace(":", " ")
+        raise DefinitionError(f"run {run_id!r} has no state of {told} there; it has those of: {there}")
     return position.state(trees_of(engine, run), run.id, level)
 
 

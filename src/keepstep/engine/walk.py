@@ -143,7 +143,8 @@ class Walk:
             except Exception as error:
                 raise self._failed(name, error, f"an edge of {name!r} could not be decided") from error
             if target is None:
-                raise self._failed(name, None, f"no edge from {name!r} holds, and it is no exit")
+                told = f"no edge from {name!r} holds, and it is no exit; edit the state (handle.edit), or the graph"
+                raise self._failed(name, None, told)
         position.at = target
         note(self.branch, Kind.DECISION, key, None, {"next": target})
         return target or ""
@@ -151,17 +152,21 @@ class Walk:
     def _count(self, name: str) -> None:
         visits = self.branch.counts.get(name, 0)
         if visits >= self.graph.max_iterations:
-            raise self._failed(name, None, f"step {name!r} was passed {visits} times, which is max_iterations")
+            told = f"step {name!r} was passed {visits} times, which is max_iterations; if that is right, raise it there"
+            raise self._failed(name, None, told)
         engine = self.run.engine
         if visits and engine.observed and self.run.history is None:
             engine.observe("step.revisited", self.run, step=f"{self.branch.prefix}{name}#{visits + 1}", visits=visits)
 
     def _failed(self, name: str, error: BaseException | None, told: str = "") -> ExecutionError:
         path = tuple(self.position.trail)
-        way = " → ".join([*path[-8:], name] if not path or path[-1] != name or error is not None else path[-8:])
+        here = told and path and path[-1] == name  # the step is passed; what comes after it is the trouble
+        way = " → ".join(path[-8:] if here else [*path[-8:], name])
         message = told or f"step {name!r} failed"
-        if error is not None:
+        if isinstance(error, KeepstepError):
             message = f"{message}: {error}"
+        elif error is not None:
+            message = f"{message}: {type(error).__name__}: {error}"
         failed = ExecutionError(f"{message} (path: {way})", self.run.id, step=name, path=path, state=self.state())
         failed.__cause__ = error
         return failed

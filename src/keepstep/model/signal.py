@@ -17,6 +17,12 @@ CHILD = "ks:child:"
 BLOCKED = "ks:blocked:"
 
 
+def stop_at(name: str) -> str:
+    """The breakpoint that a signal lets a run go on from, in words: `before pay#1`."""
+    key, _, when = name.removeprefix(GO).rpartition(".")
+    return f"{when} {key}"
+
+
 @dataclass(frozen=True, slots=True)
 class Signal:
     """A message to one run. The store gives `seq`, gapless per run, and the `checksum`; `payload` is JSON text.

@@ -11,7 +11,7 @@ from math import isfinite
 from typing import Any
 from uuid import UUID
 
-from .tree import PLAIN, SHOWN, TAG, TAGGED, FrozenDict, FrozenList, thaw
+from .tree import PLAIN, SHOWN, TAG, TAGGED, FrozenDict, FrozenList, refuse_change, thaw
 
 _JSON = frozenset((type(None), bool, int, str))
 _IMMUTABLE = frozenset((bytes, complex, range, Decimal, UUID, datetime, date, time, timedelta))
@@ -101,6 +101,11 @@ class State(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"State({dict(self)!r})"
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        refuse_change()
+
+    __delitem__ = __ior__ = refuse_change
 
     def __deepcopy__(self, memo: Any) -> State:
         return self

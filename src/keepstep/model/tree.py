@@ -19,7 +19,8 @@ TAG = "$"
 PLAIN, TAGGED, SHOWN = range(3)
 
 
-def _refuse(*_: Any, **__: Any) -> NoReturn:
+def refuse_change(*_: Any, **__: Any) -> NoReturn:
+    """Stands in for whatever would change a state in its place."""
     raise TypeError("a state cannot be changed; return the change from the step, or use state.set(...)")
 
 
@@ -32,7 +33,7 @@ class FrozenDict(dict[str, Any]):
         super().__init__(items)
         self.holds = holds
 
-    __setitem__ = __delitem__ = clear = pop = popitem = setdefault = update = __ior__ = _refuse
+    __setitem__ = __delitem__ = clear = pop = popitem = setdefault = update = __ior__ = refuse_change
 
     def __copy__(self) -> FrozenDict:
         return self
@@ -53,8 +54,8 @@ class FrozenList(list[Any]):
         super().__init__(items)
         self.holds = holds
 
-    __setitem__ = __delitem__ = append = extend = insert = pop = remove = clear = sort = reverse = _refuse
-    __iadd__ = __imul__ = _refuse
+    __setitem__ = __delitem__ = append = extend = insert = pop = remove = clear = sort = reverse = refuse_change
+    __iadd__ = __imul__ = refuse_change
 
     def __mul__(self, times: SupportsIndex) -> list[Any]:
         return list(self) * times

@@ -6,13 +6,16 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from hashlib import sha256
 from typing import Any, Literal
 
 from ..errors import DefinitionError, DuplicateName
 from ..model.ids import check_name
-from ..policies import All, Budget, Durability, WaitPolicy
+from ..policies import All, Budget, Durability, Quorum, WaitPolicy
 from ..policies import reduce as reducing
+from ..policies.check import check_number
+from ..policies.quorum import Any as AnyOf
 from ..policies.when import Predicate, described
 from ..ports import CURRENT
 from ..values import VALUES, Values
@@ -228,8 +231,8 @@ class Graph(Workflow[..., dict[str, Any]]):
         self.max_iterations = max_iterations
         self.schema = None if schema is None else Schema(schema)
         self.reducers = reducing.reducers(reducers)
-        self.interrupt_before = frozenset(interrupt_before)
-        self.interrupt_after = frozenset(interrupt_after)
+        self.interrupt_before = frozenset(_several(interrupt_before, f"graph {name!r}: interrupt_before"))
+        self.interrupt_after = frozenset(_several(interrupt_after, f"graph {name!r}: interrupt_after"))
         self.nodes: dict[str, AnyNode] = {}
         self.edges: dict[str, list[Edge]] = {}
         self.entry_name: str | None = None
@@ -288,8 +291,9 @@ class Graph(Workflow[..., dict[str, Any]]):
         collect: bool = False,
     ) -> None:
         """Call a step for every item of the list under `over`, and put the results under `into`, in order."""
-        if concurrency is not None and concurrency < 1:
-            raise DefinitionError(f"step {name!r}: concurrency is at least 1, not {concurrency}")
+        if concurrency is not None and (type(concurrency) is not int or concurrency < 1):
+            raise DefinitionError(f"step {name!r}: concurrency is a whole number from 1, not {concurrency!r}")
+        _check_wait(f"step {name!r}", wait)
         self._put(MapNode(name, _as_step(step, None, {}), over, into, concurrency, wait or All(), collect))
 
     def wait(
@@ -302,21 +306,21 @@ class Graph(Workflow[..., dict[str, Any]]):
         default: Any = _NO_DEFAULT,
     ) -> None:
         """Wait for a signal, durably, and put its payload under `into`; without a default a timeout fails the run."""
-        if timeout is not None and not timeout >= 0:
-            raise DefinitionError(f"step {name!r}: a timeout is a number of seconds from 0, not {timeout!r}")
+        if timeout is not None:
+            check_number(timeout, f"step {name!r}: a timeout in seconds", 0)
         self._put(WaitNode(name, check_name(signal or name, "signal"), into, timeout, default))
 
     def delay(self, name: str, seconds: float) -> None:
         """Sleep, durably."""
-        if not seconds >= 0:
-            raise DefinitionError(f"step {name!r}: a delay is a number of seconds from 0, not {seconds!r}")
+        check_number(seconds, f"step {name!r}: a delay in seconds", 0)
         self._put(DelayNode(name, float(seconds)))
 
     def edge(self, source: str, target: str, when: Predicate | None = None) -> None:
         """After `source` comes `target`, if `when` holds for the state; edges are tried in the order given."""
         self._must_be_open()
-        if when is not None and not callable(when):
-            raise DefinitionError(f"edge {source!r} -> {target!r}: when= is a function of the state, not {when!r}")
+        if when is not None and (not callable(when) or inspect.iscoroutinefunction(when)):
+            what = f"{when!r}" if not callable(when) else "an async one, which would have to be waited for"
+            raise DefinitionError(f"edge {source!r} -> {target!r}: when= is a plain function of the state, not {what}")
         self.edges.setdefault(source, []).append(Edge(source, target, when))
 
     def parallel(
@@ -334,7 +338,8 @@ class Graph(Workflow[..., dict[str, Any]]):
         `name` may be a step or just the name of this point. With `collect` a failed branch does not end the others;
         `report` names a key of the state for how it went: coverage, degraded, failed.
         """
-        ways, own = tuple(branches), True
+        ways, own = _several(branches, f"parallel {name!r}: branches"), True
+        _check_wait(f"parallel {name!r}", wait, len(ways))
         if name in self.nodes and not isinstance(self.nodes[name], ParallelNode):
             point = f"{name}.fork"
             self.edge(name, point)
@@ -431,17 +436,23 @@ class Graph(Workflow[..., dict[str, Any]]):
         """Check the whole definition before it is used for the first time; it cannot be changed after that."""
         if self._in_use:
             return
-        check(self.shape(), self._unknown_breakpoints())
+        check(self.shape(), self._unknown_names())
         self._in_use = True
 
     def problems(self) -> list[Problem]:
         """Everything that is wrong with it, at once: errors, which keep it from being used, and warnings."""
-        return [*problems(self.shape()), *self._unknown_breakpoints()]
+        return [*problems(self.shape()), *self._unknown_names()]
 
-    def _unknown_breakpoints(self) -> list[Problem]:
-        names = dict.fromkeys((*sorted(self.interrupt_before), *sorted(self.interrupt_after)))
+    def _unknown_names(self) -> list[Problem]:
+        """Options that name steps which are not there."""
+        named = {
+            "interrupt_before": sorted(self.interrupt_before),
+            "interrupt_after": sorted(self.interrupt_after),
+            "durability": self.durability.names,
+        }
         return [
-            Problem("error", "interrupt", f"there is no step {name!r}", "name a step of this graph")
+            Problem("error", option, f"there is no step {name!r}", _nearest(name, self.nodes))
+            for option, names in named.items()
             for name in names
             if name not in self.nodes
         ]
@@ -463,6 +474,28 @@ def _label(node: AnyNode) -> str:
         else []
     )
     return ", ".join(named)
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    close = get_close_matches(name, list(names), 1)
+    return f"did you mean {close[0]!r}?" if close else "name a step of this graph"
+
+
+def _several(names: Iterable[str], what: str) -> tuple[str, ...]:
+    """Names of steps; one text alone would be taken for its letters."""
+    if isinstance(names, str):
+        raise DefinitionError(f"{what} is a list of names, not the text {names!r}")
+    return tuple(names)
+
+
+def _check_wait(what: str, wait: Any, ways: int | None = None) -> None:
+    """Refuse what is no policy, or one that so many ways can never meet."""
+    if wait is None:
+        return
+    if not isinstance(wait, All | AnyOf | Quorum):
+        raise DefinitionError(f"{what}: wait= is ks.All(), ks.Any() or ks.Quorum(n), not {wait!r}")
+    if ways is not None and isinstance(wait, Quorum) and wait.n > ways:
+        raise DefinitionError(f"{what}: it waits for {wait.n} of its branches, and has {ways}")
 
 
 def _names(given: Iterable[str] | None) -> tuple[str, ...] | None:
