@@ -266,6 +266,7 @@ async def test_named_predicates(world):
     assert await outcome(world, dag) == {"last": "yes"}
 
 
+@pytest.mark.on_postgres
 async def test_a_decision_stands_though_the_predicate_would_now_answer_otherwise(world, effects):
     """It is asked once; every recovery takes what it said then, whether that was yes or no."""
     answers, asked, gate = {"yes": True, "no": False}, [], asyncio.Event()
@@ -392,6 +393,33 @@ async def test_any_begins_at_the_first_success_and_the_others_are_not_waited_for
     assert effects == []
 
 
+async def test_what_a_step_is_given_is_fixed_when_it_may_begin_not_when_its_turn_comes(world):
+    """Its turn comes at another time in a recovery."""
+    dag = ks.Dag("turns", concurrency=1)
+
+    @dag.step
+    async def first():
+        return "first"
+
+    @dag.step
+    async def second():
+        return "second"
+
+    @dag.step(needs=["first", "second"], wait=ks.Any())
+    async def either(first=None, second=None):
+        return [first, second]
+
+    async with world.engine() as engine:
+        run = await engine.start(dag, run_id="r")
+        assert await run.result(10) == {"either": ["first", None]}
+        assert await steps_of(run) == ["first#1", "second#1", "either#1"]
+
+        async def same(handle, length):
+            assert await handle.result(5) == {"either": ["first", None]}
+
+        await replay_from_every_prefix(run, same)
+
+
 async def test_a_quorum_of_needs(world):
     dag, gate = ks.Dag("quorum"), asyncio.Event()
 
@@ -511,6 +539,7 @@ async def test_a_failure_is_tolerated_by_whoever_can_do_without(world):
 # -- failures ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.on_postgres
 async def test_a_failure_cancels_what_is_under_way_and_a_retry_repeats_nothing_that_finished(world, effects):
     dag, broken, pace = ks.Dag("fail-fast"), [True], Pace(slow=60.0)
 
@@ -549,6 +578,24 @@ async def test_a_failure_cancels_what_is_under_way_and_a_retry_repeats_nothing_t
         await run.retry()
         assert await run.result(10) == {"end": [1, 2, 3]}
     assert sorted(effects) == ["done", "slow", "slow", "wrong", "wrong"]
+
+
+async def test_a_failure_ends_the_run_though_others_would_go_on(world):
+    dag = ks.Dag("at-once")
+
+    @dag.step
+    async def slow():
+        await asyncio.sleep(60)
+
+    @dag.step
+    async def wrong():
+        raise ks.Permanent("broken")
+
+    async with world.engine() as engine:
+        run = await engine.start(dag, run_id="r")
+        with pytest.raises(ks.ExecutionError, match="broken"):
+            await run.result(10)
+        assert await steps_of(run, "step cancelled") == ["slow#1"]
 
 
 async def test_a_retry_repeats_no_step_that_began_and_finished_after_the_failure(world, effects):
@@ -640,6 +687,7 @@ async def test_the_policies_of_a_step_are_those_of_any_step(world, effects):
     assert effects.count("once") == 1
 
 
+@pytest.mark.on_postgres
 async def test_a_workflow_in_a_dag_is_a_child_run(world, effects):
     @ks.step
     async def double(number):
