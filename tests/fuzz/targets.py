@@ -28,7 +28,10 @@ import msgspec
 from keepstep import cli
 from keepstep.cli import exits, look, target, words
 from keepstep.engine import control
+from keepstep.engine import rewind as rewinding
 from keepstep.engine.audit import audit
+from keepstep.engine.compare import compare
+from keepstep.engine.encryption import Encryption
 from keepstep.engine.handle import RunHandle
 from keepstep.engine.history import History
 from keepstep.engine.transfer import import_runs
@@ -179,7 +182,7 @@ def shown(data: bytes) -> None:
         told(json.dumps(shown_value, ensure_ascii=False))
         run = Run("r", "w", Status.RUNNING, NOW, input=data, output=data, progress=data)
         told(json.dumps(words.run_as_json(run, whole=True), ensure_ascii=False))
-        told(look._shown(run, {"key": shown_value}, "", None, None, traceback=True))
+        told(look._shown(run, {"key": shown_value}, "", None, None, traceback=True, spent=None))
 
 
 @parser
@@ -195,7 +198,7 @@ def record(data: bytes) -> None:
 def shown_checkpoint(one: Any) -> None:
     told(json.dumps(words.checkpoint_as_json(one), ensure_ascii=False))
     run = Run(one.run, "w", Status.RUNNING, NOW)
-    told(look._timeline(run, [one], full=True))
+    told(look._timeline(run, [one], set(), full=True))
     words.local(one.finished_at)
 
 
@@ -236,6 +239,7 @@ class Looking:
         self.store = store
         self.workflows: dict[str, Any] = {}
         self.live: dict[str, Any] = {}
+        self.encryption = Encryption(None)
         self.actor = "fuzz"
 
     async def read(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -283,7 +287,14 @@ async def read_history(engine: Any, run: Run, rows: list[Row]) -> None:
     with contextlib.suppress(KeepstepError):
         await audit(engine, "r")
     with contextlib.suppress(KeepstepError):
-        await control._failures(engine, run)
+        await control.failures(engine, run)
+    for at in (0, run.seq // 2, run.seq - 1):
+        with contextlib.suppress(KeepstepError):
+            await rewinding._plan(engine, run, at, None)
+        with contextlib.suppress(KeepstepError):
+            await compare(engine, ("r", at), ("r", None))
+    with contextlib.suppress(KeepstepError):
+        await handle.checkpoints(counted=True)
 
 
 def asyncio_run(coroutine: Any) -> None:
