@@ -125,6 +125,29 @@ def test_a_file_is_run(keepstep, files):
     assert result.json == {"topic": "trees", "text": "about trees", "ask": True, "published": True}
 
 
+def test_a_child_in_another_file_is_driven_by_the_same_worker(keepstep, files):
+    (files / "outer.yaml").write_text(
+        "keepstep: 1\nmetadata: {name: outer}\nsteps:\n"
+        "  inner: {kind: subworkflow, takes: [topic], into: inner, next: echo}\n"
+        "  echo: {kind: subworkflow, takes: [topic], into: echo}\n",
+        encoding="utf-8",
+    )
+    (files / "inner.yaml").write_text(
+        "keepstep: 1\nmetadata: {name: inner}\nsteps: {write: {with: {topic: topic}, into: text, exit: true}}\n",
+        encoding="utf-8",
+    )
+    (files / "echoes.py").write_text(
+        "import keepstep as ks\n@ks.workflow\nasync def echo(topic): return topic * 2\n", encoding="utf-8"
+    )
+    modules = ["--module", "texts.py", "--module", "echoes.py", "--module", "inner.yaml"]
+    assert keepstep("validate", "outer.yaml", *modules).code == 0
+    assert keepstep("validate", "outer.yaml", *modules[:4]).code == 1
+    assert keepstep("start", "outer.yaml", *modules, "topic=ab", "--id", "r").code == 0
+    assert keepstep("worker", "outer.yaml", *modules, "--until-idle").code == 0
+    result = keepstep("run", "outer.yaml", *modules, "--id", "r")
+    assert result.json == {"topic": "ab", "inner": {"topic": "ab", "text": "about ab"}, "echo": "abab"}
+
+
 def test_what_is_missing_is_told_with_what_to_do(keepstep, files):
     result = keepstep("run", "good.yaml", "topic=x")
     assert result.code == 2

@@ -182,8 +182,8 @@ MODULE = click.option(
     "--module",
     "module",
     multiple=True,
-    metavar="FILE.py|MODULE",
-    help="Where a YAML or JSON file finds its functions; may be given several times.",
+    metavar="FILE.py|MODULE|FILE.yaml",
+    help="Where a YAML or JSON file finds its functions and child workflows; may be given several times.",
 )
 REASON = click.option("--reason", default="", metavar="TEXT", help="Why, for the audit.")
 

@@ -53,13 +53,17 @@ def is_workflow_file(target: str) -> bool:
 
 
 def load_file(target: str, modules: Sequence[str], *, debug: bool = False) -> Workflow[..., Any]:
-    """The workflow of a declarative file, with functions, agents and workflows from modules that the user names."""
+    """The workflow of a declarative file, with functions, agents and workflows from modules that the user names.
+
+    Among the modules may be other files of workflows, each after those that it runs as children.
+    """
     from ..errors import InvalidGraph
     from ..workflows.declarative import load
 
-    found = [load_module(one, debug=debug) for one in modules]
+    found = [load_module(one, debug=debug) for one in modules if not is_workflow_file(one)]
+    children = [one for one in modules if is_workflow_file(one)]
     try:
-        return load(target, modules=found)
+        return load(target, modules=found, workflows=children)
     except InvalidGraph as error:
         title, *lines = str(error).splitlines()
         missing = not modules and "modules=" in str(error)

@@ -49,9 +49,19 @@ def validate(settings: Settings, *, files: tuple[str, ...], module: tuple[str, .
 
 def _names(modules: tuple[str, ...], *, debug: bool) -> Names | None:
     from ..workflows.declarative_build import Names
-    from .target import load_module
+    from .target import is_workflow_file, load_file, load_module
 
-    return Names(tuple(load_module(one, debug=debug) for one in modules)) if modules else None
+    if not modules:
+        return None
+    python = [one for one in modules if not is_workflow_file(one)]
+    files: list[str] = []
+    children = {}
+    for one in modules:
+        if is_workflow_file(one):
+            child = load_file(one, [*python, *files], debug=debug)
+            children[child.name] = child
+            files.append(one)
+    return Names(tuple(load_module(one, debug=debug) for one in python), workflows=children)
 
 
 def _as_json(checked: Checked) -> dict[str, Any]:

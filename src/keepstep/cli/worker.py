@@ -76,7 +76,8 @@ def _chosen(targets: tuple[str, ...], modules: tuple[str, ...], *, debug: bool) 
     whole = False
     for target in targets:
         if is_workflow_file(target):
-            named.append(load_workflow(target, modules=modules, debug=debug))
+            load_workflow(target, modules=modules, debug=debug)
+            whole = True  # the workflows that it runs as children are driven here, too
             continue
         where, name = split(target)
         if name:

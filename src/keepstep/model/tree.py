@@ -139,7 +139,11 @@ def _moved(before: FrozenList, after: FrozenList) -> dict[str, Any] | None:
         return None
     if all(map(is_, before, after)):
         return {}
-    numbers = [number for number, (one, other) in enumerate(zip(before, after, strict=False)) if one is not other and not same(one, other)]
+    numbers = [
+        number
+        for number, (one, other) in enumerate(zip(before, after, strict=False))
+        if one is not other and not same(one, other)
+    ]
     if 2 * len(numbers) > len(before):
         return None
     return {str(number): after[number] for number in numbers}
