@@ -103,14 +103,16 @@ class Redactor:
             return False
         if not self._all_hinted or b'"$":"byte' in data:
             return True
-        small = data.lower()
+        if self._hints_at(data.lower()):
+            return True
+        return bool(Secret.revealed) and any(text in data for text in Secret.revealed.values())
+
+    def _hints_at(self, small: bytes) -> bool:
+        """Whether a text in small letters holds what any of the built-in patterns needs."""
         for hint in self._hints:
             if hint in small:
                 return True
-        for gate, hints in self._gated:
-            if gate in small and any(hint in small for hint in hints):
-                return True
-        return bool(Secret.revealed) and any(text in data for text in Secret.revealed.values())
+        return any(gate in small and any(hint in small for hint in hints) for gate, hints in self._gated)
 
     def _find(self, value: Any) -> str | None:
         """A walk with its own stack, so that the depth of a value does not matter; in the value's order."""
@@ -130,7 +132,10 @@ class Redactor:
         return None
 
     def _matches(self, text: str) -> bool:
-        return any(pattern.search(text) for pattern in self._patterns) or any(one in text for one in Secret.revealed)
+        worth_it = not self._all_hinted or not text.isascii() or self._hints_at(text.lower().encode())
+        if worth_it and any(pattern.search(text) for pattern in self._patterns):
+            return True
+        return any(one in text for one in Secret.revealed)
 
 
 def _parts(path: str, item: dict[Any, Any]) -> list[tuple[str, Any]]:
