@@ -998,7 +998,9 @@ async def test_a_run_at_a_breakpoint_is_not_taken_for_a_stalled_one(world):
     graph.exit("a")
     async with world.engine() as engine:
         run = await engine.start(graph, run_id="r")
-        await until_status(run, "waiting")
+        assert await run.reached("waiting", "paused") == "waiting"
+        with pytest.raises(ks.TimedOut, match="was not paused within 0.01 s"):
+            await run.reached("paused", timeout=0.01)
         findings = (await examine(engine)).findings
         assert [(one.code, one.severity) for one in findings if "r" in one.runs] == [("breakpoint", "note")]
         assert "waits at the breakpoint before a#1" in (await run.info()).why

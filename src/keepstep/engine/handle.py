@@ -104,6 +104,18 @@ class RunHandle(Generic[R]):
         """Where the run stands, or the newest of its series."""
         return (await (await self.latest()).run()).status
 
+    async def reached(self, *statuses: Status | str, timeout: float | None = None) -> Status:  # noqa: ASYNC109 - as result
+        """Wait until the run has one of these statuses, or has ended, and give the status it has then."""
+        wanted = {Status(status) for status in statuses}
+        try:
+            async with asyncio.timeout(timeout):
+                while (status := await self.status()) not in wanted and status not in FINISHED:
+                    await self._engine.changed(LOOK_SECONDS)
+        except TimeoutError:
+            told = " or ".join(sorted(wanted))
+            raise TimedOut(f"run {self.id!r} was not {told} within {timeout:g} s", self.id) from None
+        return status
+
     async def input(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments that the run was started with."""
         run = await self.run()

@@ -137,13 +137,8 @@ def _moved(before: FrozenList, after: FrozenList) -> dict[str, Any] | None:
     """The items that are others now, by their number; None if they are so many that the whole list is less."""
     if len(after) < len(before):
         return None
-    if all(map(is_, before, after)):
-        return {}
-    numbers = [
-        number
-        for number, (one, other) in enumerate(zip(before, after, strict=False))
-        if one is not other and not same(one, other)
-    ]
+    others = [number for number, is_same in enumerate(map(is_, before, after)) if not is_same]
+    numbers = [number for number in others if not same(before[number], after[number])]
     if 2 * len(numbers) > len(before):
         return None
     return {str(number): after[number] for number in numbers}

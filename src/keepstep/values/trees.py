@@ -77,14 +77,17 @@ class Trees:
         return frozen(self._write(value))
 
     def _lift_list(self, value: list[Any], old: Any, depth: int) -> FrozenList:
-        known = type(old) is FrozenList and old.holds == PLAIN and len(value) >= len(old) and all(map(is_, old, value))
-        if not known:
+        if type(old) is not FrozenList or old.holds != PLAIN:
             parts = [self._lift(item, None, depth) for item in value]
             return FrozenList(parts, _holds(parts))
-        if len(value) == len(old):
-            return old  # type: ignore[no-any-return]
-        tail = [self._lift(item, None, depth) for item in value[len(old) :]]
-        return FrozenList([*old, *tail], _holds(tail))
+        others = [number for number, is_same in enumerate(map(is_, value, old)) if not is_same]
+        if not others and len(value) == len(old):
+            return old
+        parts = list(value)  # where it is the same object as before, it is a tree already
+        others.extend(range(len(old), len(value)))
+        for number in others:
+            parts[number] = self._lift(value[number], old[number] if number < len(old) else None, depth)
+        return FrozenList(parts, _holds(parts[number] for number in others))
 
 
 _DEEPEST = 120
