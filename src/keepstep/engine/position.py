@@ -90,6 +90,10 @@ class Position:
         """The state of a level, as users see it."""
         return State.of(self.levels.get(level, {}), trees.read, (run_id, self.step, self.moment))
 
+    def then(self, trees: Trees, run_id: str | None, levels: dict[str, dict[str, Any]]) -> State:
+        """The state that a step leads to whose record is not yet written."""
+        return State.of(levels[""], trees.read, (run_id, self.step, self.moment))
+
     # -- the fold -----------------------------------------------------------------------------------------------------
 
     def follow(self, record: Record) -> None:
@@ -104,11 +108,15 @@ class Position:
         elif record.kind in _PASSED and record.outcome == Outcome.SUCCESS and "#" in name:
             self.take(record)
 
-    def take(self, record: Record) -> None:
-        """Fold the record of a passed step in."""
+    def take(self, record: Record, levels: dict[str, dict[str, Any]] | None = None) -> None:
+        """Fold the record of a passed step in; who has just made it may know the states that it leads to."""
         value = record.raw()
         data = record.data or {}
-        self._apply(record, value, data)
+        if levels is None or self.tracks:
+            self._apply(record, value, data)
+        else:
+            self.levels = levels
+            self._weigh(value)
         name, _, count = record.step.rpartition("/")[2].rpartition("#")
         self.counts[name] = int(count)
         self.ordinal = record.ordinal
@@ -134,11 +142,14 @@ class Position:
                     self.levels = {**self.levels, level: patch(self.levels.get(level, {}), one)}
         except (ValueError, AttributeError, TypeError) as error:
             raise CheckpointCorrupt(f"run {record.run!r}: the change at seq {record.seq}: {error}") from None
-        self.deltas += 1
-        self.weight += len(value)
-        self.size += len(value)
+        self._weigh(value)
         if self.tracks:
             self._track(deltas, data.get("given", {}), record.step)
+
+    def _weigh(self, delta: bytes) -> None:
+        self.deltas += 1
+        self.weight += len(delta)
+        self.size += len(delta)
 
     def _track(self, deltas: Mapping[str, Any], given: Mapping[str, list[Any]], step: str) -> None:
         """Remember who wrote what; who writes a whole value where something was given writes over that."""

@@ -459,7 +459,7 @@ def _parts(key: str, node: AnyNode, returned: Any) -> dict[str, Any]:
 class GraphCall(StepCall[None]):
     """The call of a graph's step: it is given the state, and its record is what it changed and where it went."""
 
-    __slots__ = ("after", "data", "node", "walk")
+    __slots__ = ("after", "data", "levels", "node", "walk")
 
     def __init__(self, walk: Walk, node: StepNode) -> None:
         self.walk, self.node, self.step = walk, node, node.step
@@ -470,6 +470,7 @@ class GraphCall(StepCall[None]):
         self.task, self.entered, self.doubtful = None, False, False
         self.data: dict[str, Any] | None = None
         self.after: State | None = None
+        self.levels: Levels | None = None
 
     def _given(self, level: str) -> State:
         if level == "state":
@@ -485,7 +486,8 @@ class GraphCall(StepCall[None]):
         text = change.text
         change.check(walk, self.key)
         self.data = {"given": change.given} if change.given else {}
-        self.after = after = State.of(change.levels[""], walk.trees.read, walk.state().provenance)
+        self.levels = change.levels
+        self.after = after = walk.position.then(walk.trees, walk.run.id, change.levels)
         if target is None and name not in walk.graph.interrupt_after:
             try:
                 target = walk.choose(name, after)
@@ -509,7 +511,7 @@ class GraphCall(StepCall[None]):
         )
 
     def decode(self, record: Record) -> None:
-        self.walk.position.take(record)
+        self.walk.position.take(record, self.levels)
 
 
 class CloseCall(DurableCall[None]):
@@ -544,7 +546,7 @@ class CloseCall(DurableCall[None]):
         change.check(walk, self.key)
         data: dict[str, Any] = {"given": change.given} if change.given and walk.position.tracks else {}
         target = self.target
-        after = State.of(change.levels[""], walk.trees.read, walk.state().provenance)
+        after = walk.position.then(walk.trees, walk.run.id, change.levels)
         if target is None and name not in walk.graph.interrupt_after:
             try:
                 target = walk.choose(name, after)
