@@ -242,6 +242,30 @@ async def files_j2(where: Path, runs: int = 200, steps: int = 20) -> dict[str, A
     return watch.rate(runs * steps)
 
 
+async def j5(where: Path, n: int = 100, size: int = 1_000_000, library: str = "sqlite3") -> dict[str, Any]:
+    """Every element of a large state is encoded, and those are written whose bytes are others than before."""
+    journal = Journal(where, library)
+    state = {"cursor": 0, **gauges.large_state(size)}
+    known: dict[tuple[str, int], int] = {}
+
+    def changed() -> bytes:
+        found = []
+        for key, value in state.items():
+            for number, item in enumerate(value) if isinstance(value, list) else ((-1, value),):
+                text = _pack(item)
+                if known.get((key, number)) != hash(text):
+                    known[key, number] = hash(text)
+                    found.append((key, number, text))
+        return _pack(found)
+
+    with gauges.Stopwatch() as watch:
+        for i in range(n):
+            state["cursor"] = i
+            state["items"][i]["text"] = f"changed{i}"
+            journal.write([("large", i, changed())])
+    return watch.rate(n)
+
+
 async def j6_kill(where: Path, at: int = 500, library: str = "sqlite3", **_: Any) -> dict[str, Any]:
     """The history that a killed run would have left."""
     journal = Journal(where, library, "OFF")
@@ -268,4 +292,4 @@ async def j6_resume(where: Path, n: int = 1000, library: str = "sqlite3", **_: A
     return {"moments": {"ready": ready, "first body": first[0]}}
 
 
-JOBS = {job.__name__: job for job in (j1, j2, j3, j4, files_j1, files_j2, j6_kill, j6_resume)}
+JOBS = {job.__name__: job for job in (j1, j2, j3, j4, files_j1, files_j2, j5, j6_kill, j6_resume)}

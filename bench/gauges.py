@@ -72,3 +72,15 @@ def text(size: int, seed: int) -> str:
 @cache
 def _letters() -> str:
     return "".join(random.Random(7).choices(string.ascii_lowercase + " ", k=4000))
+
+
+def large_state(size: int = 1_000_000) -> dict[str, Any]:
+    """About so many bytes in items of 430: the same on every call."""
+    draw = random.Random(7)
+    letters = string.ascii_lowercase + " "
+    return {"items": [{"k": k, "text": "".join(draw.choices(letters, k=400))} for k in range(size // 430 + 1)]}
+
+
+def stored(where: Path) -> int:
+    """Bytes of all files in a folder."""
+    return sum(one.stat().st_size for one in where.rglob("*") if one.is_file())

@@ -220,6 +220,50 @@ def files(effort: Effort) -> list[Finding]:
     return findings
 
 
+# -- graphs ------------------------------------------------------------------------------------------------------------
+
+
+def graph(effort: Effort) -> list[Finding]:
+    """A graph beside the function workflow of the same steps, and a long one that was killed."""
+    findings = []
+    for job, what, least, options in (
+        ("j1", "a graph of 1,000 steps one after the other; beside it the function workflow", 0.8, {"n": (1000, 200)}),
+        ("j2", "200 graphs of 20 steps at once; beside them function workflows", None, {"runs": (200, 50)}),
+    ):
+        sizes = {name: effort.size(*size) for name, size in options.items()}
+        takes = [
+            (run("graphs", job, times=LASTS[job][0], **sizes), run("ours", job, times=LASTS[job][0], **sizes))
+            for _ in range(effort.rounds(5))
+        ]
+        findings.append(_beside("graph", what, takes, least))
+    return [*findings, _killed(effort.size(50_000, 5000), 0.5, "every=500", effort, side="graphs")]
+
+
+def j5(effort: Effort) -> list[Finding]:
+    """A large state of which every step changes a few bytes."""
+    options = {"n": effort.size(100, 20)}
+    takes = [(run("graphs", "j5", **options), run("floor", "j5", **options)) for _ in range(effort.rounds(5))]
+    stored = statistics.median(ours["stored"] for ours, _ in takes) / MEGABYTE
+    return [
+        _beside("j5", "a state of 1 MB, of which 100 steps change a few bytes each", takes, 0.5),
+        Finding("j5", "… on disk after close", stored, "MB", most=3.0),
+    ]
+
+
+def _beside(job: str, what: str, takes: list[tuple[dict[str, Any], dict[str, Any]]], least: float | None) -> Finding:
+    ratios = [ours["per_second"] / other["per_second"] for ours, other in takes]
+    return Finding(
+        job,
+        what,
+        statistics.median(ours["per_second"] for ours, _ in takes),
+        "steps/s",
+        floor=statistics.median(other["per_second"] for _, other in takes),
+        ratio=statistics.median(ratios),
+        least_ratio=least,
+        detail={"takes": takes, "ratios": ratios, "cpu_us": statistics.median(ours["cpu_us"] for ours, _ in takes)},
+    )
+
+
 # -- being killed ------------------------------------------------------------------------------------------------------
 
 
@@ -228,25 +272,25 @@ def j6(effort: Effort) -> list[Finding]:
     return [_killed(at, limit, durability, effort) for at, limit, durability in cases[: effort.size(3, 2)]]
 
 
-def _killed(at: int, limit: float, durability: str, effort: Effort) -> Finding:
+def _killed(at: int, limit: float, durability: str, effort: Effort, side: str = "ours") -> Finding:
     """Kill a run in the body of step `at`, and take up copies of what is left, each in a fresh process."""
     total = at * 2 if at < 1000 else at + 100
     with folder() as where:
-        for side in ("ours", "floor"):
-            (where / side).mkdir()
+        for name, which in (("ours", side), ("floor", "floor")):
+            (where / name).mkdir()
             process = begin(
-                side,
+                which,
                 "j6_kill",
-                where / side,
+                where / name,
                 {"n": total, "at": at},
                 **({"BENCH_DURABILITY": durability} if durability else {}),
             )
             process.communicate(timeout=PATIENCE_SECONDS)
-        takes = [_take_up(where, observed=False) for _ in range(effort.rounds(5))]
+        takes = [_take_up(where, observed=False, side=side) for _ in range(effort.rounds(5))]
         floors = [_take_up_floor(where, total) for _ in takes]
-        seen = _take_up(where, observed=True)
+        seen = _take_up(where, observed=True, side=side)
     return Finding(
-        "j6",
+        "j6" if side == "ours" else "graph",
         f"SIGKILL with {at:,} steps recorded: from process start to the first new body",
         statistics.median(one["first"] for one in takes),
         "s",
@@ -260,14 +304,14 @@ def _killed(at: int, limit: float, durability: str, effort: Effort) -> Finding:
     )
 
 
-def _take_up(where: Path, *, observed: bool) -> dict[str, Any]:
+def _take_up(where: Path, *, observed: bool, side: str = "ours") -> dict[str, Any]:
     with folder() as base:
         copy = base / "copy"
         shutil.copytree(where / "ours", copy)
         before = (copy / "bodies").read_text(encoding="ascii").splitlines()
         os.sync()
         began = time.monotonic()
-        answer = finish(begin("ours", "j6_resume", copy, {"observed": observed}))
+        answer = finish(begin(side, "j6_resume", copy, {"observed": observed}))
         new = [line.split() for line in (copy / "bodies").read_text(encoding="ascii").splitlines()[len(before) :]]
     done = {line.split()[0] for line in before}
     first = float(new[0][1])
@@ -422,7 +466,9 @@ JOBS: dict[str, Callable[[Effort], list[Finding]]] = {
     "j3": j3,
     "j4": j4,
     "dag": dag,
+    "graph": graph,
     "files": files,
+    "j5": j5,
     "j6": j6,
     "j7": j7,
     "signal": signal,
