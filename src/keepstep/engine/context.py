@@ -46,6 +46,9 @@ _HANGING: list[asyncio.Task[Any]] = []
 End = tuple[Status, bytes, ErrorInfo | None, str | None]
 
 
+STATE = Kind.STATE.value
+
+
 class RunContext:
     """A claimed run: its place in the journal, what its code has asked, and what it waits for."""
 
@@ -167,7 +170,7 @@ class RunContext:
         draft = Draft(record, call, then)
         if self.gathers and then is None and record.error is None:
             # A failure is flushed at once: the error that the code sees names its record, for a later retry.
-            self.unflushed += 1
+            self.unflushed += record.kind != STATE  # which is no step
             writing = self.in_flight > 0 or self.journal.holds(self)  # what is on its way must not be overtaken
             if not writing and not self._flushes(record, state):
                 self.pending.append(draft)

@@ -116,17 +116,25 @@ def diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
             inner = diff(before, item)
             if inner:
                 delta.setdefault("within", {})[key] = inner
-        elif type(before) is FrozenList and type(item) is FrozenList and (moved := _moved(before, item)) is not None:
-            if moved:
-                delta.setdefault("items", {})[key] = moved
-            if len(item) > len(before):
-                delta.setdefault("appended", {})[key] = item[len(before) :]
+        elif type(before) is FrozenList and type(item) is FrozenList:
+            _diff_lists(delta, key, before, item)
         elif not same(before, item):
             delta.setdefault("set", {})[key] = item
     removed = [key for key in old if key not in new]
     if removed:
         delta["removed"] = removed
     return delta
+
+
+def _diff_lists(delta: dict[str, Any], key: str, before: FrozenList, after: FrozenList) -> None:
+    moved = _moved(before, after)
+    if moved is None:
+        delta.setdefault("set", {})[key] = after
+        return
+    if moved:
+        delta.setdefault("items", {})[key] = moved
+    if len(after) > len(before):
+        delta.setdefault("appended", {})[key] = after[len(before) :]
 
 
 def _is_plain_dict(value: Any) -> bool:
