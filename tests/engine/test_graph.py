@@ -197,6 +197,28 @@ async def test_an_error_names_the_step_and_the_path_and_is_retried_there(world):
         assert ran == ["one", "two", "two"]
 
 
+async def test_the_order_of_keys_is_the_same_live_and_after_a_recovery(world):
+    seen = []
+    graph = ks.Graph("ordered")
+
+    @graph.step
+    async def turn(state):
+        return ks.State({"b": 1, "c": 2, "a": state["a"] + 1})  # another order than it had
+
+    @graph.step
+    async def look(state):
+        seen.append(list(state))
+        return {}
+
+    graph.edge("turn", "look")
+    graph.entry("turn")
+    graph.exit("look")
+    async with world.engine() as engine:
+        run = await engine.start(graph, {"a": 0, "b": 0})
+        await run.result()
+        assert seen[-1] == list(await run.state()) == ["a", "b", "c"]
+
+
 # -- parallel parts ----------------------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ..errors import DefinitionError
@@ -14,7 +14,7 @@ from .engine import DEFAULT_URL, Engine
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from ..model import Checkpoint, Event, Run, RunPage, RunQuery, Status
+    from ..model import Checkpoint, Event, Run, RunPage, RunQuery, State, Status
     from ..workflows.definition import Workflow
     from .audit import AuditEntry
     from .care import Care
@@ -229,8 +229,24 @@ class BlockingHandle(Generic[R]):
         self._engine._do(self._handle.pause(reason))  # noqa: SLF001
 
     def resume(self, reason: str = "") -> None:
-        """Let a paused run go on."""
+        """Let a paused run go on, or one that waits at a breakpoint."""
         self._engine._do(self._handle.resume(reason))  # noqa: SLF001
+
+    def reached(self, *statuses: Status | str, timeout: float | None = None) -> Status:
+        """Wait until the run has one of these statuses, or has ended."""
+        return self._engine._do(self._handle.reached(*statuses, timeout=timeout))  # noqa: SLF001
+
+    def state(self, at: int | None = None, **level: Any) -> State:
+        """The state of a graph's run, now or after the record `at`."""
+        return self._engine._do(self._handle.state(at, **level))  # noqa: SLF001
+
+    def edit(self, values: Mapping[str, Any] | None = None, **options: Any) -> None:
+        """Change the state of a graph's run that no worker drives."""
+        self._engine._do(self._handle.edit(values, **options))  # noqa: SLF001
+
+    def consolidate(self, reason: str = "") -> None:
+        """Write the whole state of a waiting graph's run down."""
+        self._engine._do(self._handle.consolidate(reason))  # noqa: SLF001
 
     def retry(self, reason: str = "", *, force: bool = False) -> None:
         """Let a failed or set-aside run go on from where it failed."""

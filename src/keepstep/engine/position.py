@@ -108,15 +108,11 @@ class Position:
         elif record.kind in _PASSED and record.outcome == Outcome.SUCCESS and "#" in name:
             self.take(record)
 
-    def take(self, record: Record, levels: dict[str, dict[str, Any]] | None = None) -> None:
-        """Fold the record of a passed step in; who has just made it may know the states that it leads to."""
+    def take(self, record: Record, delta: Mapping[str, Any] | None = None) -> None:
+        """Fold the record of a passed step in; who has just written it need not read its change again."""
         value = record.raw()
         data = record.data or {}
-        if levels is None or self.tracks:
-            self._apply(record, value, data)
-        else:
-            self.levels = levels
-            self._weigh(value)
+        self._apply(record, value, data, delta)
         name, _, count = record.step.rpartition("/")[2].rpartition("#")
         self.counts[name] = int(count)
         self.ordinal = record.ordinal
@@ -133,23 +129,23 @@ class Position:
         if "next" in data:
             self.at = data["next"]
 
-    def _apply(self, record: Record, value: bytes, data: Mapping[str, Any]) -> None:
+    def _apply(
+        self, record: Record, value: bytes, data: Mapping[str, Any], delta: Mapping[str, Any] | None = None
+    ) -> None:
         try:
-            delta = _decode(value)
+            if delta is None:
+                delta = _decode(value)
             deltas = {"": delta, **delta.get("levels", {})}
             for level, one in deltas.items():
                 if any(part in one for part in _PARTS):
                     self.levels = {**self.levels, level: patch(self.levels.get(level, {}), one)}
         except (ValueError, AttributeError, TypeError) as error:
             raise CheckpointCorrupt(f"run {record.run!r}: the change at seq {record.seq}: {error}") from None
-        self._weigh(value)
+        self.deltas += 1
+        self.weight += len(value)
+        self.size += len(value)
         if self.tracks:
             self._track(deltas, data.get("given", {}), record.step)
-
-    def _weigh(self, delta: bytes) -> None:
-        self.deltas += 1
-        self.weight += len(delta)
-        self.size += len(delta)
 
     def _track(self, deltas: Mapping[str, Any], given: Mapping[str, list[Any]], step: str) -> None:
         """Remember who wrote what; who writes a whole value where something was given writes over that."""

@@ -349,11 +349,12 @@ async def _within(branch: Branch, function: Any, *args: Any, **kwargs: Any) -> A
 class Change:
     """What a step of a graph did: the delta as it is stored, and what stands beside it in the record."""
 
-    __slots__ = ("given", "levels", "text")
+    __slots__ = ("delta", "given", "levels", "text")
 
     def __init__(self, walk: Walk) -> None:
         self.levels: Levels = dict(walk.position.levels)
         self.given: dict[str, list[Any]] = {}
+        self.delta: dict[str, Any] = {}
         self.text = b"{}"
 
     def add(self, walk: Walk, key: str, level: str, change: Any, *, careful: bool = False) -> None:
@@ -401,7 +402,7 @@ class Change:
         others = {level: delta for level, delta in deltas.items() if delta}
         if others:
             whole["levels"] = others
-        self.text = walk.trees.encode(whole)
+        self.delta, self.text = whole, walk.trees.encode(whole)
         return self.text
 
     def check(self, walk: Walk, key: str) -> None:
@@ -459,7 +460,7 @@ def _parts(key: str, node: AnyNode, returned: Any) -> dict[str, Any]:
 class GraphCall(StepCall[None]):
     """The call of a graph's step: it is given the state, and its record is what it changed and where it went."""
 
-    __slots__ = ("after", "data", "levels", "node", "walk")
+    __slots__ = ("after", "data", "delta", "node", "walk")
 
     def __init__(self, walk: Walk, node: StepNode) -> None:
         self.walk, self.node, self.step = walk, node, node.step
@@ -470,7 +471,7 @@ class GraphCall(StepCall[None]):
         self.task, self.entered, self.doubtful = None, False, False
         self.data: dict[str, Any] | None = None
         self.after: State | None = None
-        self.levels: Levels | None = None
+        self.delta: dict[str, Any] | None = None
 
     def _given(self, level: str) -> State:
         if level == "state":
@@ -486,7 +487,7 @@ class GraphCall(StepCall[None]):
         text = change.text
         change.check(walk, self.key)
         self.data = {"given": change.given} if change.given else {}
-        self.levels = change.levels
+        self.delta = change.delta
         self.after = after = walk.position.then(walk.trees, walk.run.id, change.levels)
         if target is None and name not in walk.graph.interrupt_after:
             try:
@@ -511,7 +512,7 @@ class GraphCall(StepCall[None]):
         )
 
     def decode(self, record: Record) -> None:
-        self.walk.position.take(record, self.levels)
+        self.walk.position.take(record, self.delta)
 
 
 class CloseCall(DurableCall[None]):
