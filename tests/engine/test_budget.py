@@ -373,7 +373,7 @@ async def test_a_graph_that_goes_on_from_its_state_forgets_what_it_spent(world, 
     engine = await world.crash_and_recover(engine, linger_seconds=60)
     run = await engine.get("r")
     await run.signal("go")
-    with pytest.raises(ks.ExecutionError, match="'ask_on#201' was not started.*200 of 200 tokens"):
+    with pytest.raises(ks.ExecutionError, match=r"'ask_on#201' was not started.*200 of 200 tokens"):
         await run.result(10)
     assert (await run.spent()).tokens == 200
     await engine.close()

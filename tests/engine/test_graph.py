@@ -1021,10 +1021,32 @@ async def test_a_run_at_a_breakpoint_is_not_taken_for_a_stalled_one(world):
     async with world.engine() as engine:
         run = await engine.start(graph, run_id="r")
         assert await run.reached("waiting", "paused") == "waiting"
-        with pytest.raises(ks.TimedOut, match="was not paused within 0.01 s"):
+        with pytest.raises(ks.TimedOut, match=r"was not paused within 0\.01 s"):
             await run.reached("paused", timeout=0.01)
         findings = (await examine(engine)).findings
         assert [(one.code, one.severity) for one in findings if "r" in one.runs] == [("breakpoint", "note")]
         assert "waits at the breakpoint before a#1" in (await run.info()).why
         with pytest.raises(ks.DefinitionError, match="has no state of stage typo there; it has those of: none"):
             await run.state(stage="typo")
+
+
+async def test_a_fork_gives_a_step_another_change_and_chooses_the_edge_anew(world):
+    graph = ks.Graph("forked")
+    graph.add(gives(x=1), name="a")
+    graph.add(lambda state: {"went": "left", "saw": state["x"]}, name="left")
+    graph.add(lambda state: {"went": "right", "saw": state["x"]}, name="right")
+    graph.edge("a", "left", when=lambda state: state["x"] < 3)
+    graph.edge("a", "right")
+    graph.entry("a")
+    graph.exit("left", "right")
+    async with world.engine() as engine:
+        await (await engine.start(graph, run_id="r")).result()
+        fork = await engine.fork("r", results={"a": {"x": 5}}, run_id="f")
+        assert await fork.result() == {"x": 5, "went": "right", "saw": 5}
+        await engine.fork("r", results={"a": {"x": 5}}, run_id="f")  # the same again
+        with pytest.raises(ks.RunConflict):
+            await engine.fork("r", results={"a": {"x": 6}}, run_id="f")
+        with pytest.raises(ks.DefinitionError, match="is its change of the state: an object"):
+            await engine.fork("r", results={"a": 5})
+        with pytest.raises(ks.DefinitionError, match="was made with its other result"):
+            await engine.fork("r", at=3, results={"a": {"x": 5}})

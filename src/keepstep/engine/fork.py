@@ -46,6 +46,11 @@ class Edits:
     next_step: str | None = None
     signals: bool = True
 
+    def digest(self) -> str:
+        """What tells two forks of one prefix apart, beside their input."""
+        other = [dict(self.results or {}), dict(self.state or {}), self.next_step, self.signals]
+        return VALUES.digest(other, "what is other in the fork")
+
 
 async def fork(
     engine: Engine,
@@ -75,7 +80,7 @@ async def fork(
     create = await engine.call(copy.made, _input(engine, run, edits.input), about, edited)
     answer = await engine.journal.write(create)
     if answer.verdict is Verdict.EXISTS:
-        await _check_same(engine, create.run, answer.run, prefix)
+        await _check_same(engine, create.run, answer.run, prefix, edits)
     engine.poke()
     return RunHandle(engine, name, engine.workflows.get(run.workflow))
 
@@ -253,6 +258,7 @@ class _Copy:
             signals=len(self.signals),
         )
         named = {"origin": old.id, "origin_seq": len(self.prefix.rows), "origin_checksum": self.prefix.checksum}
+        named["other"] = self.edits.digest()
         records = [self._record(record) for record in self.prefix.records]
         if not records:
             first = {"workflow": old.workflow, "version": old.version}
@@ -289,6 +295,9 @@ class _Copy:
 
     def _edit(self, record: Record, value: Any) -> None:
         """Give a record another outcome: the record says that a person did."""
+        if self.prefix.run.fingerprint.startswith("graph:") and not record.digest:
+            self._edit_change(record, value)
+            return
         data = VALUES.encode(value, f"edited result of {record.step!r}")
         self.engine.check_value(data, record.step, "edited result of")
         if record.kind == Kind.CHILD:
@@ -299,13 +308,39 @@ class _Copy:
         record.value, record.outcome, record.error, record.trigger = msgspec.Raw(data), "success", None, "manual"
         record.data = {**(record.data or {}), "act": "edit"}
 
+    def _edit_change(self, record: Record, value: Any) -> None:
+        """Give a graph's step another change of the state; the edge after it is chosen anew."""
+        if not isinstance(value, Mapping):
+            raise DefinitionError(
+                f"the result of {record.step!r}, a graph's step, is its change of the state: an object with the keys "
+                f"that it sets, not {value!r}"
+            )
+        later = [one for one in self.prefix.records if one.seq > record.seq and one.kind in _MADE]
+        if later:
+            raise DefinitionError(
+                f"what came after {record.step!r} was made with its other result, up to {later[-1].step!r}; fork it at "
+                f"{record.seq} (or leave at= out)"
+            )
+        from .states import trees_of  # noqa: PLC0415 - needed by few
 
-async def _check_same(engine: Engine, wanted: Run, existing: Run | None, prefix: Past) -> None:
+        trees = trees_of(self.engine, self.prefix.run)
+        data = msgspec.json.encode({"set": trees.lift(value, {}, f"edited result of {record.step!r}", careful=True)})
+        self.engine.check_value(data, record.step, "edited result of")
+        record.kind, record.outcome, record.error = Kind.STEP_COMPLETED.value, "success", None
+        record.value, record.trigger = msgspec.Raw(data), "manual"
+        record.data = {"act": "edit"}
+
+
+#: What moves a graph, and was made with what was before it.
+_MADE = frozenset({Kind.STEP_COMPLETED.value, Kind.BARRIER.value, Kind.STATE.value, Kind.DECISION.value})
+
+
+async def _check_same(engine: Engine, wanted: Run, existing: Run | None, prefix: Past, edits: Edits) -> None:
     """A run of this id is there: it must be this fork."""
     if existing is not None and existing.origin == prefix.run.id:
         rows = await engine.read(engine.store.list_checkpoints, existing.id, 0, 1)
-        data = next(unseal(rows, existing.id))[0].data if rows else None
-        same = (data or {}).get("origin_checksum") == prefix.checksum
+        data = (next(unseal(rows, existing.id))[0].data if rows else None) or {}
+        same = data.get("origin_checksum") == prefix.checksum and data.get("other") == edits.digest()
         if same and engine.encryption.input(existing) == engine.encryption.input(wanted):
             return
     raise RunConflict(
