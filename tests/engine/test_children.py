@@ -348,3 +348,42 @@ async def test_the_last_word_of_a_child_does_not_reach_the_child_of_a_successor(
         await until_status(await engine.get(child.id), "completed")
         await run.signal("child has ended")
         assert await run.result(5) == 100
+
+
+@pytest.mark.live_only
+async def test_a_run_that_is_driven_alone_does_not_wait_for_ever_for_its_child(world):
+    """Its worker has died twice while executing it, so nothing else is taken beside it: but what it waits for is."""
+    gate = asyncio.Event()
+
+    @ks.step
+    async def never():
+        await asyncio.Event().wait()
+
+    @ks.step
+    async def hold():
+        await gate.wait()
+        return "held"
+
+    @ks.workflow
+    async def b_child():
+        return await hold()
+
+    @ks.workflow
+    async def a_parent():
+        child = await ks.start(b_child)
+        return await ks.race(never(), child.result())
+
+    engine = await world.started(recovery_limit=100)
+    await engine.start(a_parent, run_id="r")
+    for _ in range(3):
+
+        def under_way(live=engine.live):
+            return "r" in live and live["r"].bodies
+
+        await until(under_way)
+        engine = await world.crash_and_recover(engine, recovery_limit=100)
+    run = await engine.get("r")
+    assert (await run.run()).recoveries >= 2
+    gate.set()
+    assert await run.result(10) == "held"
+    await engine.close()

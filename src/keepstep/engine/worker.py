@@ -303,6 +303,8 @@ class Worker:
     async def _claim_once(self) -> bool:
         """One claim; whether there may be more at once."""
         room = self.max_runs - len(self.engine.live)
+        if self.alone is not None and room > 0 and self.lease_is_fresh():
+            await self._claim_children()
         if room <= 0 or self.alone is not None or self._makes_room() or not self.lease_is_fresh():
             return False
         request = ClaimRequest(
@@ -323,6 +325,22 @@ class Worker:
         for claim in await self._sort_out(claims.claims):
             self.engine.background(self.engine.runner.drive(claim))
         return bool(claims.claims)
+
+    async def _claim_children(self) -> None:
+        """Drive what a run that is driven alone waits for: its children, and theirs; or it might wait for ever."""
+        engine = self.engine
+        for child in [child for context in engine.live.values() for child in context.children.values()]:
+            run = None if child in engine.live else await engine.call(engine.store.get_run, child)
+            if run is None or run.status.finished or run.workflow not in engine.workflows or self.alone is None:
+                continue
+            if run.worker is None and (run.due_at is None or run.due_at.timestamp() > engine.clock.now()):
+                continue
+            request = ClaimRequest(self.id, run=child, statuses=frozenset({run.status}))
+            for claim in (await engine.call(engine.store.claim_runs, request)).claims:
+                if self._stopping:
+                    self._to_give_back[child] = claim.lease.epoch
+                elif request.worker == self.id:  # else the store has given up the worker that asked
+                    engine.background(engine.runner.drive(claim))
 
     async def _sort_out(self, claims: tuple[Claim, ...]) -> list[Claim]:
         """What to drive of what was claimed: a run that may be the one that kills its workers is driven alone.
