@@ -1050,3 +1050,26 @@ async def test_a_fork_gives_a_step_another_change_and_chooses_the_edge_anew(worl
             await engine.fork("r", results={"a": 5})
         with pytest.raises(ks.DefinitionError, match="was made with its other result"):
             await engine.fork("r", at=3, results={"a": {"x": 5}})
+
+
+async def test_a_state_that_is_written_after_a_breakpoint_holds_what_was_edited_there(world, monkeypatch):
+    monkeypatch.setattr(position, "MOST_RECORDS", 1)
+    graph = ks.Graph("edited-at-a-stop", interrupt_after=["one"], interrupt_before=["two"])
+    graph.add(gives(one=1), name="one")
+    graph.add(gives(two=2), name="two")
+    graph.edge("one", "two")
+    graph.entry("one")
+    graph.exit("two")
+    async with world.engine() as engine:
+        run = await engine.start(graph, run_id="r")
+        await until_status(run, "waiting")
+        await run.edit({"by hand": 7}, reason="a correction")
+        for place in ("one#1.after", "two#1.before"):
+            await until(lambda place=place: waits_at(run, place), place)
+            await run.resume()
+        assert await run.result(timeout=10) == {"one": 1, "two": 2, "by hand": 7}
+
+
+async def waits_at(run, place):
+    found = await run.run()
+    return found.worker is None and any(wake.endswith(place) for wake in found.wakes)

@@ -108,6 +108,7 @@ class Walk:
                 raise self._failed(at, error) from error
             if at in graph.interrupt_after and position.step is not None:
                 await self._stop_at(position.step, "after")
+            self._take_edits()  # what a person changed meanwhile is part of a state that is written now
             self._consolidate()  # not before the stop: who goes on from there has it behind them
 
     def state(self, level: str = "") -> State:
