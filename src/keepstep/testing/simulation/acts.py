@@ -59,6 +59,11 @@ async def resolve(world: World, handle: RunHandle[Any], step: str) -> None:
     await handle.resolve(step, *(("result", begun[-1].number) if begun else ("again",)))
 
 
+async def resume(world: World, handle: RunHandle[Any]) -> None:
+    """Let a run go on that waits at a breakpoint."""
+    await handle.resume()
+
+
 async def rewind(world: World, handle: RunHandle[Any], part: float) -> None:
     """Let a run go on from this part of its history."""
 
@@ -127,6 +132,7 @@ ACTS: dict[str, Act] = {
     "pause": pause,
     "ask": ask,
     "resolve": resolve,
+    "resume": resume,
     "rewind": rewind,
     "edit": edit,
     "fork": fork,

@@ -214,8 +214,11 @@ def graphs_of(run: Values, code: int) -> Iterator[Workflow[..., Any]]:
 
 def _made(name: str, course: Course, run: Values, code: int) -> Iterator[ks.Graph]:
     layout = laid([*course, *([["do", "work", f"new{code}", 0.0, []]] if code else [])])
+    stops = list(layout.points)[:: run["stops"]] if run.get("stops") else []  # where a person is asked to look
     graph = ks.Graph(
         name,
+        interrupt_before=stops[::2],
+        interrupt_after=stops[1::2],
         reducers=REDUCERS,
         max_iterations=run["most"],
         durability=run["durability"] or None,
@@ -584,6 +587,7 @@ def draw_graph(random: Random) -> Values:
         "most": random.choice((3, 20, 20, 20)),
         "durability": random.choice(("", "", "", "every=3")),
         "compatible": random.random() < 0.3,
+        "stops": random.choice((0, 0, 0, 2, 3)),
     }
 
 

@@ -37,7 +37,7 @@ from ...errors import (
     TimedOut,
 )
 from ...model import FINISHED, Claims, Kind, Status, WorkerInfo, ids
-from ...model.signal import RESOLVE
+from ...model.signal import GO, RESOLVE
 from ...ports import Advance, Answer, Change, ClaimRequest, Create, Row, Send, Verdict
 from ...stores.memory import MemoryStore
 from ...stores.records import Record, unseal
@@ -305,7 +305,7 @@ class World:
         self.bodies: dict[tuple[str, str], list[Body]] = {}
         self.running: dict[int, Body] = {}
         self._unrecorded = 0
-        self._doubts: set[tuple[str, str, int]] = set()
+        self._looked: set[tuple[str, str, int]] = set()
         self.accepted: dict[str, dict[str, Any]] = {}
         self.results: dict[str, Any] = {}
         self.cancelled: set[str] = set()
@@ -378,7 +378,7 @@ class World:
                 look_at = self.now + LOOK_SECONDS
                 if self._all_over():
                     return
-                self._resolve_doubts()
+                self._look_after_runs()
             ready, soonest = self._who_can_go(agenda[0][0] if agenda else end)
             if not ready:
                 self.now = min(soonest, look_at)
@@ -522,15 +522,20 @@ class World:
         started = run if any(one["id"] == run for one in self.plan["runs"]) else ""
         self.at(max(self.now, at), lambda: self._do(self.processes[CLIENT], partial(self.insist, do, started)))
 
-    def _resolve_doubts(self) -> None:
-        """A person looks what has become of steps that are in doubt, and says so."""
+    def _look_after_runs(self) -> None:
+        """A person says what has become of steps that are in doubt, and lets runs go on from their breakpoints."""
         for entry in self._runs():
             for wake in entry.wakes:
-                step = wake.removeprefix(f"{RESOLVE}:")
-                doubt = (entry.run.id, step, generation_of(entry.rows))
-                if wake.startswith(RESOLVE) and doubt not in self._doubts:
-                    self._doubts.add(doubt)
-                    self.client_does(self.now, entry.run.id, "resolve", step)
+                if wake.startswith(GO):
+                    self._looks(entry, wake, int(self.now), "resume")
+                elif wake.startswith(RESOLVE):
+                    step = wake.removeprefix(f"{RESOLVE}:")
+                    self._looks(entry, wake, generation_of(entry.rows), "resolve", step)
+
+    def _looks(self, entry: Any, wake: str, turn: int, act: str, *args: Any) -> None:
+        if (entry.run.id, wake, turn) not in self._looked:
+            self._looked.add((entry.run.id, wake, turn))
+            self.client_does(self.now, entry.run.id, act, *args)
 
     async def insist(self, act: Callable[[Process], Awaitable[None]], run: str = "", after: float = 0.0) -> None:
         await asyncio.sleep(after)
