@@ -199,6 +199,8 @@ def _draw_later(random: Random, plan: Plan) -> None:
     kind = random.random()
     if kind < 0.25:
         plan["runs"][0].update(draw_graph(random) if kind < 0.17 else draw_dag(random))
+        if any(event["what"] == "set clock" for event in plan["events"]):
+            plan["runs"][0]["stops"] = 0  # a clock that is behind lets a run sleep on at each of them
     ids = [run["id"] for run in plan["runs"]]
     graphs = [run["id"] for run in plan["runs"] if run["workflow"] == "graph"]
     for what, share in _LATER.items():
