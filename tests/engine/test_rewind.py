@@ -441,3 +441,9 @@ async def test_a_pause_that_the_end_of_the_run_has_overtaken_is_over_when_it_is_
             assert await run.result(timeout=10) == "ended"
             await run.rewind(to=0)
             assert await run.result(timeout=10) == "ended"
+
+
+def test_a_number_that_makes_no_sense_supersedes_nothing_that_is_there():
+    assert gone(9, superseded(5, beyond=10**30)) == []
+    assert gone(9, superseded(5, beyond=-7)) == [1, 2, 3, 4]
+    assert gone(9, superseded(5, beyond=-7), superseded(8, beyond=-1)) == [1, 2, 3, 4, 5, 6, 7]

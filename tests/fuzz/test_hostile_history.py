@@ -38,6 +38,10 @@ HOSTILE = [
     {"signal": [], "child": {}, "choice": "x", "seqs": 1},
     {"signal": 10**30, "seqs": ["x"]},
     {"child": "nobody"},
+    {"child": "nobody", "renew": True},
+    {"beyond": 10**30, "act": "migrate", "renames": {"reserve#1": "x"}},
+    {"beyond": -1, "renames": {"reserve#1": 1}},
+    {"beyond": "x", "definition": 1, "fingerprint": []},
 ]
 
 
