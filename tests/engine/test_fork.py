@@ -337,6 +337,28 @@ async def test_forks_of_forks_and_of_rewound_runs(world, effects):
         assert await is_sound(engine)
 
 
+async def test_a_fork_has_its_budget_for_itself(world, effects):
+    program = Counting(effects)
+
+    @ks.workflow(budget=ks.Budget(steps=3))
+    async def frugal():
+        number = await program.one()
+        for _ in range(2):
+            number = await program.two(number)
+        return number
+
+    async with world.engine() as engine:
+        run = await engine.start(frugal, run_id="r")
+        await run.result(5)
+        fork = await engine.fork("r", step="two#2", run_id="f")
+        await fork.result(5)
+        await fork.rewind(step="one")
+        await fork.result(5)
+        other = await engine.fork("f", step="two#1", run_id="g")
+        await other.result(5)
+    assert effects.count_of() == {"one": 2, "two": 7}
+
+
 @pytest.mark.live_only
 async def test_a_fork_of_an_encrypted_run_has_a_key_of_its_own(world, effects):
     program = Counting(effects)

@@ -44,9 +44,10 @@ class Spent:
     """What the records of a run say it has spent, and how much of that counts for its budget.
 
     A person who retries or rewinds a run grants its budget once more, from then on; money that is spent stays spent.
+    What the records that a fork was made with tell was spent by the run that it comes from.
     """
 
-    __slots__ = ("_before", "began", "cost", "since", "steps", "tokens", "told")
+    __slots__ = ("_before", "_copied", "began", "cost", "since", "steps", "tokens", "told")
 
     def __init__(self, since: datetime) -> None:
         self.began = since
@@ -55,6 +56,7 @@ class Spent:
         self.cost = 0.0
         self.tokens = 0
         self._before = (0, 0.0, 0)
+        self._copied = 0
         #: What steps that are under way have told, by their keys: it goes into their next record.
         self.told: dict[str, list[Any]] = {}
 
@@ -73,6 +75,10 @@ class Spent:
         if data is not None and "spent" in data:
             self.cost += data["spent"].get("cost", 0.0)
             self.tokens += data["spent"].get("tokens", 0)
+        if data is not None and "origin_seq" in data:
+            self._copied = data["origin_seq"]
+        if self._copied and record.seq == self._copied:
+            self._before, self.since = (self.steps, self.cost, self.tokens), max(self.since, self.began)
 
     def used(self, at: datetime) -> dict[str, float]:
         """What counts for the budget at a time."""
