@@ -107,7 +107,7 @@ ODD = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(PLACES), ODD), min_size=1, max_size=3))
 def test_the_walk_and_the_schema_agree(changes):
     """What any other validator of JSON Schema says of a file, our walk says too: yes or no."""
@@ -122,7 +122,7 @@ def test_the_walk_and_the_schema_agree(changes):
     assert (not list(misfits(value))) == VALIDATOR.is_valid(tree)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(PLACES), st.sampled_from(["x", "nxt", "kind", "into"]))
 def test_the_walk_and_the_schema_agree_on_fields_that_are_added_or_missing(path, name):
     *above, last = path
@@ -145,7 +145,7 @@ SHAPELESS = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.dictionaries(st.sampled_from(["keepstep", "metadata", "spec", "policies", "steps"]), SHAPELESS))
 def test_any_tree_is_told_about_and_the_same_as_yaml_and_as_json(tree):
     text = json.dumps(tree, indent=1).encode()

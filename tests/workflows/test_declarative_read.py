@@ -72,14 +72,14 @@ TREES = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(TREES, st.sampled_from([None, 2]))
 def test_what_json_writes_is_read_back(tree, indent):
     text = json.dumps(tree, indent=indent)
     assert read(text.encode(), is_json=True)[0].plain() == tree
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.text(max_size=200))
 def test_a_text_is_json_for_us_if_it_is_for_python(text):
     try:
