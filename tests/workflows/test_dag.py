@@ -249,6 +249,36 @@ def test_what_is_refused_where_it_is_written(add, said):
     assert re.match(rf"{re.escape(__file__)}:\d+: dag 'refused': ", str(refused.value))
 
 
+@pytest.mark.parametrize(
+    "when, taken, one",
+    [
+        (lambda branch: branch == "main", "branch", "branch"),
+        (lambda a: a > 0, "a", "a"),
+        (lambda size: size > 0, "size", "size"),
+        (lambda docs, other: docs, "docs, other", "docs"),
+        (lambda: True, "nothing", "name"),
+        (ks.when.all_(ks.when.always, ks.when.not_(lambda branch: branch == "main")), "branch", "branch"),
+    ],
+)
+def test_a_condition_that_takes_inputs_by_name_is_refused(when, taken, one):
+    """It would be given the mapping, compare it with a value, and never hold."""
+    dag = ks.Dag("by-name", inputs=["branch"])
+    dag.add(lambda docs: 1, "a")
+    dag.add(lambda size: 2, "ship", needs={"size": "a"}, when=when)
+    (told,) = dag.problems()
+    assert told.what == f"its when= takes {taken}, and is given one thing: all inputs in a mapping"
+    assert told.how == f"write when=lambda inputs: inputs[{one!r}] …, or ks.when.equals({one!r}, …)"
+    with pytest.raises(InvalidGraph, match="all inputs in a mapping"):
+        dag.bind(docs=True, branch="main")
+
+
+def test_a_condition_may_call_the_mapping_as_it_likes():
+    for when in (lambda inputs: inputs["branch"], lambda given, branch="main": given, lambda *all_: all_):
+        dag = ks.Dag("by-mapping", inputs=["branch"])
+        dag.add(lambda: 1, "a", when=when)
+        assert dag.problems() == []
+
+
 async def _later(given):
     return True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import FunctionType, MethodType
 from typing import Any
 
 from ..errors import DefinitionError
@@ -145,6 +146,15 @@ def keys_of(predicate: Predicate | None) -> frozenset[str] | None:
             return None
         found |= keys
     return frozenset(found)
+
+
+def functions_in(predicate: Predicate | None) -> list[Callable[..., Any]]:
+    """The plain functions that a predicate is, or is made of."""
+    if isinstance(predicate, Not):
+        return functions_in(predicate.other)
+    if isinstance(predicate, AllOf | AnyOf):
+        return [function for other in predicate.others for function in functions_in(other)]
+    return [predicate] if isinstance(predicate, FunctionType | MethodType) else []
 
 
 def _checked(predicate: Predicate) -> Predicate:

@@ -185,7 +185,7 @@ class Dag(Workflow[..., dict[str, Any]]):
         for problem in problems(self.shape()):
             place = places.get(problem.where, self.place)
             found.append(replace(problem, file=place.file, line=place.line))
-        return [*found, *problems_of(self._steps)]
+        return [*found, *problems_of(self._steps, self.inputs)]
 
     @property
     def plan(self) -> Plan:

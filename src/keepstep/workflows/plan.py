@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ..policies import All, Quorum, WaitPolicy
 from ..policies import Any as AnyOne
-from ..policies.when import Predicate, described, keys_of
+from ..policies.when import Predicate, described, functions_in, keys_of
 from ..values.annotations import hints_of
 from .definition import START_OPTIONS, Step, Workflow
 from .described import policies_of
@@ -104,8 +104,11 @@ def hints_in(step: DagStep) -> dict[str, Any]:
 # -- what may be wrong -------------------------------------------------------------------------------------------------
 
 
-def problems_of(steps: Mapping[str, DagStep]) -> Iterator[Problem]:
-    """What is wrong with the steps of a dag beyond its shape: what they wait for, and what they are given."""
+def problems_of(steps: Mapping[str, DagStep], named: Iterable[str] = ()) -> Iterator[Problem]:
+    """What is wrong with the steps of a dag beyond its shape: what they wait for, and what they are given.
+
+    `named` are inputs of the run that its steps need not take.
+    """
     for step in steps.values():
         yield from _impossible_waits(step)
         yield from _wrong_parameters(step, steps)
@@ -116,6 +119,7 @@ def problems_of(steps: Mapping[str, DagStep]) -> Iterator[Problem]:
         if step.child is not None and f"{step.name}.result" in steps:
             what = f"its result is recorded as {step.name}.result, and there is a step of that name"
             yield _problem(step, what, "rename one of them")
+    yield from _wrong_conditions(steps, named)
 
 
 def _impossible_waits(step: DagStep) -> Iterator[Problem]:
@@ -145,6 +149,28 @@ def _wrong_parameters(step: DagStep, steps: Mapping[str, DagStep]) -> Iterator[P
         elif parameter.name in START_OPTIONS:
             what = f"its parameter {parameter.name!r} has the name of an option of start"
             yield _problem(step, what, "rename the parameter")
+
+
+def _wrong_conditions(steps: Mapping[str, DagStep], named: Iterable[str]) -> Iterator[Problem]:
+    """A condition that takes inputs by name, as a step does, would compare a mapping with a value."""
+    written = [(step, function) for step in steps.values() for function in functions_in(step.when)]
+    known = {one.name for step in steps.values() for one in inputs_of(step)}.union(named, steps) if written else set()
+    for step, function in written:
+        signature = inspect.signature(function)
+        names = list(signature.parameters)
+        wrong = [name for name in names if name in known or name in step.needs]
+        if not _takes_one(signature) or names[0] in wrong:
+            one = wrong[0] if wrong else "name"
+            what = f"its when= takes {', '.join(names) or 'nothing'}, and is given one thing: all inputs in a mapping"
+            yield _problem(step, what, f"write when=lambda inputs: inputs[{one!r}] …, or ks.when.equals({one!r}, …)")
+
+
+def _takes_one(signature: inspect.Signature) -> bool:
+    try:
+        signature.bind({})
+    except TypeError:
+        return False
+    return True
 
 
 def _problem(step: DagStep, what: str, how: str) -> Problem:
