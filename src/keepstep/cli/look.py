@@ -399,6 +399,22 @@ def _took(one: Checkpoint) -> str:
     return words.duration((one.finished_at - one.started_at).total_seconds())
 
 
+def _said(one: Checkpoint) -> list[str]:
+    """What a record says beside its value: what a person did and why, and which way was taken."""
+    from . import words
+
+    data = one.data
+    told = []
+    if one.kind in ("superseded", "consolidated state") and data.get("act"):
+        reason = f": {words.one_line(str(data['reason']))}" if data.get("reason") else ""
+        told.append(f"{data['act']}{reason}")
+    if "next" in data:
+        told.append(f"→ {words.one_line(str(data['next']))}" if data["next"] else "→ the end")
+    if one.kind == "decision" and "choice" in data:
+        told.append(f"chose {data['choice']}")
+    return told
+
+
 def _detail(one: Checkpoint, *, full: bool) -> str:
     """What there is to say about a record beyond its step: its attempt, its error, its value."""
     from . import words
@@ -412,6 +428,7 @@ def _detail(one: Checkpoint, *, full: bool) -> str:
         parts.append(f"again after {words.duration((one.retry_at - one.finished_at).total_seconds())}")
     if one.trigger.value != "automatic":
         parts.append("by a person" if one.trigger.value == "manual" else "by recovery")
+    parts += _said(one)
     text = "; ".join(parts)
     if full and one.error is not None and one.error.traceback:
         text += "\n" + words.printable(one.error.traceback)

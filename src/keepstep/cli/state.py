@@ -62,13 +62,19 @@ def edit(
     if not change and not remove and next_step is None:
         raise exits.Refused("there is nothing to change", "say it with --set KEY=JSON, --remove KEY or --next STEP")
 
-    async def act(engine: Engine) -> None:
+    async def act(engine: Engine) -> str:
         handle = await find(engine, run_id)
         await handle.edit(change, remove=remove, stage=stage, agent=agent, next=next_step, reason=reason)
 
-    settings.talk(act)
+        from .steer import alone
+
+        run = await handle.run()
+        paused = f"; it is paused: {exits.line('resume', run_id)} lets it go on"
+        return paused if run.status == "paused" else await alone(engine, run_id) or "; it goes on with it"
+
+    later = settings.talk(act)
     told = {"run": run_id, "set": sorted(change), "removed": list(remove), "next": next_step}
-    settings.answer(told, f"the state of {run_id} is changed")
+    settings.answer(told, f"the state of {run_id} is changed{later}")
 
 
 def _value(text: str) -> tuple[str, Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
 from .error import ErrorInfo
 
@@ -53,7 +55,10 @@ class Trigger(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One record of a run's history, as a reader sees it. `value` is JSON text."""
+    """One record of a run's history, as a reader sees it.
+
+    `value` is JSON text; `data` says what else belongs to it, such as the step that a graph took `next`.
+    """
 
     run: str
     seq: int
@@ -75,3 +80,4 @@ class Checkpoint:
     format: int
     previous: str
     checksum: str
+    data: Mapping[str, Any] = field(default_factory=dict)

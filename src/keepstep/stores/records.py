@@ -439,4 +439,5 @@ def _checkpoint(record: Record, checksum: str) -> Checkpoint:
         format=record.format,
         previous=record.previous,
         checksum=checksum,
+        data=dict(record.data or {}),
     )
