@@ -49,6 +49,8 @@ def compare(jobs: list[str], effort: Effort) -> list[Finding]:
         print("no scripts of peers were found; PEERS=FOLDER names them")
         return []
     findings = _on_postgres(place, effort) if "postgres" in jobs else []
+    if "graph" in jobs:
+        findings += _graphs(place, effort)
     for job in [job for job in UNITS if job in jobs]:
         for name, options in PEERS.items():
             ours, theirs = [], []
@@ -75,6 +77,37 @@ def compare(jobs: list[str], effort: Effort) -> list[Finding]:
                 )
             )
             print(f"  {name} {job}: {findings[-1].ratio:.1f} times", flush=True)
+    return findings
+
+
+def _graphs(place: Path, effort: Effort) -> list[Finding]:
+    """The same graph in LangGraph and in ours, in turn: one step that is passed again and again."""
+    findings = []
+    for job, least in (("j1", 2.0), ("j2", 15.0)):
+        ours, theirs = [], []
+        for _ in range(effort.rounds(3)):
+            rate = _peer(place, "langgraph", job, PEERS["langgraph"])
+            if rate is None:
+                break
+            theirs.append(rate)
+            ours.append(run("graphs", job)["per_second"])
+        if not theirs:
+            print(f"langgraph {job}: no result")
+            continue
+        ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
+        findings.append(
+            Finding(
+                "graph",
+                f"{job} beside the same graph in langgraph",
+                statistics.median(ours),
+                UNITS[job],
+                floor=statistics.median(theirs),
+                ratio=statistics.median(ratios),
+                least_ratio=least,
+                detail={"ours": ours, "peer": theirs, "ratios": ratios},
+            )
+        )
+        print(f"  langgraph {job}, as a graph: {findings[-1].ratio:.1f} times", flush=True)
     return findings
 
 

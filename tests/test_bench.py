@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from bench import floor, gauges, measure, ours, peers, report
+from bench import floor, gauges, graphs, measure, ours, peers, report
 
 SMALL = {
     "j1": {"n": 3},
@@ -28,6 +28,20 @@ def test_a_rate_is_of_what_was_asked_for(side, job, tmp_path):
 @pytest.mark.parametrize("job", ["dag", "dag_mapped"])
 def test_a_dag_and_a_map_of_as_many_steps(job, tmp_path):
     assert asyncio.run(ours.JOBS[job](tmp_path, layers=3, width=2, times=2))["count"] == 12
+
+
+@pytest.mark.parametrize("job", ["j1", "j2"])
+def test_graphs_of_as_many_steps(job, tmp_path):
+    assert asyncio.run(graphs.JOBS[job](tmp_path, times=2, **SMALL[job]))["count"] == {"j1": 6, "j2": 12}[job]
+
+
+def test_a_large_state_is_changed_by_both_and_stored_once(tmp_path):
+    (tmp_path / "floor").mkdir()
+    (tmp_path / "ours").mkdir()
+    assert asyncio.run(floor.j5(tmp_path / "floor", n=5, size=100_000))["count"] == 5
+    answer = asyncio.run(graphs.j5(tmp_path / "ours", n=5, size=100_000))
+    assert answer["count"] == 5
+    assert answer["stored"] < 400_000
 
 
 @pytest.mark.parametrize("job", ["j1", "j2"])
