@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from keepstep.workflows.declarative import schema_text
+from keepstep.workflows.definition import KNOWN
 
 GOOD = """
 keepstep: 1
@@ -93,6 +94,18 @@ def test_functions_are_looked_for_only_if_a_module_is_named(keepstep, files):
         "good.yaml:5:21: error: steps.draft.function: there is no function 'write'\n    did you mean 'writ'?"
         in result.out
     )
+
+
+def test_with_its_functions_a_file_is_valid_only_if_it_can_be_run(keepstep, files):
+    steps = "  one: {function: first}\n  two: {function: second}\n"
+    (files / "dag.yaml").write_text(f"keepstep: 1\nmetadata: {{name: d}}\nsteps:\n{steps}", encoding="utf-8")
+    (files / "fn.py").write_text("def first(): ...\ndef second(one): ...\n", encoding="utf-8")
+    assert keepstep("validate", "dag.yaml").code == 0
+    for command in ("validate", "run"):
+        result = keepstep(command, "dag.yaml", "--module", "fn.py")
+        assert result.code != 0
+        assert "its parameter 'one' is the name of a step that it does not need" in result.out + result.err
+    assert "d" not in KNOWN
 
 
 def test_warnings_fail_only_when_asked(keepstep, files):

@@ -202,6 +202,10 @@ def test_all_problems_are_told_at_once_in_the_order_of_the_lines():
         ("a: {needs: [b]}\nb: {kind: delay, for: 1}", "steps.b.kind: a dag has no steps of kind delay; a dag's"),
         ("a: {needs: [b]}\nb: {kind: approval}", "steps.b.kind: a dag has no steps of kind approval"),
         ("a: {needs: [b]}\nb: {needs: [a]}", "need each other in a circle: a → b → a"),
+        ("a: {needs: [b], wait: 2}\nb: {}", "4:25: error: steps.a.wait: it waits for 2 of its needs, and has 1"),
+        ("a: {wait: any}", "steps.a.wait: it waits for 1 of its needs, and has none; wait for fewer, or"),
+        ("a: {next: [b, c], join: j}\nb: {next: j}\nc: {next: j}\nj: {kind: barrier, wait: 3}",
+         "7:28: error: steps.j.wait: it waits for 3 steps, and 'a' leads to 2; wait for fewer, or add to that next:"),
         ("a: {needs: [c]}\nb: {}", "steps.a.needs[0]: there is no step 'c'"),
         ("a: {needs: [b], when: state.x}\nb: {}", "undeclared reference to 'state.x', at character 6 of it; what"),
         ("a: {needs: [b], when: inputs.b > 1, with: {x: b}}\nb: {}", "steps.a.when: its when: looks at inputs.b"),
@@ -223,6 +227,18 @@ def test_all_problems_are_told_at_once_in_the_order_of_the_lines():
 )  # fmt: skip
 def test_a_mistake_is_told_with_its_path(steps, expected):
     assert any(expected in line for line in told(graph(steps))), told(graph(steps))
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        "a: {needs: [b, c], wait: 2}\nb: {}\nc: {}",
+        "a: {needs: [b], wait: any}\nb: {}",
+        "a: {next: [b, c], join: j}\nb: {next: j}\nc: {next: j}\nj: {kind: barrier, wait: 2}",
+    ],
+)
+def test_a_wait_for_as_many_as_there_are_is_fine(steps):
+    assert told(graph(steps)) == []
 
 
 def test_policies_are_looked_at_too():

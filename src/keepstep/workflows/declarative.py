@@ -99,11 +99,11 @@ class Checked:
 
 
 def check(file: str | Path, names: Names | None = None) -> Checked:
-    """Everything that is wrong with a file; with `names`, also whether what it names is there."""
+    """Everything that is wrong with a file; with `names`, also whether what it names is there and fits."""
     examined = _examined(Path(file))
     found = list(examined.named(str(file)))
     if examined.ok and names is not None:
-        missing = Builder(examined, names, str(file)).check_names()
+        missing = Builder(examined, names, str(file)).check()
         found = [replace(one, file=str(file)) for one in missing] + found
     return Checked(str(file), examined.form if examined.value is not None else None, tuple(found))
 

@@ -97,6 +97,13 @@ class Builder:
                 look[kind_of(step)](name, step)
         return self.problems
 
+    def check(self) -> list[Problem]:
+        """Everything that would keep the workflow from being built; the process does not know it by this."""
+        before = KNOWN.get(self.name)
+        self.build()
+        _forget(self.name, before)
+        return self.problems
+
     def build(self) -> Workflow[..., Any] | None:
         """The workflow, which the process then knows by its name; None if there are problems."""
         if self.check_names() or self._is_taken():

@@ -145,6 +145,7 @@ class _Look:
             yield from self.conditions(name, step)
             yield from self.options(name, step)
             yield from self.parameters(name, step)
+            yield from self.waits(name, step)
             if kind_of(step) == "http":
                 yield from self.request(name, step)
         if self.steps:
@@ -283,6 +284,22 @@ class _Look:
             elif self.form == "graph" and isinstance(one.data, str) and "-" in one.data:
                 yield problem(path, f"{shown(one.data)} is no key of the state", "a key has no -", one.at)
 
+    def waits(self, name: str, step: Value) -> Iterator[Problem]:
+        """What a dag's step, or the barrier where the ways of a graph's come together, waits for and never gets."""
+        if self.form == "dag":
+            wait, needs = step.data.get("wait"), {one.data for one in items(step.data.get("needs"))}
+            least = 1 if wait is not None and wait.data == "any" else _number(wait)
+            if wait is not None and least > len(needs):
+                what = f"it waits for {least} of its needs, and has {len(needs) or 'none'}"
+                yield problem(f"steps.{name}.wait", what, "wait for fewer, or add needs", wait.at)
+            return
+        join, ways = inside(step, "join"), items(step.data.get("next"))
+        barrier = self.steps.get(join.data) if join is not None and isinstance(join.data, str) else None
+        wait = inside(barrier, "wait")
+        if wait is not None and ways and join is not None and _number(wait) > len(ways):
+            what = f"it waits for {wait.data} steps, and {name!r} leads to {len(ways)}"
+            yield problem(f"steps.{join.data}.wait", what, "wait for fewer, or add to that next:", wait.at)
+
     def _looked_at(self, step: Value) -> frozenset[str]:
         """The inputs that a step's condition names."""
         when = step.data.get("when")
@@ -413,6 +430,10 @@ def kind_of(step: Value) -> str:
     """The kind of a step: a function if it names none."""
     kind = step.data.get("kind")
     return kind.data if kind is not None and isinstance(kind.data, str) and kind.data in kinds() else "function"
+
+
+def _number(value: Value | None) -> int:
+    return int(value.data) if value is not None and isinstance(value.data, int) else 0
 
 
 def host_allowed(host: str, netloc: str, allowed: list[Any]) -> bool:
