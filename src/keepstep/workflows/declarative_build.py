@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..errors import DefinitionError, KeepstepError, Permanent
-from ..policies import All, Budget, Quorum, Retry, WaitPolicy
-from ..policies import Any as AnyOne
+from ..errors import DefinitionError, KeepstepError
+from ..policies import Budget
 from .dag import Dag
 from .declarative_cel import VARIABLES, Condition
 from .declarative_check import Examined, exits_of, inside, items, kind_of
-from .declarative_http import DEFAULT_SECONDS, MAX_BYTES, Request, bare_url
+from .declarative_http import DEFAULT_SECONDS, MAX_BYTES, Request
+from .declarative_parts import (
+    adapted,
+    asking,
+    body_of,
+    data,
+    joining,
+    nothing,
+    own_options,
+    parts,
+    retried,
+    said,
+    seconds,
+    sending,
+    waits,
+)
 from .declarative_read import Value
 from .declarative_schema import SUGGESTIONS, nearest, problem, shown
 from .definition import KNOWN, Step, Workflow
-from .described import short_hash
 from .graph import Graph
 from .place import Place
 from .shape import Problem
-
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 @dataclass(frozen=True)
@@ -168,25 +177,23 @@ class Builder:
         elif kind == "map":
             concurrency = data(step, "concurrency") or self._whole("spec", "resources", "concurrency")
             found = self._function(name, step)
-            made: Step[..., Any] = Step(_callable(found), name=f"{name}-item", **self._options(step, found))
+            made: Step[..., Any] = Step(body_of(found), name=f"{name}-item", **self._options(step, found))
             collect, wait = bool(data(step, "collect")), waits(step.data.get("wait"))
             limit = int(concurrency) if concurrency is not None else None
-            _said(made, name, step)
+            said(made, name, step)
             graph.map(name, made, over=data(step, "over"), into=into, concurrency=limit, wait=wait, collect=collect)
         elif kind == "subworkflow":
             child = self._workflow(name, step)
             takes = [one.data for one in items(step.data.get("takes"))] or None
             graph.add(child, name, takes=takes, gives=data(step, "into"))
         elif kind in ("branch", "barrier"):
-            graph.add(_nothing, name)
+            graph.add(nothing, name)
         elif kind == "agent":
             agent = self._agent(name, step)
             graph.add(self._step(name, step, agent), name, agent=data(step, "agent") or name, **options)
         elif kind == "http":
             request = self._request(name, step)
-            graph.add(
-                _said(Step(_sending(request, into), name=name, **self._options(step)), name, step), name, **options
-            )
+            graph.add(said(Step(sending(request, into), name=name, **self._options(step)), name, step), name, **options)
         else:
             graph.add(self._step(name, step, self._function(name, step)), name, **options)
 
@@ -226,17 +233,17 @@ class Builder:
     def _need(self, dag: Dag, name: str, step: Value) -> None:
         kind = kind_of(step)
         needed = [one.data for one in items(step.data.get("needs"))]
-        renamed = {one.data: parameter for parameter, one in _parts(step, "with").items()}
+        renamed = {one.data: parameter for parameter, one in parts(step, "with").items()}
         needs = {renamed.get(one, one.replace("-", "_")): one for one in needed}
         if kind == "subworkflow":
             thing = self._workflow(name, step)
         elif kind == "barrier":
-            thing = Step(_joining, name=name)
+            thing = Step(joining, name=name)
         elif kind == "http":
-            thing = _said(Step(_asking(self._request(name, step)), name=name, **self._options(step)), name, step)
+            thing = said(Step(asking(self._request(name, step)), name=name, **self._options(step)), name, step)
         else:
             found = self._agent(name, step) if kind == "agent" else self._function(name, step)
-            thing = _said(Step(_callable(found), name=name, **self._options(step, found)), name, step)
+            thing = said(Step(body_of(found), name=name, **self._options(step, found)), name, step)
         when = self._condition(step.data.get("when"), f"steps.{name}.when")
         wait, place = waits(step.data.get("wait")), Place(self.file, step.key.line, "", name)
         dag.add(thing, name, needs=needs, when=when, wait=wait, place=place)
@@ -267,21 +274,21 @@ class Builder:
 
     def _step(self, name: str, step: Value, found: Any) -> Step[..., Any]:
         """A step of a graph: the function itself, or one that takes keys of the state and gives a key."""
-        keys = {parameter: one.data for parameter, one in _parts(step, "with").items()} if "with" in step.data else None
+        keys = {parameter: one.data for parameter, one in parts(step, "with").items()} if "with" in step.data else None
         into = data(step, "into")
         options = self._options(step, found)
-        body = _callable(found)
+        body = body_of(found)
         if keys is not None or into is not None:
             if options.get("transactional"):
                 raise DefinitionError("with: and into: do not go with a transactional step; let it take the state")
             options.pop("ignore", None)  # it names parameters, and here there is only the state
-            body = _adapted(body, keys, into, name)
-        return _said(Step(body, name=name, **options), name, step)
+            body = adapted(body, keys, into, name)
+        return said(Step(body, name=name, **options), name, step)
 
     def _options(self, step: Value, found: Any = None) -> dict[str, Any]:
         """The options of a step: its own; else those of the function, if it is a step; else those of the file."""
         once = data(step, "at_most_once") is True
-        own = _own_options(found) if isinstance(found, Step) else {}
+        own = own_options(found) if isinstance(found, Step) else {}
         retry = step.data.get("retry") or (None if "retry" in own else inside(self.root, "spec", "retry"))
         limit = step.data.get("timeout") or (None if "timeout" in own else self._usual_timeout())
         options = {**own, **({"at_most_once": True} if once else {})}
@@ -298,7 +305,7 @@ class Builder:
 
     def _request(self, name: str, step: Value) -> Request:
         headers: list[tuple[str, str | tuple[str, str]]] = []
-        for header, one in _parts(step, "headers").items():
+        for header, one in parts(step, "headers").items():
             secret = (data(one, "prefix") or "", data(one, "secret")) if isinstance(one.data, dict) else one.data
             headers.append((header, secret))
         body = step.data.get("body")
@@ -376,151 +383,3 @@ def _forget(name: str, before: Workflow[..., Any] | None) -> None:
         KNOWN.pop(name, None)
     else:
         KNOWN[name] = before
-
-
-# -- values ------------------------------------------------------------------------------------------------------------
-
-
-def data(value: Value, key: str) -> Any:
-    """What a key of a mapping holds; None if it is not there."""
-    found = value.data.get(key)
-    return None if found is None else found.data
-
-
-def _parts(step: Value, key: str) -> dict[str, Value]:
-    found = step.data.get(key)
-    return found.data if found is not None else {}
-
-
-def seconds(value: Value) -> float:
-    """A time in seconds, from a number or a text like 5m."""
-    if not isinstance(value.data, str):
-        return float(value.data)
-    number = value.data.rstrip("mshd")
-    return float(number) * _UNITS[value.data[len(number) :]]
-
-
-def waits(value: Value | None) -> WaitPolicy:
-    """How many are enough."""
-    if value is None or value.data == "all":
-        return All()
-    return AnyOne() if value.data == "any" else Quorum(int(value.data))
-
-
-def retried(value: Value) -> Retry:
-    """A retry as a file writes it."""
-    given: dict[str, Any] = {
-        f"{name}_seconds": seconds(value.data[name]) for name in ("base", "cap") if name in value.data
-    }
-    given |= {name: data(value, name) for name in ("factor", "jitter", "backoff") if name in value.data}
-    if data(value, "by_class"):
-        return Retry.by_class(**given)
-    if "attempts" in value.data:
-        given["attempts"] = int(data(value, "attempts"))
-    return Retry(**given)
-
-
-# -- bodies ------------------------------------------------------------------------------------------------------------
-
-
-def _callable(found: Any) -> Callable[..., Any]:
-    """The function of what a name stands for; an object that is called like an async function becomes one."""
-    if isinstance(found, Step):
-        return found.fn
-    if not inspect.isroutine(found) and inspect.iscoroutinefunction(getattr(found, "__call__", None)):  # noqa: B004
-
-        async def called(*args: Any, **kwargs: Any) -> Any:
-            return await found(*args, **kwargs)
-
-        called.__signature__ = inspect.signature(found)  # type: ignore[attr-defined]
-        return called
-    return found  # type: ignore[no-any-return]
-
-
-def _said(made: Step[..., Any], name: str, step: Value) -> Step[..., Any]:
-    """The step, with what the file says that it does: a run that began under another file is told the difference.
-
-    What may hold something secret, such as a header, is there as a hash of all of it.
-    """
-    kind = kind_of(step)
-    told = [kind]
-    if kind in ("function", "agent", "map"):
-        what = "agent" if kind == "agent" else "function"
-        told.append(f"{what}={data(step, what) or name}")
-    told += [f"with {parameter}={one.data}" for parameter, one in sorted(_parts(step, "with").items())]
-    if "into" in step.data:
-        told.append(f"into={data(step, 'into')}")
-    if kind == "http":
-        kept = ("url", "method", "headers", "body", "expect", "redirects", "max_bytes")
-        asked = {key: step.data[key].plain() for key in kept if key in step.data}
-        told.append(f"{bare_url(asked['url'])} {short_hash(json.dumps(asked, sort_keys=True))}")
-    made.written = " ".join(told)
-    return made
-
-
-def _own_options(step: Step[..., Any]) -> dict[str, Any]:
-    """What a step was made with, as far as it says something."""
-    bare: Step[..., Any] = Step(step.fn, name=step.name, transactional=step.transactional)
-    names = [name for name in inspect.signature(Step).parameters if name not in ("fn", "name")]
-    found = {name: getattr(step, name) for name in names if getattr(step, name) != getattr(bare, name)}
-    return {**found, "transactional": True} if step.transactional else found
-
-
-def _adapted(fn: Callable[..., Any], keys: dict[str, str] | None, into: str | None, name: str) -> Callable[..., Any]:
-    """A function of the state around one of other parameters, whose result goes under a key."""
-
-    def given(state: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if keys is None:
-            return (state,), {}
-        for parameter, key in keys.items():
-            if key not in state:
-                raise Permanent(f"step {name!r}: the state has no key {key!r}, which with: gives to {parameter!r}")
-        return (), {parameter: state[key] for parameter, key in keys.items()}
-
-    if inspect.iscoroutinefunction(fn):
-
-        @functools.wraps(fn)
-        async def body(state: Any) -> Any:
-            args, kwargs = given(state)
-            result = await fn(*args, **kwargs)
-            return result if into is None else {into: result}
-    else:
-
-        @functools.wraps(fn)
-        def body(state: Any) -> Any:
-            args, kwargs = given(state)
-            result = fn(*args, **kwargs)
-            return result if into is None else {into: result}
-
-    body.__signature__ = _SIGNATURE  # type: ignore[attr-defined]
-    return body
-
-
-_SIGNATURE = inspect.Signature([inspect.Parameter("state", inspect.Parameter.POSITIONAL_OR_KEYWORD)])
-
-
-async def _nothing(state: Any) -> dict[str, Any]:  # noqa: ARG001 - every step is given the state
-    return {}
-
-
-async def _joining(**needs: Any) -> None:
-    """Where steps of a dag come together."""
-
-
-def _sending(request: Request, into: str) -> Callable[..., Any]:
-    def send(state: Mapping[str, Any]) -> dict[str, Any]:
-        return {into: request.send(state)}
-
-    return send
-
-
-def _asking(request: Request) -> Callable[..., Any]:
-    """A function with a parameter for each key that the request needs: of a dag's needs, or of its inputs."""
-
-    def ask(**values: Any) -> dict[str, Any]:
-        return request.send(values)
-
-    only_by_name = inspect.Parameter.KEYWORD_ONLY
-    parameters = [inspect.Parameter(key, only_by_name) for key in request.keys]
-    ask.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return ask
