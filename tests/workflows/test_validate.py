@@ -45,6 +45,20 @@ def test_a_sound_graph_has_no_problems():
     assert told(graph("a b", "b a low", "b c", *fork("c", "d", "e", join="z"), kinds={"c": "parallel"})) == []
 
 
+def test_a_way_to_a_step_that_is_not_there_is_told_once():
+    """It is neither a way that a run always goes on by, nor is the step a dead end because of it."""
+    shape = graph("a bb", nodes=["a"], exits=["a"])
+    assert told(shape) == ["error: edge 'a' → 'bb': there is no step 'bb'; there are: 'a'"]
+    shape = graph("a z x", "a b", "b zz", nodes=["a", "b", "z"])
+    assert told(shape) == ["error: edge 'b' → 'zz': there is no step 'zz'; did you mean 'z'?"]
+
+
+def test_only_a_need_is_needed_twice():
+    shape = Shape("x", "graph", (Node("a"), Node("b")), (Arrow("a", "b"), Arrow("a", "b", kind="needs")), "a", ("b",))
+    assert told(shape) == []
+    assert told(dag(a="", b="a a")) == ["warning: step 'b': it needs 'a' twice; name it once"]
+
+
 def test_a_sound_dag_has_no_problems():
     assert told(dag(fetch="", lint="", compile="fetch lint", test="compile")) == []
 

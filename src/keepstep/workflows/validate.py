@@ -144,7 +144,8 @@ class _Look:
             pair = (arrow.source, arrow.target)
             if arrow.kind == "needs" and pair in needed:
                 yield _warning(_step(arrow.target), f"it needs {arrow.source!r} twice", "name it once")
-            needed.add(pair)
+            if arrow.kind == "needs":
+                needed.add(pair)
 
     def _unknown(self, arrow: Arrow, end: str) -> Problem:
         how = self._meant(end)
@@ -239,7 +240,9 @@ class _Look:
     def stuck(self) -> Iterator[Problem]:
         """Steps and loops from which there is no way to an exit."""
         reachable = reached(self.net.after, range(len(self.net)) if self.entry is None else [self.entry])
-        left = {arrow.source: arrow for arrow in self.shape.arrows if arrow.kind != "next" or arrow.label in _ALWAYS}
+        arrows = [arrow for arrow in self.shape.arrows if arrow.target in self.known]
+        lost = {arrow.source for arrow in self.shape.arrows if arrow.target not in self.known}  # which is told already
+        left = {arrow.source: arrow for arrow in arrows if arrow.kind != "next" or arrow.label in _ALWAYS}
         for name in self.shape.exits:
             if name in left and name in self.known:
                 what = f"a run never ends here: it always goes on to {left[name].target!r}"
@@ -248,7 +251,7 @@ class _Look:
         branches = {arrow.target for arrow in self.shape.arrows if arrow.kind == "fork"}
         for number in sorted(reachable - exits):
             name = self.net.names[number]
-            if not self.net.after[number] and name not in branches:
+            if not self.net.after[number] and name not in branches and name not in lost:
                 how = "make it an exit, or lead an edge on from it, unless it goes on with Goto"
                 yield _warning(_step(name), "it is a dead end: no way leads on, and it is no exit", how)
         for part in self.circles:
