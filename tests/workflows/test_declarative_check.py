@@ -241,6 +241,15 @@ def test_a_wait_for_as_many_as_there_are_is_fine(steps):
     assert told(graph(steps)) == []
 
 
+@pytest.mark.parametrize(
+    "wrong", ["next: {b: 1}", "next: [[b]], join: j", "next: 3", "branches: {next: b}", "branches: [{when: 'true'}]"]
+)
+def test_what_cannot_be_a_way_is_told_without_what_follows_from_it(wrong):
+    found = told(graph(f"a: {{{wrong}}}\nb: {{next: c}}\nc: {{}}\nd: {{next: c}}\nj: {{kind: barrier, next: c}}"))
+    assert len(found) == 1, found
+    assert "error: steps.a." in found[0]
+
+
 def test_policies_are_looked_at_too():
     security, others = (
         "{redact: ['('], hosts: [b.example]}",

@@ -156,8 +156,10 @@ class _Look:
     # -- names -----------------------------------------------------------------------------------------------------
 
     def known(self, path: str, value: Value) -> Iterator[Problem]:
-        """A problem if a reference leads nowhere."""
-        if isinstance(value.data, str) and self.steps_value is not None and isinstance(self.steps_value.data, dict):
+        """A problem if a reference leads nowhere; one that is no name at all does not fit, and is told as such."""
+        if not isinstance(value.data, str):
+            self.lost += 1
+        elif self.steps_value is not None and isinstance(self.steps_value.data, dict):
             names = self.steps_value.data
             if value.data not in names:
                 self.lost += 1
@@ -167,6 +169,8 @@ class _Look:
                 yield problem(path, f"there is no step {shown(value.data)}", how, value.at)
 
     def all_known(self, path: str, value: Value | None) -> Iterator[Problem]:
+        if value is not None and not isinstance(value.data, tuple):
+            self.lost += 1
         for number, one in enumerate(items(value)):
             yield from self.known(f"{path}[{number}]", one)
 
@@ -228,9 +232,14 @@ class _Look:
             yield from self.known(f"{path}.next", following)
         if join is not None:
             yield from self.joins(f"{path}.join", following, join)
+        if branches is not None and not isinstance(branches.data, tuple):
+            self.lost += 1
         for number, one in enumerate(items(branches)):
-            if isinstance(one.data, dict) and "next" in one.data:
-                yield from self.known(f"{path}.branches[{number}].next", one.data["next"])
+            target = inside(one, "next")
+            if target is None:
+                self.lost += 1
+            else:
+                yield from self.known(f"{path}.branches[{number}].next", target)
         yield from self.all_known(f"{path}.needs", step.data.get("needs"))
 
     def joins(self, path: str, following: Value | None, join: Value) -> Iterator[Problem]:
