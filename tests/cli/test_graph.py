@@ -315,7 +315,9 @@ def test_a_run_of_a_file_is_drawn_where_its_functions_are_not(drawn, folder):
     }
     drawn("approve", "f")
     drawn("worker", "flow.json", "--module", "work.py", "--until-idle", "-q")
-    assert set(states(drawn("graph", "flow.json", "--run", "f", "--json")).values()) == {("completed", 1)}
+    done = drawn("graph", "flow.json", "--run", "f", "--json")
+    assert set(states(done).values()) == {("completed", 1)}
+    assert done.err == ""  # nothing is missing from the picture
 
 
 def test_steps_that_the_definition_no_longer_has_are_named(runs, folder):
@@ -352,6 +354,7 @@ def test_a_definition_with_errors_is_drawn_and_they_are_told(drawn):
         (["graphs.py:review", "--run", "q"], exits.NOT_FOUND, "no run 'q'"),
         (["graphs.py:review", "--run", "b"], exits.USAGE, "is a run of 'build', not of 'review'"),
         (["graphs.py:review", "-o", "x.png"], exits.USAGE, "it is not clear what to write to x.png"),
+        (["graphs.py:review", "-o", "x.svg", "--format", "dot"], exits.USAGE, "--format dot does not go with x.svg"),
         (["graphs.py:review", "-o", "no/such/x.svg"], exits.USAGE, "no/such/x.svg cannot be written: No such file"),
         (["graphs.py:review", "--format", "png"], exits.USAGE, "'png' is not one of"),
         (["graphs.py:review", "--run", "r", "--store", "nowhere.db"], exits.STORE, "there is no store at nowhere.db"),

@@ -131,7 +131,7 @@ def _answer(
 ) -> None:
     from dataclasses import replace
 
-    chosen = form or _form_of(output)
+    chosen = _form_of(output, form)
     titled = shape if run is None else replace(shape, name=f"{shape.name}, run {run.id} ({run.status.value})")
     if settings.json and output in (None, "-"):
         settings.answer(_as_json(shape, marks, run, found))
@@ -147,16 +147,21 @@ def _answer(
         settings.answer({"file": output, "format": chosen, "steps": len(shape.nodes)}, f"written to {output}")
 
 
-def _form_of(output: str | None) -> str:
-    """The form that the ending of a file's name stands for."""
+def _form_of(output: str | None, given: str | None) -> str:
+    """The form that is asked for, or that the ending of a file's name stands for; they may not contradict each other."""
     from ..workflows.pictures import FORMS
 
     if output in (None, "-"):
-        return "text"
+        return given or "text"
     ending = Path(str(output)).suffix.lower()
-    for form, endings in FORMS.items():
-        if ending in endings:
-            return form
+    meant = next((form for form, endings in FORMS.items() if ending in endings), None)
+    if given is not None and meant not in (None, given):
+        raise exits.Refused(
+            f"--format {given} does not go with {output}, which would hold {meant} by its ending",
+            f"leave --format out, or write to a file that ends in {FORMS[given][0]}",
+        )
+    if given is not None or meant is not None:
+        return str(given or meant)
     known = ", ".join(one for endings in FORMS.values() for one in endings)
     raise exits.Refused(f"it is not clear what to write to {output}", f"give --format, or an ending of {known}")
 
