@@ -44,7 +44,9 @@ def test_every_example_is_here():
 CASES = {
     "agent": lambda m: (m.agent, ["How warm is it?"], {}),
     "approval": lambda m: (m.expense, ["Bob", 5000], {"answers": {"approve": {"ok": True, "by": "Dora"}}}),
+    "build": lambda m: (m.build, [], {"url": "here", "docs": True, "at_most": 15}),
     "chat": lambda m: (m.conversation, ["weather"], {"answers": [("say", Ask("hello")), ("say", Ask("bye"))]}),
+    "newsroom": lambda m: (m.newsroom, [{"topic": "x"}], {"answers": {"agreed": True}, "at_most": 15}),
     "nightly": lambda m: (m.nightly, [], {"day": "sunday"}),
     "order": lambda m: (m.fulfil, [m.Order("2", "piano", 990_000)], {}),
     "poller": lambda m: (m.poller, [], {"answers": {"stop": True}}),
