@@ -52,6 +52,8 @@ def change_by(ops: list[list[Any]], state: Mapping[str, Any]) -> tuple[Values, l
             change[key] = state.get(key, 0) + 1
         elif word == "push":
             change[key] = [*state.get(key, []), more[0]]
+        elif word == "first":
+            change[key] = [more[0], *state.get(key, [])[1:]]
         elif word == "nest":
             change[key] = {**state.get(key, {}), more[0]: more[1]}
         elif word == "drop":
@@ -478,9 +480,9 @@ class GraphMaker(Maker):
 
     def _op(self) -> list[Any]:
         random, own = self.random, self.own
-        word = random.choice(("set", "bump", "push", "push", "nest", "give", "give", "drop"))
+        word = random.choice(("set", "bump", "push", "push", "push", "first", "nest", "give", "give", "drop"))
         value = random.randint(0, 9)
-        if word == "push":
+        if word in ("push", "first"):
             return [word, f"l{own}{random.randint(0, 1)}", value]
         if word == "nest":
             return [word, f"d{own}0", f"k{random.randint(0, 2)}", value]
