@@ -148,7 +148,7 @@ def _answer(
 
 
 def _form_of(output: str | None, given: str | None) -> str:
-    """The form that is asked for, or that the ending of a file's name stands for; they may not contradict each other."""
+    """The form that is asked for, or that the ending of a file stands for; they may not contradict each other."""
     from ..workflows.pictures import FORMS
 
     if output in (None, "-"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -34,10 +35,11 @@ from ..workflows.graph import (
 )
 from .branch import DONE, Branch, Detached, DurableCall, StepCall
 from .children import start
-from .notes import note
 from .position import Position
+from .quiet import Gate
 from .together import Group, Limits, mapped
 from .waits import SignalCall, sleep, wait_for
+from .wakeups import fulfil
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -86,7 +88,7 @@ class Walk:
             self._take_edits()
             at = position.at
             if at is None:
-                at = self._decide()
+                at = await self._decide()
             if at in ("", until):
                 position.at = ""
                 return
@@ -130,13 +132,14 @@ class Walk:
         """What a record says comes next: of a branch that it ends, for another version may join somewhere else."""
         return "" if target == self.until else target
 
-    def _decide(self) -> str:
-        """Choose what comes after a step whose record could not say it, and record that."""
+    async def _decide(self) -> str:
+        """Choose what comes after a step whose record could not say it, and go on when that is durable."""
         position, run = self.position, self.run
         key = f"{position.step}.next"
-        recorded = run.notes.get(key)
+        recorded = run.notes.pop(key, None)
+        target: str | None = None
         if recorded is not None:
-            target: str | None = (recorded.data or {}).get("next")
+            target = (recorded.data or {}).get("next")
         else:
             name = position.trail[-1]
             try:
@@ -146,9 +149,20 @@ class Walk:
             if target is None:
                 told = f"no edge from {name!r} holds, and it is no exit; edit the state (handle.edit), or the graph"
                 raise self._failed(name, None, told)
+            await self._write(Record(run.id, Kind.DECISION.value, step=key, worker=run.worker, data={"next": target}))
         position.at = target
-        note(self.branch, Kind.DECISION, key, None, {"next": target})
         return target or ""
+
+    async def _write(self, record: Record) -> None:
+        """Record something that the next step depends on; under a weaker durability it is not waited for."""
+        run = self.run
+        record.finished_at = run.time()
+        if run.gathers:
+            run.append(record)
+            return
+        gate = Gate(loop=run.loop)
+        run.append(record, then=partial(fulfil, gate))
+        await gate
 
     def _count(self, name: str) -> None:
         visits = self.branch.counts.get(name, 0)
