@@ -48,7 +48,9 @@ def test_a_condition_sees_the_state(text, holds):
     assert Condition(text)(STATE) is holds
 
 
-WRITTEN = "what a condition looks at is written state.…"
+WRITTEN = "what a condition looks at is written state.…, and a text in quotes"
+INSTEAD = "CEL has ==, &&, || and ! for =, and, or and not"
+NO_FUNCTION = "CEL has no such function; let a step find it out, and look at what it gives"
 
 
 def test_its_text_is_what_it_is_known_by():
@@ -60,14 +62,21 @@ def test_its_text_is_what_it_is_known_by():
 @pytest.mark.parametrize(
     "text, what, how",
     [
-        ("state.a <", "Syntax error: mismatched input '<EOF>', at character 10 of it", ""),
+        ("state.a <", "it ends where more must come, at character 10 of it", ""),
+        ("(state.a", "')' is missing, at character 9 of it", ""),
+        ("state.a = 3", "'=' does not belong here, at character 9 of it", INSTEAD),
+        ("state.a and state.b", "'and' does not belong here, at character 9 of it", INSTEAD),
+        ("not state.a", "'state' does not belong here, at character 5 of it", INSTEAD),
+        ("if state.a", "'if' does not belong here", INSTEAD),
+        ("len(state.a) > 1", "undeclared reference to 'len'", "write size(…)"),
+        ("state.a == None", "undeclared reference to 'None'", "write null"),
         ("score < 1", "undeclared reference to 'score', at character 1 of it", WRITTEN),
-        ("1 + 'a' == 2", "no matching overload", ""),
+        ("1 + 'a' == 2", "'+' cannot be applied to a whole number and a text, at character 3 of it", ""),
         ("'text'", "it gives string, not true or false", "compare it: … == state.…"),
         ("(" * 60 + "true" + ")" * 60, "recursion limit", "write it in a simpler way"),
         ("__import__('os').system('x')", "", ""),
         ("state.__class__.__mro__()", "", ""),
-        ("open('/etc/passwd') == ''", "undeclared reference to 'open'", WRITTEN),
+        ("open('/etc/passwd') == ''", "undeclared reference to 'open'", NO_FUNCTION),
     ],
 )  # fmt: skip
 def test_what_cannot_be_compiled_is_told(text, what, how):
@@ -82,6 +91,9 @@ def test_what_cannot_be_compiled_is_told(text, what, how):
     [
         ("state.scor < 1", 'Key not found in map : "scor"; guard it with has(state.…) && …'),
         ("state.items[7] == 1", "Index error: index=7 size=3"),
+        ("state.score < 'a'", "'<' cannot be applied to a number and a text; see what the steps before it give, or"),
+        ("state.score && true", "'&&' cannot be applied to these values; see what"),
+        ("state.score.b == 1", "a key is looked for in what is no mapping"),
         ("1 / 0 == 1", "divide by zero"),
         ("state.score", "it gives 0.5, not true or false"),
         ("state.price > 1", "state.price is a Decimal, which a condition cannot look at"),

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 VALIDATOR = jsonschema_rs.validator_for(schema())
 
 NO_TIME = "it must be a time above 0: a number of seconds, or a text like 500ms, 30s, 5m, 2h or 7d"
-NO_END = "Syntax error: mismatched input '<EOF>'"
+NO_END = "it ends where more must come"
 
 #: A file that uses every field of the format.
 WHOLE = (Path(__file__).parent / "files" / "whole.yaml").read_text(encoding="utf-8")

@@ -163,6 +163,19 @@ def test_what_is_no_plain_data_is_refused(text, what):
 
 
 @pytest.mark.parametrize(
+    "text, how",
+    [
+        ("a:\n\tb: 1", "indent with spaces: YAML takes no tabs"),
+        ("a: {{ b }}", "write a text that begins with { or [ in quotes"),
+    ],
+)
+def test_what_people_often_write_is_told_how_to_write(text, how):
+    with pytest.raises(Unreadable) as caught:
+        read(text.encode(), is_json=False)
+    assert caught.value.how == how
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "",

@@ -82,9 +82,7 @@ def marks_of(shape: Shape, run: Run, happened: Iterable[Moment]) -> dict[str, Ma
 def unknown_steps(shape: Shape, happened: Iterable[Moment]) -> list[str]:
     """The steps that a run has passed and its definition does not have: it was written for another version."""
     known = {node.name for node in shape.nodes}
-    known |= {
-        f"{arrow.source}.fork" for arrow in shape.arrows if arrow.kind == "fork"
-    }  # a file's is no node of its own
+    known |= {f"{arrow.source}.fork" for arrow in shape.arrows if arrow.kind == "fork"}  # no node in a file
     passed = (one for one in happened if one.kind in (Kind.STEP_COMPLETED, Kind.BARRIER) and "/" not in one.key)
     return sorted({one.name for one in passed} - known)
 

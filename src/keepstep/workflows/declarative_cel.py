@@ -69,9 +69,11 @@ class Condition:
 
     def _failed(self, why: str) -> DefinitionError:
         place = f"{self.place}: " if self.place else ""
-        why = re.sub(r"^[A-Z_]+: | \[[A-Z_]+\]$", "", why)
+        why = _in_words(re.sub(r"^[A-Z_]+: | \[[A-Z_]+\]$", "", why))
         missing = re.search(r"No such key|no such key|key not found|Key not found", why, re.IGNORECASE)
         how = f"; guard it with has({self.variable}.…) && …" if missing else ""
+        if "cannot be applied to" in why:
+            how = "; see what the steps before it give, or compare with int(…), double(…) or string(…) of it"
         return DefinitionError(f"{place}the condition `{self.text}` cannot be decided: {why}{how}")
 
 
@@ -91,7 +93,7 @@ def compiled(text: str, variable: str) -> _Compiled:
     try:
         program = _environment(variable).compile(text)
     except RuntimeError as error:
-        raise BadCondition(*_explained(str(error), variable)) from None
+        raise BadCondition(*_explained(str(error), text, variable)) from None
     if program.return_type() not in (cel.Type.BOOL, cel.Type.DYN):
         gives = program.return_type().name().lower()
         raise BadCondition(f"it gives {gives}, not true or false", f"compare it: … == {variable}.…")
@@ -105,17 +107,61 @@ def _environment(variable: str) -> Any:
     return cel.NewEnv(variables={variable: cel.Type.DYN})
 
 
-def _explained(said: str, variable: str) -> tuple[str, str]:
+def _explained(said: str, text: str, variable: str) -> tuple[str, str]:
     """What the library says, with the position in words and without its drawing."""
     found = _POSITION.findall(said)
     if not found:
         return re.sub(r"^[A-Z_]+: | \[[A-Z_]+\]$", "", said).splitlines()[0], "write it in a simpler way"
     line, column, what = found[0]
-    what = re.sub(r" \(in container '.*?'\)| expecting \{.*| \[[A-Z_]+\]$", "", what)[:300]
+    what = _in_words(re.sub(r" \(in container '.*?'\)| expecting .*| \[[A-Z_]+\]$", "", what)[:300])
     where = f"line {line}, character {column} of it" if int(line) > 1 else f"character {column} of it"
+    how = _INSTEAD if what.endswith("does not belong here") else ""
     unknown = re.search(r"undeclared reference to '(\w+)", what)
-    how = f"what a condition looks at is written {variable}.…" if unknown else ""
+    if unknown is not None:
+        how = _unknown(unknown[1], text, variable)
     return (f"{what}, at {where}" if int(column) > 0 else what), how
+
+
+def _unknown(name: str, text: str, variable: str) -> str:
+    """What to do about a name that is none."""
+    if name in _OTHERWISE:
+        return f"write {_OTHERWISE[name]}"
+    if re.search(rf"\b{name}\s*\(", text):
+        return "CEL has no such function; let a step find it out, and look at what it gives"
+    return f"what a condition looks at is written {variable}.…, and a text in quotes"
+
+
+def _in_words(said: str) -> str:
+    """What the library says of its grammar, for whoever wrote the condition."""
+    for pattern, words in _WORDS:
+        said = re.sub(pattern, words, said)
+    overload = _OVERLOAD.search(said)
+    if overload is None:
+        return said
+    kinds = " and ".join(_KINDS.get(kind, kind) for kind in (overload[2] or "").split(", ") if kind)
+    return f"'{overload[1].strip('_@')}' cannot be applied to {kinds or 'these values'}"
+
+
+_INSTEAD = "CEL has ==, &&, || and ! for =, and, or and not"
+_OTHERWISE = {"len": "size(…)", "None": "null", "nil": "null", "True": "true", "False": "false", "bool": "… == true"}
+_WORDS = (
+    (r"Syntax error: missing '(.+)' at '<EOF>'", r"'\1' is missing"),
+    (r"Syntax error: (?:mismatched|extraneous) input '<EOF>'", "it ends where more must come"),
+    (r"Syntax error: (?:mismatched|extraneous) input '(.+)'", r"'\1' does not belong here"),
+    (r"Syntax error: token recognition error at: '(.+?)\s*'$", r"'\1' does not belong here"),
+    (r"reserved identifier: (\w+)", r"'\1' does not belong here"),
+    (r"Applying SELECT to non-message type", "a key is looked for in what is no mapping"),
+)
+_OVERLOAD = re.compile(r"(?:overload for '|overloads found : )([^\s('\"]+)'?(?: applied to ')?(?:\((.*)\))?")
+_KINDS = {
+    **dict.fromkeys(("int", "int64", "uint", "uint64"), "a whole number"),
+    "double": "a number",
+    "string": "a text",
+    "bool": "true or false",
+    "list": "a list",
+    "map": "a mapping",
+    **dict.fromkeys(("null", "null_type"), "null"),
+}
 
 
 # -- what it looks at --------------------------------------------------------------------------------------------------

@@ -147,7 +147,8 @@ def _yaml_events(text: str) -> Iterator[Event]:
         mark = error.problem_mark or error.context_mark
         at = Spot(mark.line + 1, mark.column + 1) if mark is not None else Spot()
         said = ", ".join(str(part) for part in (error.context, error.problem) if part)
-        raise Unreadable(f"this is not YAML: {said}", at) from None
+        how = "indent with spaces: YAML takes no tabs" if r"'\t'" in said else ""
+        raise Unreadable(f"this is not YAML: {said}", at, how) from None
     except (YAMLError, ValueError, OverflowError, IndexError, RecursionError) as error:
         position = getattr(error, "position", 0)
         at = _spot(text, position) if isinstance(position, int) else Spot()
@@ -226,7 +227,8 @@ class _Tree:
                 continue
             if kind in ("{", "["):
                 if stack and stack[-1].wants_key:
-                    raise Unreadable("a key must be a text, not a list or a mapping", at)
+                    what = "a key must be a text, not a list or a mapping"
+                    raise Unreadable(what, at, "write a text that begins with { or [ in quotes")
                 stack.append(_Open(kind == "{", at, anchor, self.count))
                 self._check_depth(len(stack), at)
                 anchor = ""
