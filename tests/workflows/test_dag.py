@@ -272,6 +272,14 @@ def test_a_condition_that_takes_inputs_by_name_is_refused(when, taken, one):
         dag.bind(docs=True, branch="main")
 
 
+def test_a_parameter_that_is_called_as_its_step_is_no_need():
+    dag = ks.Dag("own")
+    dag.add(lambda b: 1, "b")
+    assert [(one.what, one.how) for one in dag.problems()] == [
+        ("its parameter 'b' has the name of the step itself", "rename one of them")
+    ]
+
+
 def test_a_condition_may_call_the_mapping_as_it_likes():
     for when in (lambda inputs: inputs["branch"], lambda given, branch="main": given, lambda *all_: all_):
         dag = ks.Dag("by-mapping", inputs=["branch"])

@@ -143,7 +143,10 @@ def _wrong_parameters(step: DagStep, steps: Mapping[str, DagStep]) -> Iterator[P
             what = f"its parameter {parameter.name!r} cannot be given by name"
             yield _problem(step, what, "take the / out of its signature")
     for parameter in inputs_of(step):
-        if parameter.name in steps:
+        if parameter.name == step.name:
+            what = f"its parameter {parameter.name!r} has the name of the step itself"
+            yield _problem(step, what, "rename one of them")
+        elif parameter.name in steps:
             what = f"its parameter {parameter.name!r} is the name of a step that it does not need"
             yield _problem(step, what, f"add {parameter.name!r} to its needs, or rename the parameter")
         elif parameter.name in START_OPTIONS:
