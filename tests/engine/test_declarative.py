@@ -9,6 +9,7 @@ import pytest
 
 import keepstep as ks
 from keepstep.errors import DefinitionError, InvalidGraph
+from keepstep.model import Status
 from keepstep.workflows.declarative_build import Names
 from keepstep.workflows.definition import KNOWN, Step
 from tests.engine.world import replay_from_every_prefix, steps_of, until_status
@@ -494,3 +495,29 @@ steps:
             assert await handle.result(10) == expected, length
 
         await replay_from_every_prefix(run, same)
+
+
+@pytest.mark.one_store
+@pytest.mark.live_only
+async def test_a_changed_file_is_not_told_to_have_a_function(world, file):
+    """What a migration does is written in Python; a file says under policies what may change."""
+    given = {"functions": {"a": nothing, "b": nothing, "c": nothing}}
+    flow = ks.load(file("steps: {a: {next: ask}, ask: {kind: approval, next: b}, b: {}}"), **given)
+    async with world.engine() as engine:
+        await until_status(await engine.start(flow, run_id="r"), "waiting")
+
+    async def refused(text):
+        async with world.engine(workflows=[ks.load(file(text), **given)]) as engine:
+            run = await engine.get("r")
+            await run.retry() if (await run.run()).status is Status.SET_ASIDE else await run.signal("ask", True)
+            with pytest.raises(ks.RunSetAside) as caught:
+                await run.result(10)
+        return str(caught.value)
+
+    told = await refused("steps: {a: {next: ask}, ask: {kind: approval, next: c}, c: {}}")
+    assert "or write policies.resilience.on_change: compatible" in told
+    assert "migrate=" not in told
+    told = await refused(
+        "policies: {resilience: {on_change: compatible}}\nsteps: {ask: {kind: approval, next: c}, c: {}}"
+    )
+    assert "no longer has 'a', which the run has recorded; put it back, or rewind the run to before it" in told

@@ -96,6 +96,8 @@ async def judge(context: RunContext) -> Objection | list[Record] | None:
     if workflow.on_change == "compatible":
         return _missing(context)
     advice = "deploy the old version beside the new one, or give the workflow on_change='compatible' or a migrate="
+    if workflow.place.is_data:
+        advice = "deploy the old version beside the new one, or write policies.resilience.on_change: compatible"
     if workflow.on_change == "pin":
         advice = "give the changed definition another version, so that a worker with the old one takes the run"
     return Objection("DefinitionChanged", f"{difference(workflow, old)}; {advice}")
@@ -131,10 +133,11 @@ def _missing(context: RunContext) -> Objection | None:
     if not gone:
         return None
     named = ", ".join(map(repr, gone))
+    migrate = "" if context.workflow.place.is_data else "give the workflow a migrate=, "
     return Objection(
         "DefinitionChanged",
-        f"workflow {context.workflow.name!r} no longer has {named}, which the run has recorded; put it back, give the "
-        "workflow a migrate=, or rewind the run to before it",
+        f"workflow {context.workflow.name!r} no longer has {named}, which the run has recorded; put it back, {migrate}"
+        "or rewind the run to before it",
     )
 
 

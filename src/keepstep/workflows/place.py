@@ -26,6 +26,11 @@ class Place(NamedTuple):
         """Whether it is inside a function, which may define the same again."""
         return "<locals>" in self.name
 
+    @property
+    def is_data(self) -> bool:
+        """Whether it is in a file of data, which holds no functions."""
+        return self.file.lower().endswith((".yaml", ".yml", ".json"))
+
 
 def place_of(function: Callable[..., Any], name: str) -> Place:
     """Where a function is written: a main module that is imported again under its own name is the same place."""
