@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 from dataclasses import dataclass
 from typing import TypedDict
@@ -998,6 +999,26 @@ def test_an_option_that_is_not_right_is_told_where_it_is_written(write, told):
 
 async def _never(state):
     return False
+
+
+def test_what_is_wrong_with_a_graph_is_told_with_its_line():
+    graph = ks.Graph("lines", interrupt_before=["nowhere"])
+    here = inspect.currentframe().f_lineno - 1
+
+    @graph.step
+    async def begin(state):
+        return {}
+
+    graph.add(begin, name="lost")
+    graph.entry("begin")
+    graph.exit("begin")
+    with pytest.raises(InvalidGraph) as caught:
+        graph.close()
+    assert f"{__file__}:{here}: error: interrupt_before: there is no step 'nowhere'" in str(caught.value)
+    assert [(one.file, one.line, one.where) for one in graph.problems()] == [
+        (__file__, here + 3, "step 'lost'"),
+        (__file__, here, "interrupt_before"),
+    ]
 
 
 def test_an_option_that_names_no_step_is_told():

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from hashlib import sha256
 from typing import Any, Literal
@@ -23,7 +24,7 @@ from ..values.trees import Trees
 from .definition import Step, Workflow, remember
 from .hooks import Hooks
 from .migration import MigrationInfo
-from .place import place_here
+from .place import place_here, place_of
 from .schema import Schema
 from .shape import Arrow, Node, Problem, Shape
 from .validate import check, problems
@@ -34,6 +35,7 @@ MAX_ITERATIONS = 1000
 LEVELS = ("state", "stage", "agent")
 
 _NO_DEFAULT: Any = object()
+_NAMED_STEP = re.compile(r"step '(.*)'")
 
 
 class Goto:
@@ -436,12 +438,19 @@ class Graph(Workflow[..., dict[str, Any]]):
         """Check the whole definition before it is used for the first time; it cannot be changed after that."""
         if self._in_use:
             return
-        check(self.shape(), self._unknown_names())
+        check(self.shape(), self._unknown_names(), self._placed)
         self._in_use = True
 
     def problems(self) -> list[Problem]:
         """Everything that is wrong with it, at once: errors, which keep it from being used, and warnings."""
-        return [*problems(self.shape()), *self._unknown_names()]
+        return [*map(self._placed, (*problems(self.shape()), *self._unknown_names()))]
+
+    def _placed(self, problem: Problem) -> Problem:
+        """With the line of the step's function, or else that of the graph."""
+        found = _NAMED_STEP.fullmatch(problem.where)
+        node = self.nodes.get(found[1]) if found is not None else None
+        place = place_of(node.step.fn, node.name) if isinstance(node, StepNode | MapNode) else self.place
+        return replace(problem, file=place.file, line=place.line)
 
     def _unknown_names(self) -> list[Problem]:
         """Options that name steps which are not there."""

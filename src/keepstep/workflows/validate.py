@@ -7,7 +7,7 @@ import hashlib
 import json
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock
@@ -41,13 +41,14 @@ def problems(shape: Shape, *, depth_limit: int = DEPTH_LIMIT) -> list[Problem]:
     return [one for one in found if one.severity == "error"] + [one for one in found if one.severity == "warning"]
 
 
-def check(shape: Shape, more: Iterable[Problem] = ()) -> None:
+def check(shape: Shape, more: Iterable[Problem] = (), placed: Callable[[Problem], Problem] = lambda one: one) -> None:
     """Refuse a shape that has errors, with all of them; its warnings are logged, once for each content.
 
-    `more` are problems that the definition itself has found in what its shape does not show.
+    `more` are problems that the definition itself has found in what its shape does not show; `placed` knows where the
+    steps are written.
     """
     found = _SHARED.validate(shape)
-    Validated(shape, found.name, (*found.problems, *more)).check()
+    Validated(shape, found.name, tuple(map(placed, (*found.problems, *more)))).check()
 
 
 def order(shape: Shape) -> list[str]:
