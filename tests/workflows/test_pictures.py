@@ -9,7 +9,8 @@ from itertools import combinations, pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from keepstep.errors import DefinitionError
 from keepstep.workflows.pictures import FORMS, Mark, State, draw
@@ -62,6 +63,21 @@ def test_colours_are_only_for_a_terminal():
     assert "\x1b[" not in text(REVIEW, MARKS)
     assert "\x1b[32m✓ draft ×3\x1b[0m" in text(REVIEW, MARKS, colours=True)
     assert re.sub(r"\x1b\[\d+m", "", text(REVIEW, MARKS, colours=True)) == text(REVIEW, MARKS)
+
+
+def needing(needs):
+    """A dag of steps by number, written in reverse, each with the numbers of those that it needs."""
+    arrows = [Arrow(f"s{need}", f"s{step}", kind="needs") for step, all_ in enumerate(needs) for need in sorted(all_)]
+    return Shape("d", "dag", tuple(Node(f"s{step}") for step in reversed(range(len(needs)))), tuple(arrows))
+
+
+@given(st.lists(st.sets(st.integers(0, 8)), max_size=9))
+@example([set(), {0}, {0}, {1, 2}, {0, 3}, {4}])
+def test_a_step_of_a_dag_stands_below_what_it_needs(needs):
+    needs = [{need for need in all_ if need < step} for step, all_ in enumerate(needs)]
+    lines = text(needing(needs)).splitlines()
+    at = [next(n for n, line in enumerate(lines) if f"○ s{step}" in line) for step in range(len(needs))]
+    assert all(at[need] < at[step] for step, all_ in enumerate(needs) for need in all_), "\n".join(lines)
 
 
 @pytest.mark.parametrize("case", CASES)

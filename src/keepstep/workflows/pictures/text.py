@@ -135,7 +135,7 @@ class _Drawing:
         line = self.pen.step(name)
         if notes:
             line += self.pen.faint(f"  ({', '.join(notes)})")
-        if meets or (self.shape.form == "dag" and len(self.net.before[number]) > 1):
+        if meets or self._needs_others(number):
             others = ", ".join(map(printable, self.net.named(self.net.before[number])))
             line += self.pen.faint(f"  ← {cut(others, _WIDTH)}")
         if self._refers_only(number):
@@ -161,6 +161,8 @@ class _Drawing:
         below = self.below[number]
         going_on = self._going_on(number, below)
         targets = list(dict.fromkeys((*self.net.after[number], *below)))
+        if self.shape.form == "dag":  # what needs another stands below it: first what is only named, then in order
+            targets.sort(key=lambda target: self.place[target] if target in below else -1)
         targets = [target for target in targets if target != going_on]
         found: list[_Piece] = []
         for place, target in enumerate(targets, 1):
@@ -180,11 +182,14 @@ class _Drawing:
             found.append(_Piece(rails, step=going_on))
         return found
 
+    def _needs_others(self, target: int) -> bool:
+        return self.shape.form == "dag" and len(self.net.before[target]) > 1
+
     def _going_on(self, number: int, below: list[int]) -> int | None:
         """The step that is drawn on the same rail: the only one, else where ways meet, else the last choice."""
         if len(below) < 2:
             return below[0] if below else None
-        meetings = [target for target in below if target not in self.net.after[number]]
+        meetings = [target for target in below if target not in self.net.after[number] or self._needs_others(target)]
         if meetings:
             return meetings[-1]
         choices = [target for target in self.net.after[number] if target in below]
