@@ -320,6 +320,18 @@ def test_a_run_of_a_file_is_drawn_where_its_functions_are_not(drawn, folder):
     assert done.err == ""  # nothing is missing from the picture
 
 
+def test_with_a_module_it_is_told_what_a_file_names_and_is_not_there(drawn, folder):
+    write_file(folder)
+    (folder / "work.py").write_text("def begin(state): ...\ndef left(state): ...\n", encoding="utf-8")
+    assert drawn("graph", "flow.json").code == 0
+    done = drawn("graph", "flow.json", "--module", "work.py")
+    assert (done.code, "begin" in done.out) == (exits.USAGE, True)
+    assert "error: steps.end: there is no function 'end'" in done.err
+    (folder / "work.py").write_text("def begin(state): ...\ndef left(state): ...\ndef end(state): ...\n", "utf-8")
+    done = drawn("graph", "flow.json", "--module", "work.py")
+    assert (done.code, done.err) == (0, "")
+
+
 def test_steps_that_the_definition_no_longer_has_are_named(runs, folder):
     text = (folder / "graphs.py").read_text(encoding="utf-8")
     (folder / "graphs.py").write_text(
@@ -353,6 +365,7 @@ def test_a_definition_with_errors_is_drawn_and_they_are_told(drawn):
         (["nowhere.yaml"], exits.USAGE, "nowhere.yaml cannot be drawn"),
         (["graphs.py:review", "--run", "q"], exits.NOT_FOUND, "no run 'q'"),
         (["graphs.py:review", "--run", "b"], exits.USAGE, "is a run of 'build', not of 'review'"),
+        (["graphs.py:review", "--module", "graphs.py"], exits.USAGE, "--module is for workflows in YAML or JSON files"),
         (["graphs.py:review", "-o", "x.png"], exits.USAGE, "it is not clear what to write to x.png"),
         (["graphs.py:review", "-o", "x.svg", "--format", "dot"], exits.USAGE, "--format dot does not go with x.svg"),
         (["graphs.py:review", "-o", "no/such/x.svg"], exits.USAGE, "no/such/x.svg cannot be written: No such file"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from . import exits
-from .frame import Settings, command, find
+from .frame import MODULE, Settings, command, find
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,7 +30,16 @@ _FORMATS = ("text", "mermaid", "dot", "svg")
 @click.option("--run", "run_id", metavar="RUN", help="Show what this run did, in signs, colours and numbers of visits.")
 @click.option("--format", "form", type=click.Choice(_FORMATS), help="What to draw; else what the ending of FILE says.")
 @click.option("-o", "--output", metavar="FILE", help="Write it there; - is standard output.")
-def graph(settings: Settings, *, target: str | None, run_id: str | None, form: str | None, output: str | None) -> int:
+@MODULE
+def graph(
+    settings: Settings,
+    *,
+    target: str | None,
+    run_id: str | None,
+    form: str | None,
+    output: str | None,
+    module: tuple[str, ...],
+) -> int:
     """Draw a graph or dag, in the terminal, or as Mermaid, DOT or SVG.
 
     TARGET is file.py:workflow, module:workflow, or a file that holds a workflow (.yaml, .json). It may be left out with
@@ -39,7 +48,7 @@ def graph(settings: Settings, *, target: str | None, run_id: str | None, form: s
     """
     if target is None and run_id is None:
         raise exits.Refused("there is nothing to draw", "name a workflow as file.py:workflow, or a run with --run")
-    drawing = _Drawing() if target is None else _load(target, debug=settings.debug)
+    drawing = _Drawing() if target is None else _load(target, module, debug=settings.debug)
     shape, found = drawing.shape, drawing.problems
     marks: Mapping[str, Mark] | None = None
     run: Run | None = None
@@ -67,22 +76,25 @@ class _Drawing:
     problems: Sequence[Problem] = ()
 
 
-def _load(target: str, *, debug: bool) -> _Drawing:
+def _load(target: str, modules: tuple[str, ...], *, debug: bool) -> _Drawing:
     from .target import is_workflow_file, load_workflow
 
     if is_workflow_file(target):
-        return _load_file(target)
-    workflow: Any = load_workflow(target, debug=debug)
+        return _load_file(target, modules, debug=debug)
+    workflow: Any = load_workflow(target, modules=modules, debug=debug)
     if not hasattr(workflow, "shape"):
         return _Drawing(workflow.name)
     return _Drawing(workflow.name, workflow.shape(), workflow.problems())
 
 
-def _load_file(path: str) -> _Drawing:
-    """A file is drawn as it is written: nothing that it names is imported."""
-    from ..workflows.declarative import outline
+def _load_file(path: str, modules: tuple[str, ...], *, debug: bool) -> _Drawing:
+    """A file is drawn as it is written; what it names is looked for only in modules that are given."""
+    from ..workflows.declarative import check, outline
+    from .validate import names_in
 
     shape, problems = outline(path)
+    if modules:
+        problems = check(path, names_in(modules, debug=debug)).problems
     if shape is None:
         raise exits.Refused(f"{path} cannot be drawn", "\n".join(map(str, problems)))
     return _Drawing(shape.name, shape, problems)

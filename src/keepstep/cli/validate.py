@@ -35,7 +35,7 @@ def validate(settings: Settings, *, files: tuple[str, ...], module: tuple[str, .
         return exits.OK
     if not files:
         raise exits.Refused("no file is named", "keepstep validate FILE.yaml...")
-    results = declarative.check_all(files, _names(module, debug=settings.debug))
+    results = declarative.check_all(files, names_in(module, debug=settings.debug))
     bad = [one for one in results if not one.ok or (strict and one.problems)]
     cache = declarative.cache_info()
     value = {
@@ -47,7 +47,8 @@ def validate(settings: Settings, *, files: tuple[str, ...], module: tuple[str, .
     return exits.FAILED if bad else exits.OK
 
 
-def _names(modules: tuple[str, ...], *, debug: bool) -> Names | None:
+def names_in(modules: tuple[str, ...], *, debug: bool) -> Names | None:
+    """What a file may name, from the modules that are given; None if there are none."""
     from ..workflows.declarative_build import Names
     from .target import is_workflow_file, load_file, load_module
 
