@@ -61,6 +61,8 @@ def test_the_state_is_shown_changed_and_gone_on_with(keepstep, waiting):
         (["edit", "r"], "there is nothing to change"),
         (["edit", "r", "--set", "price"], "'price' is not written KEY=JSON"),
         (["edit", "r", "--set", "price={"], "is not JSON"),
+        (["edit", "r", "--next", "payy"], "graph 'order' has no step 'payy' in version '1'"),
+        (["fork", "r", "--next", "ch"], "graph 'order' has no step 'ch' in version '1'"),
         (["state", "r", "--at", "99"], "none with the number 99"),
         (["state", "r", "--stage", "a", "--agent", "b"], "not both"),
         (["state", "nobody"], "no run 'nobody'"),
@@ -71,3 +73,11 @@ def test_a_mistake_is_told_in_a_sentence(keepstep, waiting, arguments, told):
     assert done.code != 0
     assert told in done.err
     assert "Traceback" not in done.err
+
+
+def test_another_step_comes_next(keepstep, waiting):
+    assert keepstep("edit", "r", "--next", "choose").code == 0
+    assert keepstep("fork", "r", "--id", "f", "--next", "choose").code == 0
+    assert keepstep("worker", "order.py", "--until-idle").code == 0
+    assert "choose#2" in keepstep("history", "r").out
+    assert "choose#2" in keepstep("history", "f").out

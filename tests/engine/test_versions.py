@@ -321,7 +321,7 @@ async def test_a_compatible_graph_whose_next_step_is_gone_is_not_done(world, eff
     async with world.engine(workflows=[shorter]) as engine:
         run = await engine.get("r")
         await run.resume()
-        with pytest.raises(ks.RunSetAside, match="the next step is 'critic', which graph 'review' no") as refused:
+        with pytest.raises(ks.RunSetAside, match="the next step is 'critic', which graph 'review' does not") as refused:
             await run.result(5)
     assert isinstance(refused.value.__cause__, errors.HandlerMissing)
     assert effects == ["draft"]

@@ -143,7 +143,9 @@ async def _edited_state(engine: Engine, run: Run, at: int, edits: Edits) -> byte
     from .states import Edit, position_at, run_with_state  # noqa: PLC0415 - needed by few
 
     await run_with_state(engine, run.id)
-    return Edit(edits.state or {}, next_step=edits.next_step).delta(engine, run, await position_at(engine, run, at))
+    edit = Edit(edits.state or {}, next_step=edits.next_step)
+    await edit.check_next(engine, run)
+    return edit.delta(engine, run, await position_at(engine, run, at))
 
 
 def _input(engine: Engine, run: Run, given: Any) -> bytes:

@@ -15,10 +15,11 @@ from ..model.tree import diff, frozen
 from ..stores.records import Record, origin, unseal
 from ..values import VALUES
 from ..values.trees import Trees
-from ..workflows.graph import Graph
+from ..workflows.graph import Graph, steps_in
 from .control import RETRIABLE, append_and_release, claim_by_name, failures, let_go_unless_done
 from .history import History, Superseded, newest_state, read_history
 from .position import Position
+from .versions import before
 
 if TYPE_CHECKING:
     from ..model import Claim, Run
@@ -113,15 +114,27 @@ class Edit:
     ) -> None:
         self.values, self.remove, self.level, self.next_step = values, tuple(remove), level, next_step
 
+    async def check_next(self, engine: Engine, run: Run) -> None:
+        """Refuse a next step that the graph does not have: the one that is here, else the one kept with the run."""
+        if self.next_step is None:
+            return
+        graph, kept = engine.workflows.get(run.workflow), ""
+        if isinstance(graph, Graph):
+            known = list(graph.nodes)
+        else:
+            old = await before(engine, run)
+            known = steps_in(old.definition, self.next_step)
+            kept = f" in version {old.version!r}, as it is kept with the run; if the new one has it, use handle.edit"
+        if known and self.next_step not in known:
+            told = f"the edit of run {run.id!r}: graph {run.workflow!r} has no step {self.next_step!r}{kept}"
+            raise DefinitionError(f"{told}; it has {', '.join(known)}")
+
     def delta(self, engine: Engine, run: Run, position: Position) -> bytes:
         """The edit as it is stored: a change of the state as any other."""
         workflow, trees = engine.workflows.get(run.workflow), trees_of(engine, run)
         where = f"the edit of run {run.id!r}"
-        if isinstance(workflow, Graph):
-            if self.next_step is not None and self.next_step not in workflow.nodes:
-                raise DefinitionError(f"{where}: graph {workflow.name!r} has no step {self.next_step!r}")
-            if workflow.schema is not None and not self.level:
-                workflow.schema.check(self.values, where)
+        if isinstance(workflow, Graph) and workflow.schema is not None and not self.level:
+            workflow.schema.check(self.values, where)
         old = position.levels.get(self.level, {})
         new = {**old, **trees.lift(self.values, old, where, careful=True)}
         for key in self.remove:
@@ -172,6 +185,7 @@ async def _write(engine: Engine, claim: Claim, record: Record) -> None:
 
 
 async def _prepared(engine: Engine, run: Run, change: Edit) -> bytes:
+    await change.check_next(engine, run)
     position = await position_at(engine, run)
     key = _next_key(position)
     if key:

@@ -19,10 +19,12 @@ from ..workflows.migration import MigrationInfo
 from .history import Superseded
 
 if TYPE_CHECKING:
+    from ..model import Run
     from ..ports import Row
     from ..workflows.definition import Workflow
     from ..workflows.graph import Graph
     from .context import RunContext
+    from .engine import Engine
     from .position import Position
 
 #: A definition of more text than this is not kept with each run; then only the versions are told of a change.
@@ -61,9 +63,8 @@ class Before(msgspec.Struct, frozen=True):
     definition: str = ""
 
 
-async def before(context: RunContext) -> Before:
+async def before(engine: Engine, run: Run) -> Before:
     """Read from the records what the run was last made to fit."""
-    engine, run = context.engine, context.run
     kinds = (Kind.RUN_STARTED.value, Kind.SUPERSEDED.value)
     gone, found = Superseded(), []
     text, after = "", 0
@@ -88,7 +89,7 @@ async def before(context: RunContext) -> Before:
 async def judge(context: RunContext) -> Objection | list[Record] | None:
     """What the policy says about a run of another definition: None lets it go on, records make it fit."""
     workflow = context.workflow
-    old = await before(context)
+    old = await before(context.engine, context.run)
     if old.fingerprint == workflow.fingerprint:
         return None
     if workflow.migrate is not None:

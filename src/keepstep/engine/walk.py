@@ -94,7 +94,9 @@ class Walk:
                 return
             node = graph.nodes.get(at)
             if node is None:
-                self.run.mismatch(f"the next step is {at!r}, which graph {graph.name!r} no longer has", "handler")
+                told = f"the next step is {at!r}, which graph {graph.name!r} does not have; put it back"
+                cure = "or name another one (keepstep edit RUN --next STEP, handle.edit)"
+                self.run.mismatch(f"{told}, {cure}", "handler")
                 raise Detached(f"run {self.run.id} is set aside")
             self._count(at)
             if at in graph.interrupt_before:

@@ -174,6 +174,14 @@ class Edge:
         return f"edge {self.source} -> {self.target} when {described(self.when)}"
 
 
+def steps_in(definition: str, asked: str) -> list[str]:
+    """The steps that a definition's text names, as far as a name ends with its first space; `asked` is found whole."""
+    kinds = tuple(f"{node.kind} " for node in (StepNode, MapNode, WaitNode, DelayNode, ChildNode, ParallelNode))
+    lines = [line.partition(" ")[2] for line in definition.splitlines() if line.startswith(kinds)]
+    whole = [asked for line in lines if line.startswith(asked) and line[len(asked) :][:1] in ("", " ", ":")]
+    return whole or [line.partition(" ")[0].rstrip(":") for line in lines]
+
+
 def _policies(step: Step[..., Any]) -> list[str]:
     told = [f"retry={step.retry}", f"timeout={step.timeout}"]
     told += ["at_most_once"] * step.at_most_once + ["transactional"] * step.transactional
