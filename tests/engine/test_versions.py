@@ -299,6 +299,19 @@ async def test_a_changed_graph_is_set_aside_with_the_difference(world, effects):
     assert effects == ran
 
 
+async def test_a_fork_from_the_beginning_keeps_the_definition(world, effects):
+    graph = review(effects, "draft", "critic", "publish")
+    await parked(world, graph)
+    async with world.engine(workflows=[graph]) as engine:
+        fork = await engine.fork("r", input={"topic": "tea"}, run_id="f")
+        await until_status(fork, "waiting")
+    async with world.engine(workflows=[review(effects, "draft", "critique", "publish")]) as engine:
+        fork = await engine.get("f")
+        await fork.signal("go")
+        with pytest.raises(ks.RunSetAside, match="- step critic"):
+            await fork.result(5)
+
+
 async def test_a_compatible_graph_may_gain_steps_and_lose_none_that_were_passed(world, effects):
     await parked(world, review(effects, "draft", "critic", "publish"))
     with pytest.raises(ks.RunSetAside, match="no longer has 'critic', which the run has recorded"):

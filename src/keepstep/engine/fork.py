@@ -75,6 +75,9 @@ async def fork(
     prefix = await engine.call(whole.until, _end(whole, at, step, edits))
     signals = await _signals_of(engine, run)
     copy = _Copy(engine, prefix, name, signals, edits)
+    if whole.rows and not prefix.rows:  # what is kept of the definition comes along also without the records
+        began, _ = next(unseal(whole.rows[:1], run.id))
+        copy.first = {key: value for key, value in (began.data or {}).items() if key == "definition"}
     about = {"actor": actor, "reason": engine.redact(reason), "act": "fork"}
     edited = await _edited_state(engine, run, prefix.seq, edits)
     create = await engine.call(copy.made, _input(engine, run, edits.input), about, edited)
@@ -183,6 +186,7 @@ class _Copy:
 
     def __init__(self, engine: Engine, prefix: Past, name: str, signals: Sequence[Signal], edits: Edits) -> None:
         self.engine, self.prefix, self.name, self.edits = engine, prefix, name, edits
+        self.first: dict[str, Any] = {}  # what the first record says beside the names, if none is copied
         self.edited = {_edited(prefix, key).seq: value for key, value in (edits.results or {}).items()}
         self.anew: dict[int, str] = {}  # by the record of its start: a child that the fork starts for itself
         self.renamed: dict[str, str] = {}  # and what that is called instead
@@ -263,7 +267,7 @@ class _Copy:
         named["other"] = self.edits.digest()
         records = [self._record(record) for record in self.prefix.records]
         if not records:
-            first = {"workflow": old.workflow, "version": old.version}
+            first = {"workflow": old.workflow, "version": old.version, **self.first}
             records.append(Record(self.name, Kind.RUN_STARTED.value, finished_at=now, data=first))
         records[0].data = {**(records[0].data or {}), **named, **about}
         if edited is not None:
