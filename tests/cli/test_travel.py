@@ -179,6 +179,26 @@ def test_check_replays_every_unfinished_run(keepstep, folder, spawn):
     assert keepstep("check", "nowhere.py").code == 2
 
 
+def test_the_same_change_of_a_definition_is_told_once(keepstep, folder):
+    (folder / "review.py").write_text(GRAPH, encoding="utf-8")
+    for name in ("a", "b"):
+        keepstep("start", "review.py", "--id", name)
+    assert keepstep("worker", "review.py", "--until-idle").code == 0
+    changed = GRAPH.replace('graph.wait("gate", signal="go")', 'graph.wait("gate", signal="yes", timeout=60)')
+    (folder / "review.py").write_text(changed, encoding="utf-8")
+    told = keepstep("check", "review.py")
+    assert told.code == 1
+    lines = told.out.splitlines()
+    assert lines.pop(4).startswith("  deploy the old version beside the new one, or")
+    assert lines[:5] == [
+        "changed: b (review)",
+        "  workflow 'review' has changed since the run began under version '1':",
+        "  - wait gate for go",
+        "  + wait gate for yes timeout 60",
+        "changed: a (review), in the same way as b",
+    ]
+
+
 def test_a_graph_is_forked_with_another_state(keepstep, folder):
     (folder / "review.py").write_text(GRAPH, encoding="utf-8")
     keepstep("start", "review.py", "--id", "r")

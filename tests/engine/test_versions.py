@@ -293,8 +293,8 @@ async def test_a_changed_graph_is_set_aside_with_the_difference(world, effects):
         await resumed(world, review(effects, "draft", "critique", "publish"))
     words = str(refused.value)
     assert "DefinitionChanged" in words
-    assert "- step critic " in words
-    assert "+ step critique " in words
+    assert "- step critic\n" in words
+    assert "+ step critique\n" in words
     assert "- edge draft -> critic" in words
     assert effects == ran
 

@@ -33,10 +33,12 @@ def check(settings: Settings, *, target: str, module: tuple[str, ...], strict: b
 
     async def look(engine: Engine) -> list[Checked]:
         told = []
+        said: dict[tuple[str, str, str], str] = {}
         async for one in check_runs(engine, workflows, only=only):
             told.append(one)
             if not settings.json and (one.fit.breaks or one.fit == "unknown"):
-                click.echo(_line(one))
+                first = said.setdefault((one.fit.value, one.workflow, one.why), one.run)
+                click.echo(_line(one, "" if first == one.run else first))
         return told
 
     found = settings.talk(look)
@@ -63,11 +65,13 @@ def _loaded(
     return dict(KNOWN), frozenset()
 
 
-def _line(one: Checked) -> str:
+def _line(one: Checked, same: str = "") -> str:
+    """What is wrong with a run, in full; of one that is as another, only that."""
     from . import words
 
     name = click.style(one.fit.value, fg=_COLOURS.get(one.fit.value, "red"), bold=True)
-    return f"{name}: {words.one_line(one.run)} ({words.one_line(one.workflow)})\n  {words.printable(one.why)}"
+    head = f"{name}: {words.one_line(one.run)} ({words.one_line(one.workflow)})"
+    return f"{head}, in the same way as {words.one_line(same)}" if same else f"{head}\n  {words.printable(one.why)}"
 
 
 def _as_json(one: Checked) -> dict[str, Any]:

@@ -101,7 +101,8 @@ async def judge(context: RunContext) -> Objection | list[Record] | None:
         advice = "deploy the old version beside the new one, or write policies.resilience.on_change: compatible"
     if workflow.on_change == "pin":
         advice = "give the changed definition another version, so that a worker with the old one takes the run"
-    return Objection("DefinitionChanged", f"{difference(workflow, old)}; {advice}")
+    told = difference(workflow, old)
+    return Objection("DefinitionChanged", f"{told}\n  {advice}" if "\n" in told else f"{told}; {advice}")
 
 
 def difference(workflow: Workflow[..., Any], old: Before) -> str:

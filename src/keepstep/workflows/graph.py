@@ -22,6 +22,7 @@ from ..ports import CURRENT
 from ..values import VALUES, Values
 from ..values.trees import Trees
 from .definition import Step, Workflow, remember
+from .described import policies_of
 from .hooks import Hooks
 from .migration import MigrationInfo
 from .place import place_here, place_of
@@ -75,7 +76,7 @@ class StepNode:
 
     def __str__(self) -> str:
         named = [f"{level}={name}" for level, name in (("stage", self.stage), ("agent", self.agent)) if name]
-        return " ".join(["step", self.name, *named, *_policies(self.step)])
+        return " ".join(["step", self.name, *named, policies_of(self.step)]).rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +93,8 @@ class MapNode:
     kind = "map"
 
     def __str__(self) -> str:
-        what = f"map {self.name} of {self.step.name} over {self.over} into {self.into} wait {self.wait}"
-        return " ".join([what, f"collect={self.collect}", *_policies(self.step)])
+        what = f"map {self.name} of {self.step.name} over {self.over} into {self.into}"
+        return f"{what}{_waiting(self)} {policies_of(self.step)}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +113,10 @@ class WaitNode:
         return self.default is not _NO_DEFAULT
 
     def __str__(self) -> str:
+        into = f" into {self.into}" if self.into is not None else ""
+        timeout = f" timeout {self.timeout}" if self.timeout is not None else ""
         default = f" default {self.default!r}" if self.has_default else ""
-        return f"wait {self.name} for {self.signal} into {self.into} timeout {self.timeout}{default}"
+        return f"wait {self.name} for {self.signal}{into}{timeout}{default}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,9 @@ class ChildNode:
     kind = "child"
 
     def __str__(self) -> str:
-        return f"child {self.name} of {self.workflow.name} takes {self.takes} gives {self.gives}"
+        takes = f" takes {', '.join(self.takes)}" if self.takes is not None else ""
+        gives = f" gives {self.gives}" if self.gives is not None else ""
+        return f"child {self.name} of {self.workflow.name}{takes}{gives}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +161,8 @@ class ParallelNode:
 
     def __str__(self) -> str:
         ways = ", ".join(self.branches)
-        return f"parallel {self.name}: {ways} -> {self.join} wait {self.wait} collect={self.collect}"
+        report = f" report {self.report}" if self.report is not None else ""
+        return f"parallel {self.name}: {ways} -> {self.join}{_waiting(self)}{report}"
 
 
 AnyNode = StepNode | MapNode | WaitNode | DelayNode | ChildNode | ParallelNode
@@ -171,7 +177,8 @@ class Edge:
     when: Predicate | None = None
 
     def __str__(self) -> str:
-        return f"edge {self.source} -> {self.target} when {described(self.when)}"
+        when = "" if self.when is None else f" when {described(self.when)}"
+        return f"edge {self.source} -> {self.target}{when}"
 
 
 def steps_in(definition: str, asked: str) -> list[str]:
@@ -182,10 +189,10 @@ def steps_in(definition: str, asked: str) -> list[str]:
     return whole or [line.partition(" ")[0].rstrip(":") for line in lines]
 
 
-def _policies(step: Step[..., Any]) -> list[str]:
-    told = [f"retry={step.retry}", f"timeout={step.timeout}"]
-    told += ["at_most_once"] * step.at_most_once + ["transactional"] * step.transactional
-    return [*told, step.written] if step.written else told
+def _waiting(node: MapNode | ParallelNode) -> str:
+    """How what is done at once is waited for, if that is not the usual way."""
+    wait = "" if node.wait == All() else f" wait {node.wait}"
+    return f"{wait} collect" if node.collect else wait
 
 
 # -- the graph ---------------------------------------------------------------------------------------------------------
