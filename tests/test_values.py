@@ -406,11 +406,11 @@ def test_the_digest_of_a_call():
 
 @pytest.mark.parametrize("call", [VALUES.digest_call, VALUES.copy_call])
 def test_a_bad_argument_is_named(call):
-    with pytest.raises(NotSerializable, match=r"^step 'f#1': argument 'url'\['x'\] is a object"):
+    with pytest.raises(NotSerializable, match=r"^step 'f#1': argument 'url'\['x'\] is an object"):
         call((1, {"x": object()}), {}, "step 'f#1'", ("n", "url"))
-    with pytest.raises(NotSerializable, match=r"^argument 1 is a object"):
+    with pytest.raises(NotSerializable, match=r"^argument 1 is an object"):
         call((object(),), {})
-    with pytest.raises(NotSerializable, match=r"argument 'key'\[0\] is a object"):
+    with pytest.raises(NotSerializable, match=r"argument 'key'\[0\] is an object"):
         call((), {"key": [object()]}, "step")
 
 
@@ -476,7 +476,7 @@ async def forgotten() -> None: ...
 @pytest.mark.parametrize(
     "value, why",
     [
-        (object(), "is a object, which cannot be stored"),
+        (object(), "is an object, which cannot be stored"),
         (lambda: 1, "is a function"),
         (open, "is a builtin_function"),
         (int, "is a type"),
@@ -524,9 +524,9 @@ def test_a_forgotten_await_is_recognised():
 
 
 def test_the_path_goes_through_records():
-    with pytest.raises(NotSerializable, match=r"^result\[0\]\.at\.x is a object"):
+    with pytest.raises(NotSerializable, match=r"^result\[0\]\.at\.x is an object"):
         EVERYTHING.encode([Sealed(name="a", at=Point(object()))], "result")  # type: ignore[arg-type]
-    with pytest.raises(NotSerializable, match=r"^value\['k'\]\[\(1, 2\)\] is a object"):
+    with pytest.raises(NotSerializable, match=r"^value\['k'\]\[\(1, 2\)\] is an object"):
         VALUES.encode({"k": {(1, 2): object()}})
 
 
@@ -589,9 +589,9 @@ def test_an_object_that_lacks_a_field_is_refused():
 
 
 def test_a_key_that_cannot_be_shown_is_no_trouble():
-    with pytest.raises(NotSerializable, match=r"^value\[a int\] is a object"):
+    with pytest.raises(NotSerializable, match=r"^value\[a int\] is an object"):
         VALUES.encode({10**5000: object()})
-    with pytest.raises(NotSerializable, match=r"^value\['x{59}\.\.\.\] is a object"):
+    with pytest.raises(NotSerializable, match=r"^value\['x{59}\.\.\.\] is an object"):
         VALUES.encode({"x" * 1000: object()})
 
 

@@ -75,6 +75,18 @@ def test_a_mistake_is_told_in_a_sentence(keepstep, waiting, arguments, told):
     assert "Traceback" not in done.err
 
 
+def test_where_no_edge_holds_an_edit_helps(keepstep, folder):
+    program = PROGRAM.replace('"choose", "pay"', '"choose", "pay", lambda state: state["price"] < 50')
+    (folder / "order.py").write_text(program.replace('["pay"]', "[]"), encoding="utf-8")
+    done = keepstep("run", "order.py:order", "{}", "--id", "r")
+    assert done.code == 1
+    assert "keepstep edit r --set KEY=JSON lets it go on with another state" in done.err
+    assert "keepstep edit r --set KEY=JSON" in keepstep("show", "r").out
+    assert keepstep("edit", "r", "--set", "price=40").code == 0
+    assert "1 record superseded" in keepstep("audit", "r").out
+    assert keepstep("run", "order.py:order", "{}", "--id", "r").code == 0
+
+
 def test_another_step_comes_next(keepstep, waiting):
     assert keepstep("edit", "r", "--next", "choose").code == 0
     assert keepstep("fork", "r", "--id", "f", "--next", "choose").code == 0

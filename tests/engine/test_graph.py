@@ -395,7 +395,7 @@ async def test_a_map_goes_over_a_list_in_the_state(world):
     async with world.engine() as engine:
         result = await (await engine.start(graph, numbers=[3, 1, 2])).result()
         assert result == {"numbers": [3, 1, 2], "doubled": [6, 2, 4]}
-        with pytest.raises(ks.ExecutionError, match="not there and no list"):
+        with pytest.raises(ks.ExecutionError, match=r"\['numbers'\], which is not there; it must be a list"):
             await (await engine.start(graph)).result()
 
 

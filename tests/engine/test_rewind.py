@@ -272,7 +272,7 @@ async def test_a_place_that_is_not_there_is_refused(world, effects):
         for wrong in (-1, last, last + 1, True, "2"):
             with pytest.raises(ks.DefinitionError, match="records 1 to 5"):
                 await run.rewind(wrong)
-        with pytest.raises(ks.DefinitionError, match="no steps 'four'; it has one#1, two#1, three#1"):
+        with pytest.raises(ks.DefinitionError, match="no step 'four'; it has one#1, two#1, three#1"):
             await run.rewind(step="four")
         with pytest.raises(ks.DefinitionError, match="either to="):
             await run.rewind()

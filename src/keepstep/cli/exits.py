@@ -18,6 +18,7 @@ from ..errors import (
     AlreadyFinished,
     DefinitionError,
     EncryptionError,
+    ExecutionError,
     KeepstepError,
     RunCancelled,
     RunConflict,
@@ -139,6 +140,8 @@ def _words(error: BaseException, code: int) -> tuple[str, str]:
     if isinstance(error, (RunFailed, RunSetAside)):
         hint = f"{line('history', error.run_id)} shows what happened"
         if error.error is None or error.error.type != "Copy":  # one that was handed over goes on elsewhere
+            if isinstance(error, ExecutionError) and error.state:  # of a graph; a dag has none
+                hint += f"\n{line('edit', error.run_id, '--set', 'KEY=JSON')} lets it go on with another state"
             hint += f"\n{line('retry', error.run_id)} lets it go on"
     if isinstance(error, EncryptionError) and error.key_id:
         hint = f"set KEEPSTEP_KEYS to {error.key_id}=BASE64, the key itself, or to @FILE"

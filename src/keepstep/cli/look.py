@@ -307,6 +307,8 @@ def _hints(run: Run) -> list[str]:
         hints.append(line("resume", run.id))
     if run.status in (Status.FAILED, Status.SET_ASIDE) and not handed_over(run):
         hints.append(line("retry", run.id))
+        if run.status is Status.FAILED and run.fingerprint.startswith("graph:"):
+            hints.append(line("edit", run.id, "--set", "KEY=JSON"))
     if words.waits_for(run) == "a worker":
         hints.append(f"{line('worker', 'FILE.py')}    (a process that drives it, if none is there)")
     return hints

@@ -219,7 +219,8 @@ def _seconds(record: Record) -> float | None:
 def _what(record: Record, data: dict[str, Any]) -> str:
     """What a record says happened, in a few words."""
     if record.kind == Kind.SUPERSEDED:
-        return f"{data.get('act', 'superseded')}, {superseded_by(record)} records superseded"
+        count = superseded_by(record)
+        return f"{data.get('act', 'superseded')}, {count} record{'' if count == 1 else 's'} superseded"
     if record.kind == Kind.SIGNAL:
         return _received(record.step)
     if record.kind == Kind.RUN_FINISHED and data.get("continued_as"):

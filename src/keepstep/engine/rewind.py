@@ -166,7 +166,7 @@ def position(run: Run, told: Iterable[Told], to: int | None, step: str | None) -
     found = next(filter(None, (_named(first, wanted, how) for how in _WAYS)), [])
     if len(found) != 1:
         raise DefinitionError(
-            f"run {run.id!r} has recorded {len(found) or 'no'} steps {wanted!r}; "
+            f"run {run.id!r} has recorded {f'{len(found)} steps' if found else 'no step'} {wanted!r}; "
             f"it has {', '.join(found or list(first)[:_SHOWN]) or 'none'}"
         )
     return first[found[0]] - 1

@@ -267,7 +267,9 @@ class Walk:
     async def _map(self, node: MapNode, inner: Branch) -> dict[str, Any]:
         items = self.state().get(node.over)
         if not isinstance(items, list | tuple):
-            raise TypeError(f"map {node.name!r} goes over state[{node.over!r}], which is {_shown(items)} and no list")
+            there = "not there" if items is None else f"a value of type {type(items).__name__}"
+            told = f"map {node.name!r} goes over state[{node.over!r}], which is {there}; it must be a list"
+            raise TypeError(told)
         limits = Limits.of(node.step, len(items), node.concurrency, node.wait, collect=node.collect)
         results = await mapped(inner, inner.path, node.step, list(items), limits)
         return {node.into: list(results)}
@@ -344,10 +346,6 @@ def _check_given(node: ParallelNode, owners: Mapping[tuple[str, str], str], give
                 f"parallel {node.name!r}: step {whole!r} writes {key!r} whole, while {step!r} gives to it by its "
                 "reducer; let both of them return what they give, as a dictionary"
             )
-
-
-def _shown(value: Any) -> str:
-    return "not there" if value is None else f"a {type(value).__name__}"
 
 
 async def _within(branch: Branch, function: Any, *args: Any, **kwargs: Any) -> Any:

@@ -131,6 +131,7 @@ class KnownTypes:
     def why_not(self, cls: type) -> str:
         """What to do about a class that is not known."""
         name, short = type_name(cls), cls.__qualname__
+        a = "an" if name[0] in "aeiouAEIOU" else "a"
         if cls.__name__ == "coroutine":
             return "is a coroutine; was an await forgotten?"
         if cls.__name__ in ("SecretStr", "SecretBytes"):
@@ -138,15 +139,15 @@ class KnownTypes:
         if kind_for(cls, short) is not None:
             lost = [name for known in self.chain for name in known.unresolved]
             hint = f" (the annotation {lost[0]!r} could not be resolved)" if lost else ""
-            return f"is a {name}, which is not known here; annotate it, or ks.register({short}){hint}"
+            return f"is {a} {name}, which is not known here; annotate it, or ks.register({short}){hint}"
         for base in (dict, list, tuple, set, frozenset, str, bytes, bytearray, int, float):
             if issubclass(cls, base):
                 return (
-                    f"is a {name}, a subclass of {base.__name__} that would not come back as such; convert it "
+                    f"is {a} {name}, a subclass of {base.__name__} that would not come back as such; convert it "
                     f"with {base.__name__}(...), or ks.register({short}, to=..., back=...)"
                 )
         return (
-            f"is a {name}, which cannot be stored; return plain data, annotate the type, or "
+            f"is {a} {name}, which cannot be stored; return plain data, annotate the type, or "
             f"ks.register({short}, to=..., back=...)"
         )
 
