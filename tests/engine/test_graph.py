@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import json
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import pytest
 
 import keepstep as ks
 from keepstep.engine import history, position
+from keepstep.engine import rewind as rewinding
 from keepstep.engine.doctor import examine
 from keepstep.errors import DuplicateName, InvalidGraph
 from keepstep.model import Kind
@@ -1094,3 +1096,81 @@ async def test_a_state_that_is_written_after_a_breakpoint_holds_what_was_edited_
 async def waits_at(run, place):
     found = await run.run()
     return found.worker is None and any(wake.endswith(place) for wake in found.wakes)
+
+
+# -- commands that are given up ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["edit", "rewind", "consolidate", "retry"])
+@pytest.mark.live_only
+async def test_a_command_that_is_given_up_does_not_keep_the_run(world, command):
+    broken = [True] if command == "retry" else []
+    graph = ks.Graph("given up")
+
+    @graph.step
+    async def work(state):
+        if broken:
+            raise ks.Permanent("not yet")
+        return {"n": state.get("n", 0) + 1}
+
+    graph.wait("word", into="word")
+    graph.edge("work", "word")
+    graph.entry("work")
+    graph.exit("word")
+    async with world.engine() as engine:
+        run = await engine.start(graph, {"n": 0}, run_id="r")
+        await run.reached("failed" if command == "retry" else "waiting")
+        broken.clear()
+        claims = engine.store.claim_runs
+        claimed = asyncio.Event()
+
+        def claim(request):
+            found = claims(request)
+            if request.run is not None:
+                engine.loop.call_soon_threadsafe(claimed.set)
+            return found
+
+        engine.store.claim_runs = claim
+        act = {
+            "edit": lambda: run.edit({"n": 5}),
+            "rewind": lambda: run.rewind(1),
+            "consolidate": run.consolidate,
+            "retry": run.retry,
+        }[command]
+        task = asyncio.ensure_future(act())
+        await claimed.wait()
+        task.cancel()  # after the claim, and before anything is written
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        engine.store.claim_runs = claims
+        if command == "retry":
+            await until_status(run, "waiting", "running", "queued")
+        await run.signal("word", "go")
+        assert (await run.result(10))["word"] == "go"
+
+
+@pytest.mark.live_only
+@pytest.mark.one_store
+async def test_a_rewind_that_another_one_has_overtaken_does_not_keep_the_run(world, monkeypatch):
+    graph = counting(3)
+    async with world.engine() as engine:
+        run = await engine.start(graph, {"n": 0}, run_id="r")
+        await until_status(run, "waiting")
+        claims = rewinding.claim_by_name
+
+        async def late(engine, run, statuses):
+            monkeypatch.setattr(rewinding, "claim_by_name", claims)
+            await engine.rewind("r", to=2)
+            await (await engine.get("r")).reached("waiting")
+            monkeypatch.setattr(rewinding, "_plan", _refuses)
+            return await claims(engine, await engine.read(engine.store.get_run, "r"), statuses)
+
+        monkeypatch.setattr(rewinding, "claim_by_name", late)
+        with pytest.raises(ks.DefinitionError, match="is gone"):
+            await run.rewind(step="turn#3")
+        await run.signal("word", "go")
+        assert (await run.result(10))["word"] == "go"
+
+
+async def _refuses(*_):
+    raise ks.DefinitionError("the step is gone")

@@ -51,11 +51,11 @@ async def retry(engine: Engine, run_id: str, reason: str, actor: str, *, force: 
         )
     seqs = await failures(engine, run)  # before the claim: a history that cannot be read leaves the run as it is
     claim = await claim_by_name(engine, run, RETRIABLE)
-    if claim.run.seq != run.seq:
-        seqs = await failures(engine, run)
-    data = {"seqs": seqs, "actor": actor, "reason": engine.redact(reason), "before": run.status.value, "act": "retry"}
+    data: dict[str, Any] = {"actor": actor, "reason": engine.redact(reason), "before": run.status.value, "act": "retry"}
     record = Record(run_id, Kind.SUPERSEDED.value, worker=claim.lease.worker, trigger="manual", data=data)
-    await append_and_release(engine, claim, record, Status.QUEUED)
+    async with let_go_unless_done(engine, claim):
+        data["seqs"] = seqs if claim.run.seq == run.seq else await failures(engine, claim.run)
+        await append_and_release(engine, claim, record, Status.QUEUED)
 
 
 async def cancel_now(engine: Engine, run_id: str, reason: str, actor: str) -> None:
@@ -71,9 +71,10 @@ async def cancel_now(engine: Engine, run_id: str, reason: str, actor: str) -> No
     data = {"actor": actor, "reason": engine.redact(reason), "before": run.status.value, "act": "cancel"}
     record = Record(run_id, Kind.RUN_FINISHED.value, outcome=Outcome.CANCELLED.value, trigger="manual", data=data)
     record.worker, record.started_at = claim.lease.worker, run.created_at
-    doubts = await _under_way(engine, run)
-    record.error = in_doubt(doubts) if doubts else None
-    await append_and_release(engine, claim, record, Status.CANCELLED)
+    async with let_go_unless_done(engine, claim):
+        doubts = await _under_way(engine, run)
+        record.error = in_doubt(doubts) if doubts else None
+        await append_and_release(engine, claim, record, Status.CANCELLED)
     await _tell_family(engine, run)
 
 
@@ -193,20 +194,22 @@ _child_in = msgspec.json.Decoder(_Word).decode
 
 @contextlib.asynccontextmanager
 async def let_go_unless_done(engine: Engine, claim: Claim) -> AsyncIterator[None]:
-    """If what is prepared under a claim fails after all, the run is given back as it was."""
+    """If what is done under a claim fails after all, the run is given back as it was."""
     try:
         yield
     except BaseException:
-        before = claim.before or Status.QUEUED
+        before, lease = claim.before or Status.QUEUED, claim.lease
         status = Status.QUEUED if before is Status.WAITING else before
-        change = Advance(
-            claim.run.id, claim.lease.worker, claim.lease.epoch, claim.run.seq, status=status, release=True
-        )
+        change = Advance(claim.run.id, lease.worker, lease.epoch, claim.run.seq, status=status, release=True)
         change.due_at = instant(engine.clock.now()) if status is Status.QUEUED else None
         change.wakes = (RESUME, CANCEL) if status is Status.PAUSED else ()
         change.progress = False
-        await engine.journal.write(change)
-        await _leave(engine, claim.lease.worker)
+        try:
+            await engine.journal.write(change)
+            await _leave(engine, lease.worker)
+        except StoreError:  # it is told when it listens again
+            if engine.worker is not None:
+                engine.worker.owe(claim.run.id, lease.epoch)
         raise
 
 

@@ -421,7 +421,7 @@ class Engine:
 
     async def retry(self, run_id: str, reason: str = "", actor: str = "", *, force: bool = False) -> None:
         """Let a failed or set-aside run go on from where it failed; with `force` one that was handed over, too."""
-        await control.retry(self, run_id, reason, actor or self.actor, force=force)
+        await self.to_its_end(control.retry(self, run_id, reason, actor or self.actor, force=force))
         self.poke()
 
     async def rewind(
@@ -439,8 +439,9 @@ class Engine:
         from .rewind import rewind  # noqa: PLC0415 - asked for rarely
 
         self._must_be_open()
-        rewound = await rewind(
-            self, run_id, to=to, step=step, reason=reason, actor=actor or self.actor, dry_run=dry_run, force=force
+        who = actor or self.actor
+        rewound = await self.to_its_end(
+            rewind(self, run_id, to=to, step=step, reason=reason, actor=who, dry_run=dry_run, force=force)
         )
         self.poke()
         return rewound
@@ -482,7 +483,7 @@ class Engine:
 
     async def cancel_now(self, run_id: str, reason: str = "", actor: str = "") -> None:
         """End a run that nobody drives, without its code."""
-        await control.cancel_now(self, run_id, reason, actor or self.actor)
+        await self.to_its_end(control.cancel_now(self, run_id, reason, actor or self.actor))
 
     async def rekey(self) -> Rekeyed:
         """Wrap the data keys of all runs with the current key, so that older keys can be dropped."""
@@ -521,6 +522,18 @@ class Engine:
             self._must_be_open()
             raise
         return await answer
+
+    async def to_its_end(self, coroutine: Coroutine[Any, Any, R]) -> R:
+        """Do what must not be left half-way, such as a claim that is to be given back: also if nobody waits for it."""
+        self._must_be_open()
+        task: asyncio.Task[R] = asyncio.Task(coroutine, loop=self.loop, context=Context())
+        self._background.add(task)
+        task.add_done_callback(self._background.discard, context=self.context)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(_heard, context=self.context)
+            raise
 
     def background(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         """Do something of the engine's own, with no run's context."""
@@ -753,6 +766,12 @@ def _argument(path: str) -> str:
         return path
     name = f"argument {int(place[1]) + 1}" if place[1] else f"argument {place[2]!r}"
     return name + path[place.end() :]
+
+
+def _heard(task: asyncio.Future[Any]) -> None:
+    """Whoever asked has left: what came of it need not be told."""
+    if not task.cancelled():
+        task.exception()
 
 
 async def _all_left(contexts: Sequence[RunContext], seconds: float) -> None:

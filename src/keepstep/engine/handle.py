@@ -371,8 +371,8 @@ class RunHandle(Generic[R]):
 
         One that was handed over to another store is refused, unless that is forced.
         """
+        self._context = None  # how it ended before is past, also for one who does not wait for the retry
         await self._engine.retry(self.id, reason, self._actor, force=force)
-        self._context = None  # how it ended before is past
 
     async def rewind(
         self,
@@ -418,7 +418,7 @@ class RunHandle(Generic[R]):
         from .states import Edit, edit  # noqa: PLC0415 - asked for rarely
 
         change = Edit(values or {}, remove, level_of(stage, agent), next)
-        await edit(self._engine, self.id, change, reason, self._actor)
+        await self._engine.to_its_end(edit(self._engine, self.id, change, reason, self._actor))
         self._context = None
         self._engine.poke()
 
@@ -426,7 +426,7 @@ class RunHandle(Generic[R]):
         """Write the whole state of a graph's run down now, so that a recovery reads nothing before it."""
         from .states import consolidate  # noqa: PLC0415 - asked for rarely
 
-        await consolidate(self._engine, self.id, reason, self._actor)
+        await self._engine.to_its_end(consolidate(self._engine, self.id, reason, self._actor))
         self._engine.poke()
 
     async def _command(self, name: str, reason: str) -> None:

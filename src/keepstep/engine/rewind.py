@@ -11,7 +11,7 @@ from ..model import FINISHED, Kind, Status
 from ..model.ids import check_text, child_id
 from ..model.signal import RESERVED
 from ..stores.records import Record
-from .control import append_and_release, claim_by_name
+from .control import append_and_release, claim_by_name, let_go_unless_done
 from .copying import handed_over
 from .history import Superseded, read_records
 
@@ -84,17 +84,18 @@ async def rewind(
     if dry_run:
         return plan
     claim = await claim_by_name(engine, run, _REWINDABLE)
-    if claim.run.seq != run.seq:
-        plan = await _plan(engine, claim.run, to, step)
-    data = {
-        "beyond": plan.to,
-        "actor": actor,
-        "reason": engine.redact(reason),
-        "before": (claim.before or run.status).value,
-        "act": "rewind",
-    }
-    record = Record(run_id, Kind.SUPERSEDED.value, worker=claim.lease.worker, trigger="manual", data=data)
-    await append_and_release(engine, claim, record, Status.QUEUED, plan.children)
+    async with let_go_unless_done(engine, claim):
+        if claim.run.seq != run.seq:
+            plan = await _plan(engine, claim.run, to, step)
+        data = {
+            "beyond": plan.to,
+            "actor": actor,
+            "reason": engine.redact(reason),
+            "before": (claim.before or run.status).value,
+            "act": "rewind",
+        }
+        record = Record(run_id, Kind.SUPERSEDED.value, worker=claim.lease.worker, trigger="manual", data=data)
+        await append_and_release(engine, claim, record, Status.QUEUED, plan.children)
     return plan
 
 

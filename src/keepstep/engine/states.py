@@ -163,7 +163,7 @@ async def edit(engine: Engine, run_id: str, change: Edit, reason: str, actor: st
         record.value = msgspec.Raw(await _prepared(engine, claim.run, change))
         if data["before"] in RETRIABLE:  # as a retry does: what ended it no longer counts
             data["seqs"] = await failures(engine, claim.run)
-    await _write(engine, claim, record)
+        await _write(engine, claim, record)
 
 
 def _check_driven(run: Run, statuses: frozenset[Status]) -> None:
@@ -223,7 +223,7 @@ async def consolidate(engine: Engine, run_id: str, reason: str, actor: str) -> N
     record = Record(run_id, Kind.STATE.value, worker=claim.lease.worker, trigger="manual", data=data)
     async with let_go_unless_done(engine, claim):
         record.value = msgspec.Raw(await _whole(engine, claim.run))
-    await _write(engine, claim, record)
+        await _write(engine, claim, record)
 
 
 async def _whole(engine: Engine, run: Run) -> bytes:

@@ -383,7 +383,11 @@ class Worker:
 
     def give_back_later(self, context: RunContext) -> None:
         """The run is no longer driven here, but the store could not be told; tell it when it listens again."""
-        self._to_give_back[context.id] = context.epoch
+        self.owe(context.id, context.epoch)
+
+    def owe(self, run_id: str, epoch: int) -> None:
+        """Give a run back that this worker holds and does not drive, as soon as the store can be told."""
+        self._to_give_back[run_id] = epoch
         self._beat.set()
 
     async def put_back(self, claim: Claim, error: EncryptionError) -> None:
