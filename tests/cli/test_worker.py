@@ -81,6 +81,7 @@ def test_a_worker_recovers_at_once_what_a_killed_one_left(keepstep, spawn, folde
     first.wait()
     dead = keepstep("doctor", "--json").json
     assert [finding["code"] for finding in dead["findings"]] == ["dead-worker"]
+    assert "a worker: its own is dead" in keepstep("list").out
     (folder / "hanging").unlink()
     began = time.monotonic()
     spawn("worker", "program.py")

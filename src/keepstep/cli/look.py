@@ -84,6 +84,8 @@ def list_(
 
     with settings.reading() as store:
         page, url = store.list_runs(query), shown_url(store)
+        driven = not settings.json and any(run.worker is not None for run in page.runs)
+        dead = {worker.id for worker in store.list_workers() if not worker.alive} if driven else set()
     found = [words.run_as_json(run) for run in page.runs]
     value = {"runs": found, "next": page.next, "unreadable": list(page.unreadable)}
 
@@ -91,7 +93,7 @@ def list_(
         if not page.runs and not page.unreadable:
             chosen = any((wanted, workflow, parent, prefix, tag, after))
             return f"no runs {'like that ' if chosen else ''}in {url}"
-        rows = [_row(run) for run in page.runs]
+        rows = [_row(run, dead=run.worker in dead) for run in page.runs]
         shown = words.table(("RUN", "WORKFLOW", "STATUS", "CREATED", "WAITS FOR"), rows)
         return shown + (f"\nmore: {exits.line('list', '--after', page.next)}" if page.next else "")
 
@@ -104,7 +106,7 @@ def list_(
     return exits.STORE
 
 
-def _row(run: Run) -> tuple[str, ...]:
+def _row(run: Run, *, dead: bool) -> tuple[str, ...]:
     from . import words
 
     return (
@@ -112,7 +114,7 @@ def _row(run: Run) -> tuple[str, ...]:
         words.one_line(run.workflow),
         words.coloured(run.status),
         words.ago(run.created_at),
-        words.one_line(words.waits_for(run)),
+        "a worker: its own is dead" if dead else words.one_line(words.waits_for(run)),
     )
 
 
