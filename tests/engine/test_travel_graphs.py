@@ -227,6 +227,23 @@ async def test_what_is_done_inside_a_parallel_part_is_not_migrated_away(world, e
     assert effects == ["tweet"]
 
 
+async def test_a_breakpoint_that_was_passed_holds_again_after_a_rewind(world, effects):
+    """What a person said about the first visit is past: it does not let the second one through."""
+    graph = review(effects, "draft", "pay", "publish", interrupt_before=["pay"])
+    async with world.engine(workflows=[graph]) as engine:
+        run = await engine.start(graph, run_id="r")
+        await run.signal("go")
+        for turn in (1, 2):
+            await until_status(run, "waiting", "completed")
+            assert effects.count_of() == {"draft": turn} | ({"pay": 1, "publish": 1} if turn == 2 else {})
+            await run.resume()
+            await run.result(5)
+            if turn == 1:
+                await run.rewind(step="draft")
+        assert await is_sound(engine)
+    assert effects == ["draft", "pay", "publish"] * 2
+
+
 # -- dags --------------------------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointCorrupt
 from ..model import Kind
-from ..model.signal import RESERVED
+from ..model.signal import GO, RESERVED
 from ..stores.records import Record, check_origin, origin, unseal, unseal_some
 from .position import EDITS, Position, ranges
 from .spending import Spent
@@ -41,6 +41,8 @@ _OUTCOMES = frozenset(
 FIRST_SPAN = 128
 #: Kinds by which the code's own waits hear signals; others are of what a person said about a step, which is past.
 _HEARING = frozenset({Kind.SIGNAL.value, Kind.CHILD.value})
+#: In the key of a wait at a breakpoint, which a person lets the run pass.
+_AT_STOP = f"/wait_for:{GO}"
 _NOTES = frozenset({Kind.PATCH.value, Kind.PUBLISHED.value, Kind.DECISION.value, Kind.REPLY.value})
 
 
@@ -260,7 +262,7 @@ class History:
             self._take(record)
             self._begins_here = False
             if record.data and "signal" in record.data:
-                by_code = record.kind in _HEARING and not record.step.startswith(RESERVED)
+                by_code = record.kind in _HEARING and not record.step.startswith(RESERVED) and _AT_STOP not in record.step
                 self._taken.append((record.seq, record.step, record.data["signal"], by_code))
             elif record.kind == Kind.STEP_CANCELLED:
                 self._taken.append((record.seq, record.step, 0, True))
