@@ -1,5 +1,7 @@
 """Time travel of graphs and dags: their states are those of the point gone back to, and finished branches stay done."""
 
+import asyncio
+
 import pytest
 
 import keepstep as ks
@@ -242,6 +244,64 @@ async def test_a_breakpoint_that_was_passed_holds_again_after_a_rewind(world, ef
                 await run.rewind(step="draft")
         assert await is_sound(engine)
     assert effects == ["draft", "pay", "publish"] * 2
+
+
+async def test_another_step_is_next_while_one_is_to_be_tried_again(world, effects):
+    """Its attempts no longer count: they had the place that the other one gets."""
+    graph = ks.Graph("tries")
+
+    @graph.step(retry=ks.Retry(attempts=5, base_seconds=3600, cap_seconds=3600))
+    async def fetch(state):
+        effects.append("fetch")
+        raise ConnectionError("not there")
+
+    @graph.step
+    async def guess(state):
+        return {"guessed": True}
+
+    graph.edge("fetch", "guess")
+    graph.entry("fetch")
+    graph.exit("guess")
+    async with world.engine(workflows=[graph]) as engine:
+        run = await engine.start(graph, run_id="r")
+        await until_status(run, "waiting")
+        tried = await seq_of(run, "fetch#1", "step failed")
+        with pytest.raises(
+            errors.DefinitionError, match=rf"had begun fetch#1 at seq {tried}.*; fork it at {tried - 1}"
+        ):
+            await engine.fork("r", next="guess", run_id="f")
+        fork = await engine.fork("r", at=tried - 1, next="guess", run_id="f")
+        assert await fork.result(5) == {"guessed": True}
+        await run.edit({"why": "it is down"}, next="guess")
+        assert await run.result(5) == {"why": "it is down", "guessed": True}
+        assert await is_sound(engine)
+    assert effects == ["fetch"]
+
+
+async def test_another_step_is_not_next_while_one_is_in_doubt(world, effects):
+    graph = ks.Graph("doubts")
+
+    @graph.step(at_most_once=True, timeout=0.05)
+    async def pay(state):
+        await asyncio.sleep(60)
+
+    @graph.step
+    async def thank(state):
+        return {"thanked": True}
+
+    graph.edge("pay", "thank")
+    graph.entry("pay")
+    graph.exit("thank")
+    async with world.engine(workflows=[graph]) as engine:
+        run = await engine.start(graph, run_id="r")
+        await until_status(run, "waiting")
+        with pytest.raises(errors.RunConflict, match=r"pay#1 began and may or may not have happened; resolve it first"):
+            await run.edit({}, next="thank")
+        with pytest.raises(errors.DefinitionError, match=r"had begun pay#1 at seq \d+"):
+            await engine.fork("r", next="thank")
+        await run.resolve("pay#1", "result", {"paid": 5})
+        assert await run.result(5) == {"paid": 5, "thanked": True}
+        assert await is_sound(engine)
 
 
 # -- dags --------------------------------------------------------------------------------------------------------------

@@ -143,12 +143,18 @@ async def _edited_state(engine: Engine, run: Run, at: int, edits: Edits) -> byte
     """What is to be other in the state of a graph's fork, as it is stored."""
     if edits.state is None and edits.next_step is None:
         return None
-    from .states import Edit, position_at, run_with_state  # noqa: PLC0415 - needed by few
+    from .states import Edit, begun, position_at, run_with_state  # noqa: PLC0415 - needed by few
 
     await run_with_state(engine, run.id)
     edit = Edit(edits.state or {}, next_step=edits.next_step)
     await edit.check_next(engine, run)
-    return edit.delta(engine, run, await position_at(engine, run, at))
+    stands = await position_at(engine, run, at)
+    for first in (await begun(engine, run, stands, edit, at))[:1]:
+        raise DefinitionError(
+            f"run {run.id!r} had begun {first.step} at seq {first.seq}, and a fork that goes on with "
+            f"{edits.next_step!r} has no place for that; fork it at {first.seq - 1}"
+        )
+    return edit.delta(engine, run, stands)
 
 
 def _input(engine: Engine, run: Run, given: Any) -> bytes:

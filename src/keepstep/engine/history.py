@@ -262,7 +262,9 @@ class History:
             self._take(record)
             self._begins_here = False
             if record.data and "signal" in record.data:
-                by_code = record.kind in _HEARING and not record.step.startswith(RESERVED) and _AT_STOP not in record.step
+                by_code = (
+                    record.kind in _HEARING and not record.step.startswith(RESERVED) and _AT_STOP not in record.step
+                )
                 self._taken.append((record.seq, record.step, record.data["signal"], by_code))
             elif record.kind == Kind.STEP_CANCELLED:
                 self._taken.append((record.seq, record.step, 0, True))

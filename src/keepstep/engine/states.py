@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 #: What can be edited: everything that no worker drives, but for what was cancelled.
 _EDITABLE = frozenset({Status.WAITING, Status.QUEUED, Status.PAUSED, Status.FAILED, Status.SET_ASIDE})
+#: What a step leaves that has begun and is not done.
+_BEGUN = frozenset({Kind.STEP_STARTED.value, Kind.STEP_FAILED.value})
 _WAITING = frozenset({Status.WAITING, Status.QUEUED, Status.PAUSED})
 
 
@@ -163,6 +165,8 @@ async def edit(engine: Engine, run_id: str, change: Edit, reason: str, actor: st
         record.value = msgspec.Raw(await _prepared(engine, claim.run, change))
         if data["before"] in RETRIABLE:  # as a retry does: what ended it no longer counts
             data["seqs"] = await failures(engine, claim.run)
+        if overtaken := await _overtaken(engine, claim.run, change):
+            data["seqs"] = sorted({*data.get("seqs", ()), *overtaken})
         await _write(engine, claim, record)
 
 
@@ -196,7 +200,34 @@ async def _prepared(engine: Engine, run: Run, change: Edit) -> bytes:
                     "is done, or rewind it to before it first",
                     run.id,
                 )
+    await _overtaken(engine, run, change)
     return change.delta(engine, run, position)
+
+
+async def _overtaken(engine: Engine, run: Run, change: Edit) -> list[int]:
+    """The attempts of the step that was to be next, which no longer count if another one is; a doubt is refused."""
+    records = await begun(engine, run, await position_at(engine, run), change)
+    if records and records[-1].kind == Kind.STEP_STARTED:
+        key = records[-1].step
+        raise RunConflict(
+            f"run {run.id!r}: {key} began and may or may not have happened; resolve it first (handle.resolve, or "
+            "keepstep resolve), or rewind the run to before it",
+            run.id,
+        )
+    return [record.seq for record in records]
+
+
+async def begun(engine: Engine, run: Run, position: Position, change: Edit, upto: int | None = None) -> list[Record]:
+    """What the step that was to be next has recorded so far, if an edit puts another one in its place."""
+    key = _next_key(position)
+    if not key or change.next_step in (None, position.at):
+        return []
+    records = await _records(engine, run, position.seq, run.seq if upto is None else upto)
+    gone = Superseded()
+    for record in records:
+        if record.kind == Kind.SUPERSEDED:
+            gone.add(record)
+    return [record for record in records if record.step == key and record.kind in _BEGUN and record.seq not in gone]
 
 
 def _began_with_the_state(record: Record, key: str) -> bool:
