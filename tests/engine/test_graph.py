@@ -917,6 +917,22 @@ async def test_a_breakpoint_in_a_branch_stops_that_branch(world):
         assert await run.result() == {"a": 1, "b": 1, "c": 1}
 
 
+async def test_a_parallel_part_does_not_begin_again_inside_itself(world):
+    """No count of visits would ever end that: they begin anew in each branch."""
+    visits = []
+
+    async def again(state):
+        visits.append(1)
+        return ks.Goto("fan") if len(visits) < 50 else {}
+
+    graph = fan(ks.Graph("nesting", max_iterations=5), {"again": again, "quick": gives(quick=1)})
+    async with world.engine() as engine:
+        run = await engine.start(graph, run_id="r")
+        with pytest.raises(ks.RunFailed, match="parallel 'fan' begins again inside one of its own branches"):
+            await run.result()
+    assert len(visits) == 1
+
+
 @pytest.mark.parametrize("how", ["cancel", "pause"])
 async def test_a_graph_is_steered_inside_a_parallel_part(world, how):
     began, gate = asyncio.Event(), asyncio.Event()

@@ -45,6 +45,38 @@ def test_a_sound_graph_has_no_problems():
     assert told(graph("a b", "b a low", "b c", *fork("c", "d", "e", join="z"), kinds={"c": "parallel"})) == []
 
 
+def part(name, *branches, join):
+    """A parallel part as a graph's shape shows it."""
+    return [*(Arrow(name, one, kind="fork") for one in branches), Arrow(name, join, "all", "join")]
+
+
+@pytest.mark.parametrize(
+    "ways, path",
+    [
+        (["a p", *part("p", "b", join="z"), "b p low", "b z"], "p → b → p"),
+        (["a p", *part("p", "p", "b", join="z")], "p → p"),
+        (["a p", *part("p", "b", "c", join="z"), "b d", "d a late"], "p → b → d → a → p"),
+        (["a p", *part("p", "q", join="z"), *part("q", "b", join="m"), "b m", "m p low", "m z"], "p → q → m → p"),
+    ],
+)
+def test_a_parallel_part_that_begins_again_inside_itself_is_an_error(ways, path):
+    how = "lead the branch to where it joins, and back from there"
+    errors = [one for one in told(graph(*ways)) if one.startswith("error")]
+    assert f"error: step 'p': it begins again inside one of its own branches: {path}; {how}" in errors
+
+
+@pytest.mark.parametrize(
+    "ways",
+    [
+        ["a p", *part("p", "b", "c", join="d"), "d a low", "d z"],  # a loop around it
+        ["a p", *part("p", "b", join="d"), "b b again", "b d", "d p low", "d z"],  # and one within a branch
+        ["a p", *part("p", "b", join="d"), "d q", *part("q", "b", join="e"), "e p low", "e z"],  # a branch of two
+    ],
+)
+def test_loops_around_parallel_parts_are_sound(ways):
+    assert told(graph(*ways)) == []
+
+
 def test_a_way_to_a_step_that_is_not_there_is_told_once():
     """It is neither a way that a run always goes on by, nor is the step a dead end because of it."""
     shape = graph("a bb", nodes=["a"], exits=["a"])

@@ -74,8 +74,9 @@ async def walk(branch: Branch, graph: Graph, initial: Mapping[str, Any]) -> dict
 class Walk:
     """One way through a graph: the run's own, or that of a branch of a parallel part."""
 
-    def __init__(self, branch: Branch, graph: Graph, position: Position) -> None:
+    def __init__(self, branch: Branch, graph: Graph, position: Position, inside: tuple[str, ...] = ()) -> None:
         self.branch, self.graph, self.position = branch, graph, position
+        self.inside = inside  # the parallel parts around it, the outermost first
         self.run = branch.run
         self.trees = graph.trees
         self.until = ""  # where the branches of a parallel part join
@@ -171,6 +172,9 @@ class Walk:
         if visits >= self.graph.max_iterations:
             told = f"step {name!r} was passed {visits} times, which is max_iterations; if that is right, raise it there"
             raise self._failed(name, None, told)
+        if name in self.inside:  # counts begin anew in each branch, so nothing else would end it
+            told = f"parallel {name!r} begins again inside one of its own branches"
+            raise self._failed(name, None, f"{told}; lead the branch to where it joins, and back from there")
         engine = self.run.engine
         if visits and engine.observed and self.run.history is None:
             engine.observe("step.revisited", self.run, step=f"{self.branch.prefix}{name}#{visits + 1}", visits=visits)
@@ -277,8 +281,9 @@ class Walk:
     async def _parallel(self, node: ParallelNode, close: CloseCall) -> None:
         """Go all branches at once; what those that came through have changed becomes one change."""
         run, graph = self.run, self.graph
+        inside = (*self.inside, node.name)
         walks = [
-            Walk(Branch(run, f"{close.key}.{way}"), graph, self.position.fork(way, f"{close.key}.{way}"))
+            Walk(Branch(run, f"{close.key}.{way}"), graph, self.position.fork(way, f"{close.key}.{way}"), inside)
             for way in node.branches
         ]
         parts = [lambda one=one: run.spawn_in(one.branch, one.go(node.join)) for one in walks]

@@ -87,6 +87,49 @@ def _branch_steps(after: dict[str, list[str]], branches: Iterable[str], outside:
     return list(found)
 
 
+def ways_back(shape: Shape, arrows: Iterable[Arrow]) -> list[list[str]]:
+    """For each parallel part that its branches can come back to before they join: a shortest way, from it to it.
+
+    Of the arrows only those need be given that can be taken. A part within another is passed from it to its join.
+    """
+    after: dict[str, list[str]] = {node.name: [] for node in shape.nodes}
+    branches: dict[str, list[str]] = {}
+    joins: dict[str, set[str]] = {}
+    for arrow in arrows:
+        if arrow.kind == "fork":
+            branches.setdefault(arrow.source, []).append(arrow.target)
+        elif arrow.kind == "join":
+            joins.setdefault(arrow.source, set()).add(arrow.target)
+        if arrow.source in after and arrow.target in after:
+            after[arrow.source].append(arrow.target)
+    found, left = [], _SEARCHED_STEPS
+    for name, ways in branches.items():
+        if left <= 0:
+            break
+        outside = joins.get(name) or {end for one in ways for end in joins.get(one, ())}
+        came_from = _followed(after, name, ways, outside)
+        left -= len(came_from)
+        if name in came_from:
+            way = [name, came_from[name]]
+            while way[-1] != name:
+                way.append(came_from[way[-1]])
+            found.append(way[::-1])
+    return found
+
+
+def _followed(after: dict[str, list[str]], name: str, branches: Iterable[str], outside: set[str]) -> dict[str, str]:
+    """What the branches of a part come to before they leave it, itself included, and from where each was come to."""
+    came_from = {one: name for one in branches if one in after and one not in outside}
+    waiting = deque(came_from)
+    while waiting and name not in came_from:
+        source = waiting.popleft()
+        for target in after[source]:
+            if target not in came_from and target not in outside:
+                came_from[target] = source
+                waiting.append(target)
+    return came_from
+
+
 def reached(after: Sequence[Sequence[int]], start: Iterable[int]) -> set[int]:
     """Everything that can be come to from these, themselves included."""
     found = set(start)

@@ -14,7 +14,7 @@ from threading import Lock
 from typing import Any, Generic, Protocol, TypeVar
 
 from ..errors import InvalidGraph
-from .routes import Net, back_arrows, circles, depths, flowing, ordered, reached, shortest_cycle, without
+from .routes import Net, back_arrows, circles, depths, flowing, ordered, reached, shortest_cycle, ways_back, without
 from .shape import Arrow, Problem, Shape
 
 log = logging.getLogger("keepstep.workflows")
@@ -76,7 +76,7 @@ class _Look:
         self.shape = shape
         self.depth_limit = depth_limit
         self.is_dag = shape.form == "dag"
-        self.net = Net(_names(shape), _taken(shape))
+        self.net = Net(_names(shape), _taken(shape, flowing(shape)))
         self.known = self.net.index
         self.entry = self.known.get(shape.entry) if shape.entry is not None else None
         self.suggested = 0
@@ -183,6 +183,9 @@ class _Look:
             if not targets:
                 yield _error(_step(name), "it runs in parallel, and has no branches", "name at least one")
             yield from self._branches_of(name, targets, joins)
+        for way in ways_back(self.shape, _taken(self.shape, self.shape.arrows)):
+            what = f"it begins again inside one of its own branches: {path_text(way)}"
+            yield _error(_step(way[0]), what, "lead the branch to where it joins, and back from there")
 
     def _branches_of(self, name: str, branches: list[str], joins: dict[str, list[str]]) -> Iterator[Problem]:
         for branch, count in Counter(branches).items():
@@ -295,10 +298,10 @@ def _names(shape: Shape) -> list[str]:
     return [node.name for node in shape.nodes]
 
 
-def _taken(shape: Shape) -> Iterator[Arrow]:
+def _taken(shape: Shape, arrows: Iterable[Arrow]) -> Iterator[Arrow]:
     """The arrows that can be taken: of a step's edges, those up to the first that always holds."""
     closed: set[str] = set()
-    for arrow in flowing(shape):
+    for arrow in arrows:
         if arrow.kind != "next" or shape.form == "dag":
             yield arrow
         elif arrow.source not in closed:
