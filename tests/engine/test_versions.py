@@ -299,6 +299,43 @@ async def test_a_changed_graph_is_set_aside_with_the_difference(world, effects):
     assert effects == ran
 
 
+async def test_a_dag_that_does_not_fit_leaves_the_loop_in_peace(world, effects):
+    """The mismatch comes to light while outcomes are told, where other runs wait for theirs."""
+
+    def checked(**options):
+        dag = ks.Dag("checked", on_change="compatible")
+
+        @dag.step
+        async def fetch():
+            return 1
+
+        @dag.step(needs=["fetch"], **options)
+        async def check(fetch):
+            effects.append("check")
+
+        @ks.workflow(name="gate")
+        async def gate():
+            await ks.wait_for("go")
+
+        dag.add(gate, needs=["check"])
+        return dag, gate
+
+    old, gate = checked()
+    async with world.engine(workflows=[old, gate]) as engine:
+        run = await engine.start(old, run_id="r")
+        await until_status(run, "waiting")
+    thrown = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, told: thrown.append(told))
+    new, gate = checked(when=lambda known: False)
+    async with world.engine(workflows=[new, gate]) as engine:
+        run = await engine.get("r")
+        await run.resume()
+        with pytest.raises(ks.RunSetAside, match="check#1 was recorded with another input"):
+            await run.result(5)
+    assert thrown == []
+    assert effects == ["check"]
+
+
 async def test_a_fork_from_the_beginning_keeps_the_definition(world, effects):
     graph = review(effects, "draft", "critic", "publish")
     await parked(world, graph)

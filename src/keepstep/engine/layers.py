@@ -315,6 +315,12 @@ class Walk:
         if self.over:
             return False
         try:
+            return self._take(index, call)
+        except Detached:  # what it led to did not fit what is recorded: nobody drives the run here any more
+            return False
+
+    def _take(self, index: int, call: DurableCall[Any]) -> bool:
+        try:
             value = call.outcome()
         except Exception as error:  # noqa: BLE001 - it is the step's outcome
             self._ended(index)
