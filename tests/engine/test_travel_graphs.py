@@ -179,6 +179,22 @@ async def test_the_state_of_a_graph_is_migrated_once(world, effects):
     assert effects == ["draft", "critic", "publish", "publish"]
 
 
+async def test_a_migration_and_its_state_are_one_point(world, effects):
+    """Between the two the run would be of the new definition, with a history of the old one."""
+    await parked(world, review(effects, "draft", "critic", "publish"))
+    new = review(effects, "write", "judge", "publish", version="2", migrate=lambda old: ({"moved": True}, "gate"))
+    async with world.engine(workflows=[new]) as engine:
+        run = await engine.get("r")
+        await run.signal("go")
+        assert await run.result(5) == {"moved": True, "publish": True}
+        migrated = next(one.seq for one in await run.checkpoints() if one.kind.value == "superseded")
+        fork = await engine.fork("r", at=migrated, run_id="f")
+        assert await fork.result(5) == {"moved": True, "publish": True}
+        assert (await run.rewind(to=migrated)).to == migrated + 1
+        assert await run.result(5) == {"moved": True, "publish": True}
+        assert await is_sound(engine)
+
+
 async def test_a_migration_to_a_step_that_is_not_there_is_refused(world, effects):
     await parked(world, review(effects, "draft", "critic", "publish", interrupt_before=["critic"]))
     new = review(effects, "draft", "judge", "publish", version="2", migrate=lambda old: None)

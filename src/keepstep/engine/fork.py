@@ -23,7 +23,7 @@ from .children import is_word_of
 from .handle import RunHandle
 from .history import Entry
 from .past import Past, past
-from .rewind import Told, position
+from .rewind import Told, position, with_its_state
 from .steering import DEADLINE
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _end(prefix: Past, at: int | None, step: str | None, edits: Edits) -> int:
                 f"run {run.id!r} was {'cancelled' if key == CANCEL else 'out of time'} at seq {entry.seq}, and so "
                 f"would its fork be; fork it at {entry.seq - 1} or before"
             )
-    return min(at, last)
+    return min(with_its_state(at, [Told(one) for one in prefix.records[max(at - 1, 0) : at + 1]]), last)
 
 
 def _last(prefix: Past) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -54,11 +54,12 @@ class Rewound:
 class Told:
     """As much of a record as tells whether it counts and what it was about."""
 
-    __slots__ = ("child", "final", "kind", "seq", "step")
+    __slots__ = ("child", "final", "kind", "migrates", "seq", "step")
 
     def __init__(self, record: Record) -> None:
         self.seq, self.kind, self.step = record.seq, record.kind, record.step
         self.child: str = (record.data or {}).get("child", "")
+        self.migrates = (record.data or {}).get("act") == "migrate"
         self.final = record.kind in _DONE and record.kind != Kind.STEP_STARTED and record.retry_at is None
 
 
@@ -136,6 +137,7 @@ async def _plan(engine: Engine, run: Run, to: int | None, step: str | None) -> R
             gone.add(record)
             records.append(record)
     last = position(run, (one for one in told if one.seq not in gone), to, step)
+    last = with_its_state(last, told[max(last - 1, 0) : last + 1])
     for record in records:
         if record.seq <= last:
             then.add(record)
@@ -146,6 +148,11 @@ async def _plan(engine: Engine, run: Run, to: int | None, step: str | None) -> R
     children = [one.child for one in left if one.child and _is_born_of(run, one, gone.generation)]
     going = [child for child in children if await _goes_on(engine, child)]
     return Rewound(run.id, last, tuple(dict.fromkeys(again)), tuple(dict.fromkeys(going)))
+
+
+def with_its_state(last: int, told: Sequence[Told]) -> int:
+    """A point, given that record and the next: a migration and the state that was written with it are one."""
+    return last + 1 if len(told) == 2 and told[0].migrates and told[1].kind == Kind.STATE else last
 
 
 def position(run: Run, told: Iterable[Told], to: int | None, step: str | None) -> int:
