@@ -363,6 +363,64 @@ async def test_a_compatible_graph_may_gain_steps_and_lose_none_that_were_passed(
     assert state["announce"] is True
 
 
+def publishing(effects, *steps, mapped="fetch", **options):
+    """A graph that fetches pages, then goes through the steps in one branch while another one waits."""
+    graph = ks.Graph("publishing", reducers={"log": "append"}, **options)
+
+    def noted(name):
+        async def body(state):
+            effects.append(name)
+            return {"log": [name]}
+
+        return body
+
+    @ks.step(name=mapped)
+    async def fetch(page):
+        effects.append(f"{mapped} {page}")
+        return page
+
+    for name in (*steps, "done"):
+        graph.add(noted(name), name=name)
+    graph.wait("hold", signal="go")
+    graph.map("pages", fetch, over="urls", into="urls")
+    graph.parallel("send", ["hold", steps[0]], join="done")
+    graph.edge("pages", "send")
+    for one, other in pairwise([*steps, "done"]):
+        graph.edge(one, other)
+    graph.entry("pages")
+    graph.exit("done")
+    return graph
+
+
+@pytest.mark.parametrize(
+    "steps, mapped, gone",
+    [
+        (["mail", "audit"], "fetch", "'post'"),  # a step inside a branch
+        (["post", "mail"], "fetch", "branch 'mail' of 'send'"),  # both are there, and another one begins the branch
+        (["mail", "post"], "load", "step 'fetch' in map 'pages'"),
+    ],
+)
+async def test_a_compatible_graph_loses_nothing_that_was_passed_inside_a_part(world, effects, steps, mapped, gone):
+    await parked(world, publishing(effects, "mail", "post"), {"urls": ["a"]})
+    ran = ["fetch a", "mail", "post"]
+    assert effects == ran
+    with pytest.raises(ks.RunSetAside, match=f"no longer has {gone}, which the run has recorded"):
+        await resumed(world, publishing(effects, *steps, mapped=mapped, on_change="compatible"))
+    assert effects == ran
+
+
+async def test_a_compatible_graph_may_gain_steps_inside_a_part(world, effects):
+    old = publishing(effects, "mail", "post", interrupt_before=["mail"])
+    await parked(world, old, {"urls": ["a"]})
+    new = publishing(effects, "mail", "post", "audit", on_change="compatible", interrupt_before=["mail"])
+    async with world.engine(workflows=[new]) as engine:
+        run = await engine.get("r")
+        await run.resume()
+        await run.signal("go")
+        assert (await run.result(5))["log"] == ["mail", "post", "audit", "done"]
+    assert effects == ["fetch a", "mail", "post", "audit", "done"]
+
+
 async def test_a_compatible_graph_whose_next_step_is_gone_is_not_done(world, effects):
     """The edge was taken and recorded; that its end is gone is no end of the run."""
     row = ["draft", "critic", "publish"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
@@ -131,10 +132,12 @@ def _missing(context: RunContext) -> Objection | None:
     if shape is None:
         return None
     known = {node.name for node in shape().nodes}
-    gone = [name for name in _recorded(context) if name not in known]
+    gone = [repr(name) for name in _recorded(context) if name not in known]
+    if context.workflow.carries_state and not gone:
+        gone = _lost_inside(context, cast("Graph", context.workflow))
     if not gone:
         return None
-    named = ", ".join(map(repr, gone))
+    named = ", ".join(gone)
     migrate = "" if context.workflow.place.is_data else "give the workflow a migrate=, "
     return Objection(
         "DefinitionChanged",
@@ -154,6 +157,33 @@ def _recorded(context: RunContext) -> Iterable[str]:
         if not first.startswith(RESERVED) and "#" in first:
             names.setdefault(first.partition("#")[0])
     return names
+
+
+def _lost_inside(context: RunContext, graph: Graph) -> list[str]:
+    """What the run has recorded inside parallel parts and maps, and the graph no longer has there."""
+    keys = [entry.key for entry in context.history.order] if context.history is not None else []
+    found = dict.fromkeys(_lost(graph, key) for key in keys if "/" in key and not key.startswith(RESERVED))
+    return [one for one in found if one is not None]
+
+
+def _lost(graph: Graph, key: str) -> str | None:
+    """The first part of a recorded key, as `send#1.mail/write#1`, that leads nowhere in the graph, in words."""
+    from ..workflows.graph import MapNode, ParallelNode  # noqa: PLC0415 - needed by few
+
+    parts = key.split("/")
+    for part, following in pairwise([*parts, ""]):
+        name, _, visit = part.partition("#")
+        node, branch = graph.nodes.get(name), visit.partition(".")[2]
+        if node is None:
+            return repr(name)
+        if not branch or following.startswith(f"wait_for:{RESERVED}"):  # its own call, or a breakpoint's
+            return None
+        if isinstance(node, MapNode):
+            step = following.partition("#")[0]
+            return None if step == node.step.name else f"step {step!r} in map {name!r}"
+        if not isinstance(node, ParallelNode) or branch not in node.branches:
+            return f"branch {branch!r} of {name!r}"
+    return None
 
 
 # -- migration ---------------------------------------------------------------------------------------------------------
