@@ -320,6 +320,47 @@ async def test_another_step_is_not_next_while_one_is_in_doubt(world, effects):
         assert await is_sound(engine)
 
 
+@pytest.mark.parametrize("other", [{"state": {"x": 2}}, {"next": "done"}, {"state": {"x": 2}, "next": "send"}])
+async def test_the_state_is_not_changed_inside_a_parallel_part(world, effects, other):
+    """What is done there was done with the state as it was, in a fork as in the run itself."""
+    graph = ks.Graph("sending")
+
+    async def tweet(state):
+        effects.append(f"tweet {state['x']}")
+
+    async def done(state):
+        effects.append(f"done {state['x']}")
+
+    graph.add(tweet)
+    graph.add(done)
+    graph.wait("confirmed", signal="go")
+    graph.parallel("send", ["tweet", "confirmed"], join="done")
+    graph.entry("send")
+    graph.exit("done")
+    async with world.engine(workflows=[graph]) as engine:
+        run = await engine.start(graph, {"x": 1}, run_id="r")
+        await until_status(run, "waiting")
+        with pytest.raises(ks.DefinitionError, match=r"was inside 'send' at seq 2, .* fork it at 1 or before"):
+            await engine.fork("r", run_id="f", **other)
+        with pytest.raises(ks.RunNotFound):
+            await engine.get("f")
+        fork = await engine.fork("r", at=1, run_id="f", **other)
+        await fork.signal("go")
+        x = other.get("state", {"x": 1})["x"]
+        assert await fork.result(5) == {"x": x}
+        assert effects[-1] == f"done {x}"
+        with pytest.raises(ks.RunConflict, match="is inside 'send', which began with the state before"):
+            await run.edit(other.get("state"), next=other.get("next"))
+    async with world.engine(worker=False, workflows=[graph]) as engine:
+        run = await engine.get("r")
+        await run.rewind(1)
+        await run.edit({"x": 3})  # as the message advises: what is superseded is no longer under way
+    async with world.engine(workflows=[graph]) as engine:
+        run = await engine.get("r")
+        await run.signal("go")
+        assert await run.result(5) == {"x": 3}
+
+
 # -- dags --------------------------------------------------------------------------------------------------------------
 
 

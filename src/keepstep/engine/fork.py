@@ -143,12 +143,18 @@ async def _edited_state(engine: Engine, run: Run, at: int, edits: Edits) -> byte
     """What is to be other in the state of a graph's fork, as it is stored."""
     if edits.state is None and edits.next_step is None:
         return None
-    from .states import Edit, begun, position_at, run_with_state  # noqa: PLC0415 - needed by few
+    from .states import Edit, begun, position_at, run_with_state, under_way  # noqa: PLC0415 - needed by few
 
     await run_with_state(engine, run.id)
     edit = Edit(edits.state or {}, next_step=edits.next_step)
     await edit.check_next(engine, run)
     stands = await position_at(engine, run, at)
+    inner = await under_way(engine, run, stands, at)
+    if inner is not None:
+        raise DefinitionError(
+            f"run {run.id!r} was inside {stands.at!r} at seq {at}, which began with the state before; fork it at "
+            f"{inner.seq - 1} or before, or when that is done"
+        )
     for first in (await begun(engine, run, stands, edit, at))[:1]:
         raise DefinitionError(
             f"run {run.id!r} had begun {first.step} at seq {first.seq}, and a fork that goes on with "

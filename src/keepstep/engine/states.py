@@ -191,15 +191,12 @@ async def _write(engine: Engine, claim: Claim, record: Record) -> None:
 async def _prepared(engine: Engine, run: Run, change: Edit) -> bytes:
     await change.check_next(engine, run)
     position = await position_at(engine, run)
-    key = _next_key(position)
-    if key:
-        for record in await _records(engine, run, position.seq, run.seq):
-            if _began_with_the_state(record, key):
-                raise RunConflict(
-                    f"run {run.id!r} is inside {position.at!r}, which began with the state before; edit it when that "
-                    "is done, or rewind it to before it first",
-                    run.id,
-                )
+    if await under_way(engine, run, position) is not None:
+        raise RunConflict(
+            f"run {run.id!r} is inside {position.at!r}, which began with the state before; edit it when that is done, "
+            "or rewind it to before it first",
+            run.id,
+        )
     await _overtaken(engine, run, change)
     return change.delta(engine, run, position)
 
@@ -222,12 +219,25 @@ async def begun(engine: Engine, run: Run, position: Position, change: Edit, upto
     key = _next_key(position)
     if not key or change.next_step in (None, position.at):
         return []
+    records = await _counting(engine, run, position, upto)
+    return [record for record in records if record.step == key and record.kind in _BEGUN]
+
+
+async def under_way(engine: Engine, run: Run, position: Position, upto: int | None = None) -> Record | None:
+    """The first record of what the step that is next has begun with the state as it is: branches, or a child."""
+    key = _next_key(position)
+    records = await _counting(engine, run, position, upto) if key else []
+    return next((record for record in records if _began_with_the_state(record, key)), None)
+
+
+async def _counting(engine: Engine, run: Run, position: Position, upto: int | None) -> list[Record]:
+    """The records since the last step was passed, without what is superseded."""
     records = await _records(engine, run, position.seq, run.seq if upto is None else upto)
     gone = Superseded()
     for record in records:
         if record.kind == Kind.SUPERSEDED:
             gone.add(record)
-    return [record for record in records if record.step == key and record.kind in _BEGUN and record.seq not in gone]
+    return [record for record in records if record.seq not in gone]
 
 
 def _began_with_the_state(record: Record, key: str) -> bool:
