@@ -147,6 +147,9 @@ def keepstep(folder, capsys):
         known, path, modules = dict(KNOWN), list(sys.path), set(sys.modules)
         filters = list(logging.getLogger("keepstep").filters)
         capsys.readouterr()
+        KNOWN.clear()
+        names = {path.stem for path in folder.rglob("*.py")}
+        hidden = {name: sys.modules.pop(name) for name in names & set(sys.modules)}  # other tests' of the same name
         try:
             code = cli.main([str(word) for word in words])
         finally:
@@ -157,6 +160,7 @@ def keepstep(folder, capsys):
             for name in set(sys.modules) - modules:
                 if str(folder) in (getattr(sys.modules[name], "__file__", None) or ""):
                     del sys.modules[name]
+            sys.modules.update(hidden)
         said = capsys.readouterr()
         assert "Traceback" not in said.err or "--debug" in words or "cannot be imported" in said.err
         return Result(code, said.out, said.err)

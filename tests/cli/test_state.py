@@ -31,9 +31,9 @@ order.exit("pay")
 @pytest.fixture
 def waiting(keepstep, folder):
     """A run that waits at its breakpoint, in a store that the commands find."""
-    (folder / "order.py").write_text(PROGRAM, encoding="utf-8")
-    assert keepstep("start", "order.py:order", "{}", "--id", "r").code == 0
-    assert keepstep("worker", "order.py", "--until-idle").code == 0
+    (folder / "shop_order.py").write_text(PROGRAM, encoding="utf-8")
+    assert keepstep("start", "shop_order.py:order", "{}", "--id", "r").code == 0
+    assert keepstep("worker", "shop_order.py", "--until-idle").code == 0
 
 
 def test_the_state_is_shown_changed_and_gone_on_with(keepstep, waiting):
@@ -46,11 +46,11 @@ def test_the_state_is_shown_changed_and_gone_on_with(keepstep, waiting):
     told = keepstep("history", "r").out
     assert "→ pay" in told
     assert "edit: a discount" in told
-    assert keepstep("worker", "order.py", "--until-idle").code == 0
+    assert keepstep("worker", "shop_order.py", "--until-idle").code == 0
     assert keepstep("consolidate", "r").code == 0
-    assert keepstep("worker", "order.py", "--until-idle").code == 0
+    assert keepstep("worker", "shop_order.py", "--until-idle").code == 0
     assert keepstep("resume", "r").code == 0
-    assert keepstep("worker", "order.py", "--until-idle").code == 0
+    assert keepstep("worker", "shop_order.py", "--until-idle").code == 0
     assert json.loads(keepstep("state", "r").out) == {"price": 60, "paid": 60}
     assert "a discount" in keepstep("audit", "r").out
 
@@ -77,19 +77,19 @@ def test_a_mistake_is_told_in_a_sentence(keepstep, waiting, arguments, told):
 
 def test_where_no_edge_holds_an_edit_helps(keepstep, folder):
     program = PROGRAM.replace('"choose", "pay"', '"choose", "pay", lambda state: state["price"] < 50')
-    (folder / "order.py").write_text(program.replace('["pay"]', "[]"), encoding="utf-8")
-    done = keepstep("run", "order.py:order", "{}", "--id", "r")
+    (folder / "shop_order.py").write_text(program.replace('["pay"]', "[]"), encoding="utf-8")
+    done = keepstep("run", "shop_order.py:order", "{}", "--id", "r")
     assert done.code == 1
     assert "keepstep edit r --set KEY=JSON lets it go on with another state" in done.err
     assert "keepstep edit r --set KEY=JSON" in keepstep("show", "r").out
     assert keepstep("edit", "r", "--set", "price=40").code == 0
     assert "1 record superseded" in keepstep("audit", "r").out
-    assert keepstep("run", "order.py:order", "{}", "--id", "r").code == 0
+    assert keepstep("run", "shop_order.py:order", "{}", "--id", "r").code == 0
 
 
 def test_another_step_comes_next(keepstep, waiting):
     assert keepstep("edit", "r", "--next", "choose").code == 0
     assert keepstep("fork", "r", "--id", "f", "--next", "choose").code == 0
-    assert keepstep("worker", "order.py", "--until-idle").code == 0
+    assert keepstep("worker", "shop_order.py", "--until-idle").code == 0
     assert "choose#2" in keepstep("history", "r").out
     assert "choose#2" in keepstep("history", "f").out

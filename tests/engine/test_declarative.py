@@ -14,6 +14,8 @@ from keepstep.workflows.declarative_build import Names
 from keepstep.workflows.definition import KNOWN, Step
 from tests.engine.world import replay_from_every_prefix, steps_of, until_status
 
+pytestmark = pytest.mark.usefixtures("nothing_known")
+
 FILES = Path(__file__).parents[1] / "workflows" / "files"
 
 

@@ -11,6 +11,8 @@ from keepstep.policies.classify import classify
 from keepstep.values.secret import Secret
 from keepstep.workflows.declarative_http import Request, UnexpectedStatus
 
+pytestmark = pytest.mark.usefixtures("nothing_known")
+
 
 class Service:
     """A server on this machine that answers as it is told, and remembers what it was asked."""

@@ -18,6 +18,8 @@ from keepstep.workflows.declarative_check import REMEMBERED, cache_info, examine
 from keepstep.workflows.declarative_read import read
 from keepstep.workflows.declarative_schema import kinds, misfits
 
+pytestmark = pytest.mark.usefixtures("nothing_known")
+
 ROOT = Path(__file__).parents[2]
 VALIDATOR = jsonschema_rs.validator_for(schema())
 
