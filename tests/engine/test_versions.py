@@ -336,6 +336,34 @@ async def test_a_dag_that_does_not_fit_leaves_the_loop_in_peace(world, effects):
     assert effects == ["check"]
 
 
+async def test_a_step_of_a_dag_that_was_skipped_stays_so_without_its_predicate(world, effects):
+    def checked(**options):
+        dag = ks.Dag("checked", on_change="compatible")
+
+        @dag.step(**options)
+        async def check():
+            effects.append("check")
+
+        @ks.workflow(name="gate")
+        async def gate():
+            return await ks.wait_for("go")
+
+        dag.add(gate)
+        return dag, gate
+
+    old, gate = checked(when=lambda known: False)
+    async with world.engine(workflows=[old, gate]) as engine:
+        run = await engine.start(old, run_id="r")
+        await until_status(run, "waiting")
+        [child] = (await engine.list(parent="r")).runs
+    new, gate = checked()
+    async with world.engine(workflows=[new, gate]) as engine:
+        run = await engine.get("r")
+        await engine.signal(child.id, "go", 1)
+        assert await run.result(5) == {"check": None, "gate": 1}
+    assert effects == []
+
+
 async def test_a_fork_from_the_beginning_keeps_the_definition(world, effects):
     graph = review(effects, "draft", "critic", "publish")
     await parked(world, graph)

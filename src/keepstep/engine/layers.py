@@ -173,9 +173,9 @@ class Walk:
             elif needed:
                 given[name] = None
         self.given[index] = given
-        if vertex.when is None:
+        if vertex.when is None and _question(vertex) not in self.run.notes:
             self._queue(index)
-        else:
+        else:  # or there was a predicate, and what it said holds
             self._decide(index, vertex)
 
     def _end(self, index: int, state: int) -> None:
@@ -215,7 +215,7 @@ class Walk:
 
     def _decide(self, index: int, vertex: Vertex) -> None:
         """Ask the step's predicate once, and go on when the answer is durable; a recovery takes the recorded one."""
-        run, key = self.run, f"when:{vertex.name}#1"
+        run, key = self.run, _question(vertex)
         choice = decided(self.branch, key)
         if choice is not None:
             del run.notes[key]
@@ -350,6 +350,11 @@ class Walk:
                 child = self.run.children.get(call.child._key) if isinstance(call, ChildResult) else None  # noqa: SLF001
                 if done and child is not None:
                     cancel_child(self.run, child)
+
+
+def _question(vertex: Vertex) -> str:
+    """The key of what a step's predicate said."""
+    return f"when:{vertex.name}#1"
 
 
 def _policy(vertex: Vertex, total: int) -> Any:

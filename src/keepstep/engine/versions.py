@@ -155,7 +155,9 @@ def _recorded(context: RunContext) -> Iterable[str]:
     for entry in context.history.order if context.history is not None else ():
         first = entry.key.partition("/")[0]
         if not first.startswith(RESERVED) and "#" in first:
-            names.setdefault(first.partition("#")[0])
+            name = first.partition("#")[0]
+            waited = entry.cancelled or (entry.kind == Kind.CHILD and not entry.child)  # for what a child gives
+            names.setdefault(name.removesuffix(".result") if waited else name)
     return names
 
 
