@@ -933,6 +933,66 @@ async def test_a_parallel_part_does_not_begin_again_inside_itself(world):
     assert len(visits) == 1
 
 
+@pytest.mark.parametrize("odd", ["\ud800", [float("inf"), "\ud800"]])
+@pytest.mark.parametrize("kind", ["wait", "map", "child"])
+async def test_whatever_a_step_may_give_other_points_may_give_too(world, kind, odd):
+    @ks.workflow(name="echo")
+    async def echo(given):
+        return given
+
+    @ks.step
+    async def same(one):
+        return one
+
+    graph = ks.Graph("odd")
+    if kind == "wait":
+        graph.wait("point", signal="go", into="got")
+    elif kind == "map":
+        graph.map("point", same, over="given", into="got")
+    else:
+        graph.add(echo, name="point", gives="got")
+    graph.entry("point")
+    graph.exit("point")
+    given = [*odd] if kind == "map" else odd
+    async with world.engine(workflows=[graph, echo]) as engine:
+        run = await engine.start(graph, {"given": given}, run_id="r")
+        await run.signal("go", given)
+        assert (await run.result(5))["got"] == given
+
+
+async def test_a_key_that_cannot_be_stored_is_named(world):
+    graph = ks.Graph("odd")
+    graph.add(gives(**{"half \ud800": 1}), name="only")
+    graph.entry("only")
+    graph.exit("only")
+    async with world.engine() as engine:
+        run = await engine.start(graph, run_id="r")
+        with pytest.raises(ks.RunFailed, match=r"step 'only#1': the key 'half \\ud800' holds half of a character"):
+            await run.result(5)
+
+
+@pytest.mark.parametrize("kind", ["step", "wait"])
+async def test_a_predicate_that_wants_to_exit_ends_neither_the_step_nor_the_worker(world, kind):
+    def leaves(state):
+        raise SystemExit(3)
+
+    graph = ks.Graph("leaving")
+    if kind == "step":
+        graph.add(gives(done=1), name="first")
+    else:
+        graph.wait("first", signal="go", into="done")
+    graph.add(gives(end=1), name="end")
+    graph.edge("first", "end", when=leaves)
+    graph.entry("first")
+    graph.exit("end")
+    async with world.engine() as engine:
+        run = await engine.start(graph, run_id="r")
+        await run.signal("go", 1)
+        with pytest.raises(ks.RunFailed, match="an edge of 'first' could not be decided: SystemExit: 3"):
+            await run.result(5)
+        assert await run.state() == {"done": 1}
+
+
 @pytest.mark.parametrize("how", ["cancel", "pause"])
 async def test_a_graph_is_steered_inside_a_parallel_part(world, how):
     began, gate = asyncio.Event(), asyncio.Event()

@@ -61,7 +61,7 @@ async def walk(branch: Branch, graph: Graph, initial: Mapping[str, Any]) -> dict
     graph.close()
     position = run.position
     if position is None:
-        levels = {"": graph.trees.lift(initial, {}, f"graph {graph.name!r}: its first state")}
+        levels = {"": graph.trees.lift(initial, {}, f"graph {graph.name!r}: its first state", careful=True)}
         position = run.position = Position(levels, graph.entry_name)
         position.threshold = position.size = len(run.run.input)
     else:
@@ -147,7 +147,7 @@ class Walk:
             name = position.trail[-1]
             try:
                 target = self.choose(name, self.state())
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise self._failed(name, error, f"an edge of {name!r} could not be decided") from error
             if target is None:
                 told = f"no edge from {name!r} holds, and it is no exit; edit the state (handle.edit), or the graph"
@@ -448,9 +448,17 @@ def changed(walk: Walk, key: str, node: AnyNode, returned: Any) -> tuple[Change,
         target, returned = returned.target, returned.change
         if target not in walk.graph.nodes:
             raise DefinitionError(f"step {key!r} goes to {target!r}, which is no step of graph {walk.graph.name!r}")
-    parts = _parts(key, node, returned)
+    return laid(walk, key, _parts(key, node, returned)), target
+
+
+def laid(
+    walk: Walk, key: str, parts: Mapping[str, Any], joined: tuple[Levels, dict[str, list[Any]]] | None = None
+) -> Change:
+    """Changes by level, laid over the state or over what came of branches; what cannot be stored is told by its key."""
     for careful in (False, True):
         change = Change(walk)
+        if joined is not None:
+            change.levels, change.given = dict(joined[0]), dict(joined[1])
         for level, value in parts.items():
             change.add(walk, key, level, value, careful=careful)
         try:
@@ -460,7 +468,7 @@ def changed(walk: Walk, key: str, node: AnyNode, returned: Any) -> tuple[Change,
                 raise
             continue
         break
-    return change, target
+    return change
 
 
 def _parts(key: str, node: AnyNode, returned: Any) -> dict[str, Any]:
@@ -512,7 +520,7 @@ class GraphCall(StepCall[None]):
         if target is None and name not in walk.graph.interrupt_after:
             try:
                 target = walk.choose(name, after)
-            except Exception:  # noqa: BLE001 - told when the walk decides, since the step itself is done
+            except (Exception, SystemExit):  # noqa: BLE001 - told when the walk decides, since the step itself is done
                 target = None
         if target is not None:
             self.data["next"] = walk.recorded(target)
@@ -559,11 +567,8 @@ class CloseCall(DurableCall[None]):
 
     def _written(self) -> tuple[bytes, dict[str, Any], State]:
         walk, name = self.walk, self.node.name
-        change = Change(walk)
-        if self.levels is not None:
-            change.levels, change.given = self.levels, dict(self.given)
-        change.add(walk, self.key, "", self.change)
-        text = change.write(walk)
+        change = laid(walk, self.key, {"": self.change}, None if self.levels is None else (self.levels, self.given))
+        text = change.text
         change.check(walk, self.key)
         data: dict[str, Any] = {"given": change.given} if change.given and walk.position.tracks else {}
         target = self.target
@@ -571,7 +576,7 @@ class CloseCall(DurableCall[None]):
         if target is None and name not in walk.graph.interrupt_after:
             try:
                 target = walk.choose(name, after)
-            except Exception:  # noqa: BLE001 - told when the walk decides
+            except (Exception, SystemExit):  # noqa: BLE001 - told when the walk decides
                 target = None
         if target is not None:
             data["next"] = walk.recorded(target)

@@ -12,7 +12,7 @@ import msgspec
 from ..errors import NotSerializable
 from ..model.tree import PLAIN, SHOWN, TAG, FrozenDict, FrozenList, frozen, thaw
 from .codec import Values, refuse_long_integers
-from .kinds import LONG_DIGITS
+from .kinds import LONG_DIGITS, is_text
 from .plain import AS_IT_IS, Writer
 
 _to_json = msgspec.json.Encoder().encode
@@ -38,6 +38,8 @@ class Trees:
         for key, value in values.items():
             if type(key) is not str or key == TAG:
                 raise NotSerializable(f"{where}: a key of a state is text other than {TAG!r}, not {key!r}")
+            if careful and not is_text(key):
+                raise NotSerializable(f"{where}: the key {key!r} holds half of a character, which cannot be stored")
             before = old.get(key, _MISSING)
             try:
                 if careful and value is not before:
