@@ -19,7 +19,7 @@ import pytest
 from keepstep.errors import CheckpointCorrupt, DefinitionError, SchemaMismatch, StoreError, StoreUnavailable
 from keepstep.model import Kind, RunQuery, Signal, Status, WorkerInfo
 from keepstep.ports import ClaimRequest, Create, Send, Verdict, WouldBlock
-from keepstep.stores import files, files_check, files_commit, files_index
+from keepstep.stores import files, files_check, files_commit, files_index, files_log
 from keepstep.stores.files import FilesStore, open_url
 from keepstep.stores.files_disk import Disk
 from keepstep.stores.files_log import HINT_EVERY
@@ -840,3 +840,51 @@ def test_what_a_killed_process_did_is_seen_by_whoever_looks_next(path, does, lef
         other.close()
     assert [run.id for run in store.list_runs(RunQuery()).runs] == left
     store.close()
+
+
+def test_a_writer_that_was_not_the_first_gets_its_turn(opened, monkeypatch):
+    """What takes long to write would be too late each time, if others did not let it pass then."""
+    monkeypatch.setattr(files_log, "_TURN_SECONDS", 10.0)
+    settled = threading.Event()  # the rival has written, or it waits
+    tries, rivals = [], []
+
+    class Polite(Disk):
+        def is_someones_turn(self, path):
+            taken = super().is_someones_turn(path)
+            if taken:
+                settled.set()
+            return taken
+
+    class Crowded(Disk):
+        def link(self, old, new):
+            if run_folder("r") in new and len(rivals) < 20:
+                tries.append(new)
+                settled.clear()
+                rivals.append(threading.Thread(target=send, args=(len(rivals),)))
+                rivals[-1].start()
+                assert settled.wait(10)
+            super().link(old, new)
+
+    def send(number):
+        commit(other, Send(Signal("r", "go", id=str(number))))
+        settled.set()
+
+    other = opened(disk=Polite(syncs=False))
+    commit(other, Create(queued("r")))
+    store = opened(disk=Crowded(syncs=False))
+    assert commit(store, Send(Signal("r", "long"))).verdict is Verdict.DONE
+    for rival in rivals:
+        rival.join(10)
+    assert len(tries) == 2
+    assert [signal.name for signal in store.list_signals("r")] == ["go", "long", "go"]
+
+
+def test_who_keeps_the_turn_for_long_is_not_waited_for(opened, path):
+    store = opened()
+    commit(store, Create(queued("r")))
+    disk = Disk()
+    stopped = disk.take_turn(str(path / run_folder("r")))
+    assert disk.take_turn(str(path / run_folder("r"))) is None
+    assert commit(store, Send(Signal("r", "go"))).verdict is Verdict.DONE
+    disk.end_turn(stopped)
+    assert not disk.is_someones_turn(str(path / run_folder("r")))

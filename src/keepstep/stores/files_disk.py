@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 from collections.abc import Generator, Iterator
 from typing import NamedTuple, TypeVar
@@ -123,6 +124,24 @@ class Disk:
     def remove_empty(self, path: str) -> None:
         os.rmdir(path)
 
+    def take_turn(self, path: str) -> int | None:
+        """Have the turn at a folder until it is ended, or the process is gone; None if another has it."""
+        fd = self.open_folder(path)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self.close(fd)
+            if isinstance(error, BlockingIOError):
+                return None
+            raise
+        return fd
+
+    def end_turn(self, fd: int) -> None:
+        """Give the turn up, also if a forked process has the descriptor, too."""
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_UN)
+        self.close(fd)
+
     # -- looking -----------------------------------------------------------------------------------------------------
 
     def read(self, path: str) -> bytes:
@@ -142,6 +161,22 @@ class Disk:
         except (FileNotFoundError, NotADirectoryError):
             return None
         return Identity(found.st_ino, found.st_mtime_ns)
+
+    def is_someones_turn(self, path: str) -> bool:
+        """Whether somebody has the turn at a folder."""
+        try:
+            fd = self.open_folder(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # a file system without such locks
+            return False
+        finally:
+            self.close(fd)
+        return False
 
     def names(self, path: str) -> list[str]:
         """What a folder holds; nothing if it is not there."""

@@ -47,6 +47,9 @@ _LOST = b'{"act": "lost"}\n'
 MOST_LOST = 10_000
 #: A number in a file is not longer than this.
 _DIGITS = 20
+#: So long a writer lets another one pass that has the turn, and so often it looks.
+_TURN_SECONDS = 0.25
+_LOOK_SECONDS = 0.001
 #: Runs whose newest entry is remembered.
 _REMEMBERED = 20_000
 
@@ -303,18 +306,41 @@ class Logs:
     ) -> Steps[tuple[Draft | Answer, State | None]]:
         """Write the entry that `decide` makes of how the run stands, as often as it takes; or its refusal.
 
-        `trusting` begins with how the run stood when it was last seen: if that is old, the link fails.
+        `trusting` begins with how the run stood when it was last seen: if that is old, the link fails. Who was not
+        the first has the turn from then on, and the others wait a little: what takes long to write, as a large value
+        does, would never be first among many short ones.
         """
-        while True:
-            state = self.state(run, trusting=trusting, whole=True)
-            draft = decide(state)
-            if isinstance(draft, Draft):
-                new = yield from self._link(run, state, draft)
-                if new is not None:
-                    return draft, new
-            elif not trusting:
-                return draft, state
-            trusting = False
+        folder, turn = self.folder(run), None
+        self._let_pass(folder)
+        try:
+            while True:
+                state = self.state(run, trusting=trusting, whole=True)
+                draft = decide(state)
+                if isinstance(draft, Draft):
+                    new = yield from self._link(run, state, draft)
+                    if new is not None:
+                        return draft, new
+                    turn = self._take_turn(folder) if turn is None else turn
+                elif not trusting:
+                    return draft, state
+                trusting = False
+        finally:
+            if turn is not None:
+                self.disk.end_turn(turn)
+
+    def _let_pass(self, folder: str) -> None:
+        """Wait while somebody else has the turn, but not for long: it is a courtesy, the link alone decides."""
+        end = time.monotonic() + _TURN_SECONDS
+        while self.disk.is_someones_turn(folder) and time.monotonic() < end:
+            time.sleep(_LOOK_SECONDS)
+
+    def _take_turn(self, folder: str) -> int | None:
+        end = time.monotonic() + _TURN_SECONDS
+        with contextlib.suppress(OSError):  # for one, the folder is gone
+            while (turn := self.disk.take_turn(folder)) is None and time.monotonic() < end:
+                time.sleep(_LOOK_SECONDS)
+            return turn
+        return None
 
     def _link(self, run: str, state: State | None, draft: Draft) -> Steps[State | None]:
         """Commit an entry after the one that was seen; None if that is not the newest any more."""
