@@ -270,7 +270,7 @@ async def consolidate(engine: Engine, run_id: str, reason: str, actor: str) -> N
 async def _whole(engine: Engine, run: Run) -> bytes:
     position = await position_at(engine, run)
     key = _next_key(position)
-    records = await _records(engine, run, position.seq, run.seq)
+    records = await _counting(engine, run, position, None)
     if position.at is None:
         raise RunConflict(f"run {run.id!r} stands after {position.step!r}, where no edge is chosen yet", run.id)
     if any(key and record.step.startswith(key) for record in records):  # which is needed until it is done
