@@ -305,7 +305,7 @@ class World:
         self.bodies: dict[tuple[str, str], list[Body]] = {}
         self.running: dict[int, Body] = {}
         self._unrecorded = 0
-        self._looked: set[tuple[str, str, int]] = set()
+        self._looked: set[tuple[str, str, object]] = set()
         self.accepted: dict[str, dict[str, Any]] = {}
         self.results: dict[str, Any] = {}
         self.cancelled: set[str] = set()
@@ -530,9 +530,10 @@ class World:
                     self._looks(entry, wake, int(self.now), "resume")
                 elif wake.startswith(RESOLVE):
                     step = wake.removeprefix(f"{RESOLVE}:")
-                    self._looks(entry, wake, generation_of(entry.rows), "resolve", step)
+                    begun = sum(row.kind == Kind.STEP_STARTED for row in entry.rows)  # again, and in doubt again
+                    self._looks(entry, wake, (generation_of(entry.rows), begun), "resolve", step)
 
-    def _looks(self, entry: Any, wake: str, turn: int, act: str, *args: Any) -> None:
+    def _looks(self, entry: Any, wake: str, turn: object, act: str, *args: Any) -> None:
         if (entry.run.id, wake, turn) not in self._looked:
             self._looked.add((entry.run.id, wake, turn))
             self.client_does(self.now, entry.run.id, act, *args)
