@@ -7,6 +7,7 @@ import pytest
 
 import keepstep as ks
 from tests.engine.lives import Pace, live_then_many_lives
+from tests.engine.world import until, until_status
 
 
 def marker(effects, pace=None):
@@ -196,3 +197,27 @@ async def test_time_runs_backwards_within_a_run(world, effects):
         assert times == sorted(times)
         recorded = [one.finished_at for one in await run.checkpoints()]
         assert recorded == sorted(recorded)
+
+
+@pytest.mark.live_only
+async def test_a_pause_that_the_code_is_not_told_of_does_not_move_its_time(world):
+    told = []
+
+    @ks.workflow
+    async def waiting():
+        await asyncio.sleep(0.05)  # by itself: the run is paused and resumed meanwhile
+        told.append(ks.now())
+        return await ks.wait_for("word")
+
+    engine = await world.started()
+    run = await engine.start(waiting, run_id="r")
+    await run.pause()
+    await run.resume()
+    await until(lambda: bool(told))
+    await until_status(run, "waiting")
+    engine = await world.crash_and_recover(engine)
+    run = await engine.get("r")
+    await run.signal("word", "go")
+    assert await run.result() == "go"
+    assert len(set(told)) == 1
+    await engine.close()

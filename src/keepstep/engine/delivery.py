@@ -11,7 +11,7 @@ from ..model.signal import RESERVED
 from .branch import CANCELLED
 from .parking import idle, is_writing, move
 from .quiet import only_waits
-from .steering import control
+from .steering import STEERING, control
 
 if TYPE_CHECKING:
     from .context import RunContext
@@ -89,7 +89,8 @@ def _replay_next(run: RunContext, history: History) -> bool:
         return True
     if entry.key.startswith(RESERVED):
         history.order.popleft()
-        run.now_at = record.finished_at or run.now_at
+        if entry.key in STEERING:  # of a pause or a resume the code was told nothing, not even the time
+            run.now_at = record.finished_at or run.now_at
         control(run, record)
         run.watch()
         return True

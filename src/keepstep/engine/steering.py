@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from .context import RunContext
 
 DEADLINE = "ks:deadline"
+#: What is told to the code as a whole.
+STEERING = frozenset((CANCEL, DEADLINE))
 
 #: So long may the code take to come to a step that was under way when its last worker died, before a cancel is told.
 SETTLE_SECONDS = 5.0
