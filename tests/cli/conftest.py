@@ -139,6 +139,13 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+def _is_ours(module):
+    """Whether a module is one that a test has loaded, and no part of Python."""
+    spec = getattr(module, "__spec__", None)
+    file = getattr(module, "__file__", None) or getattr(spec, "origin", None) or ""
+    return file not in ("built-in", "frozen") and not file.startswith((sys.prefix, sys.base_prefix))
+
+
 @pytest.fixture
 def keepstep(folder, capsys):
     """Call the command line in this process, as a fresh one would be."""
@@ -149,7 +156,8 @@ def keepstep(folder, capsys):
         capsys.readouterr()
         KNOWN.clear()
         names = {path.stem for path in folder.rglob("*.py")}
-        hidden = {name: sys.modules.pop(name) for name in names & set(sys.modules)}  # other tests' of the same name
+        others = [name for name in names & set(sys.modules) if _is_ours(sys.modules[name])]
+        hidden = {name: sys.modules.pop(name) for name in others}  # of the same name, from other tests
         try:
             code = cli.main([str(word) for word in words])
         finally:

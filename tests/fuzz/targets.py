@@ -404,7 +404,7 @@ def questions(store: SQLiteStore) -> Iterator[Callable[[], Any]]:
     for status in [None, *Status]:
         wanted = frozenset() if status is None else frozenset({status})
         yield lambda wanted=wanted: [
-            (words.run_as_json(run), look._row(run)) for run in store.list_runs(RunQuery(status=wanted)).runs
+            (words.run_as_json(run), look._row(run, dead=True)) for run in store.list_runs(RunQuery(status=wanted)).runs
         ]
     yield lambda: store.list_runs(RunQuery(tags={"kind": "fuzz"}))
     for name in names:

@@ -513,13 +513,14 @@ MUTANTS = [
             "at = position.at\n",
             "at = position.at if self.run.history is None or not position.step else None\n",
         ),
-        (f"{WALK}._decide", "recorded = run.notes.get(key)", "recorded = None"),
+        (f"{WALK}._decide", "recorded = run.notes.pop(key, None)", "recorded = None"),
     ),
     mutant(
         "edge not recorded",
         "the record of a graph's step does not say which edge was taken, and nothing else does",
         ("engine.walk:GraphCall.encode", 'self.data["next"] = walk.recorded(target)', "pass"),
-        (f"{WALK}._decide", '    note(self.branch, Kind.DECISION, key, None, {"next": target})\n', ""),
+        (f"{WALK}._write", "run.append(record)", "pass"),
+        (f"{WALK}._write", "run.append(record, then=partial(fulfil, gate))", "fulfil(gate, None)"),
     ),
     mutant(
         "visits not restored",
