@@ -555,9 +555,21 @@ async def play_building(engine):
     return await (await engine.start(building, number=4, run_id="main")).result()
 
 
+#: Programs with many writes are tried where it matters most, and with KEEPSTEP_EXAMPLES everywhere.
+LARGE = ("memory", "sqlite", "files") if "KEEPSTEP_EXAMPLES" in os.environ else ("sqlite",)
+
 EXAMPLES = [
-    Example("building", play_building, {"packed": [[8, None, None], 16, None, 4]}, children=1, done=("packed#1",)),
-    Example("board", play_board, BOARD, children=1, done=("sum_up#1", "weigh#2", "split#1.mark/mark_again#1")),
+    Example(
+        "building",
+        play_building,
+        {"packed": [[8, None, None], 16, None, 4]},
+        children=1,
+        done=("packed#1",),
+        stores=LARGE,
+    ),
+    Example(
+        "board", play_board, BOARD, children=1, done=("sum_up#1", "weigh#2", "split#1.mark/mark_again#1"), stores=LARGE
+    ),
     Example("sequence", play_sequence, 10),
     Example("fan", play_fan, [2, 4, 6, 2, 4, 6, 10, 11]),
     Example("racing", play_racing, [2, 4, True, [5, 6], 3]),

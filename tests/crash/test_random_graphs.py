@@ -21,7 +21,7 @@ from .random_graphs import PROGRAMS, build
 
 pytestmark = pytest.mark.crash
 
-EXAMPLES = int(os.environ.get("KEEPSTEP_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("KEEPSTEP_EXAMPLES", "25"))
 PHASES = [phase for phase in Phase if phase is not Phase.shrink or "KEEPSTEP_EXAMPLES" in os.environ]
 #: The weaker ones may go another way the second time, where several things race.
 DURABILITIES = ["every_step", "every_step", "every=3", "at_exit"]

@@ -320,7 +320,7 @@ def test_a_retry_repeats_nothing_that_finished(drawn):
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("store", ["memory", "thread", "sqlite"])
+@pytest.mark.parametrize("store", ["memory", "thread", "sqlite"] if EXAMPLES else ["thread", "sqlite"])
 def test_a_crash_at_any_write_changes_nothing(store, tmp_path):
     """Even if predicates answer otherwise each time: what was decided once stays decided, and no other body begins."""
     places = itertools.count()

@@ -190,8 +190,6 @@ class Batch:
         refusal = fence(head, change)
         if head is None or refusal is not None:
             return refusal or Answer(Verdict.FENCED, about=change.run)
-        if not rules.extends(change.rows, change.after):
-            return Answer(Verdict.FENCED, about=change.run)
         status = rules.next_status(head.status, change)
         if not may_move(head.status, status) or (rules.releases(change, status) and status.active):
             return Answer(Verdict.ILLEGAL)
@@ -333,6 +331,8 @@ class Batch:
 def fence(head: Head | None, change: Advance) -> Answer | None:
     """Why a change may not extend this head, or None."""
     if head is None or (head.worker, head.epoch, head.seq) != (change.worker, change.epoch, change.after):
+        return Answer(Verdict.FENCED, about=change.run)
+    if change.within is None and not rules.extends(change.rows, change.after):
         return Answer(Verdict.FENCED, about=change.run)
     if change.signals_seen is not None and head.signals > change.signals_seen:
         return Answer(Verdict.MISSED)
