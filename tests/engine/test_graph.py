@@ -206,20 +206,21 @@ async def test_the_order_of_keys_is_the_same_live_and_after_a_recovery(world):
 
     @graph.step
     async def turn(state):
-        return ks.State({"b": 1, "c": 2, "a": state["a"] + 1})  # another order than it had
+        return ks.State({"b": 1, "c": 2, "a": state["a"] + 1, "in": {"y": 3, "x": 1}})  # another order than it had
 
     @graph.step
     async def look(state):
-        seen.append(list(state))
+        seen.append((list(state), list(state["in"])))
         return {}
 
     graph.edge("turn", "look")
     graph.entry("turn")
     graph.exit("look")
     async with world.engine() as engine:
-        run = await engine.start(graph, {"a": 0, "b": 0})
+        run = await engine.start(graph, {"a": 0, "b": 0, "in": {"x": 1, "y": 2}})
         await run.result()
-        assert seen[-1] == list(await run.state()) == ["a", "b", "c"]
+        state = await run.state()
+        assert seen[-1] == (list(state), list(state["in"])) == (["a", "b", "in", "c"], ["y", "x"])
 
 
 # -- parallel parts ----------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 import keepstep as ks
+from keepstep.model.ids import new_run_id
 from tests.engine.world import until, until_status
 
 pytestmark = pytest.mark.on_postgres
@@ -297,3 +298,11 @@ async def test_what_was_asked_before_an_engine_without_a_worker_closes_is_still_
     assert engine.journal._others
     await engine.close()
     assert (await waiting).id == "r"
+
+
+def test_ids_of_one_time_are_neighbours_and_no_two_are_the_same():
+    then, now = ([new_run_id(at) for _ in range(500)] for at in (1_000_000.0, 1_000_001.9))
+    assert max(then) < min(now)
+    assert len({*then, *now}) == 1000
+    assert {len(one) for one in then} == {len("run-") + 16}
+    assert new_run_id(1e12).startswith("run-")  # a clock that is wrong by ages

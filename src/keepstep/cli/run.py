@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from contextlib import redirect_stdout, suppress
 from typing import TYPE_CHECKING, Any, Self
 
@@ -126,10 +127,10 @@ class _Driven:
         self.ended: asyncio.Future[Any] | None = None
 
     async def drive(self) -> int:
-        from ..model.ids import new_id
+        from ..model.ids import new_run_id
         from .progress import Lines
 
-        self.options["run_id"] = run_id = self.options["run_id"] or new_id()
+        self.options["run_id"] = run_id = self.options["run_id"] or new_run_id(time.time())
         with Lines(run_id) as self.lines, Stop() as stop:
             engine = self.settings.engine(create=True, worker=True, observers=self._observe)
             async with engine:

@@ -55,16 +55,19 @@ class NotDone:
 class Attempt:
     """Where the body of a step is: a step called here just runs its body."""
 
-    __slots__ = ("emitted", "hooks", "key", "number", "run")
+    __slots__ = ("emitted", "guarded", "hooks", "key", "number", "run")
 
     in_step = True
 
     def __init__(self, call: StepCall[Any]) -> None:
-        self.run: RunContext = call.run
+        run, step = call.run, call.step
+        self.run: RunContext = run
         self.key = call.key
         self.number = 1
         self.emitted: list[Any] = []
-        self.hooks = call.run.step_hooks + call.step.hooks
+        self.hooks = hooks = run.step_hooks + step.hooks
+        #: Whether there is anything to ask or to tell before an attempt.
+        self.guarded = bool(hooks) or run.guard is not None or step.ready is not None
 
     def call_step(self, step: Step[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> PlainCall[Any]:
         return PlainCall(step.fn, args, kwargs)
@@ -88,7 +91,7 @@ async def perform(call: StepCall[Any]) -> None:
     CURRENT.set(scope)
     try:
         first_at = await _resume_attempts(call, scope) if run.tried else None
-        if _is_guarded(call, scope) and call.key not in run.marks and not await may_begin(call, scope):
+        if scope.guarded and call.key not in run.marks and not await may_begin(call, scope):
             return
         if step.at_most_once and not await _may_happen(call):
             return
@@ -108,11 +111,6 @@ async def perform(call: StepCall[Any]) -> None:
         run.engine_failed(error)
     finally:
         run.body_ended(call)
-
-
-def _is_guarded(call: StepCall[Any], scope: Attempt) -> bool:
-    """Whether there is anything to ask or to tell before an attempt."""
-    return call.run.guard is not None or call.step.ready is not None or bool(scope.hooks)
 
 
 async def _attempt(
@@ -164,7 +162,7 @@ async def _may_try_again(
         await _outlive(late)
     await pause_until(call.run, retry_at)
     scope.number += 1
-    return not _is_guarded(call, scope) or await may_begin(call, scope)
+    return not scope.guarded or await may_begin(call, scope)
 
 
 async def _resume_attempts(call: StepCall[Any], scope: Attempt) -> datetime | None:

@@ -418,9 +418,13 @@ class StepCall(DurableCall[T]):
 
     def encode(self, value: Any) -> bytes:
         """What the body returned, as it is stored."""
-        if isinstance(value, Call):
-            raise NotSerializable(f"step {self.key!r} returned a call that was not awaited; did you forget `await`?")
-        data = self.step.values.encode(value, self.key)
+        try:
+            data = self.step.values.encode(value, self.key)
+        except NotSerializable:
+            if isinstance(value, Call):
+                told = f"step {self.key!r} returned a call that was not awaited; did you forget `await`?"
+                raise NotSerializable(told) from None
+            raise
         self.run.engine.check_value(data, self.key)
         return data
 

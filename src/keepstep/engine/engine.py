@@ -31,7 +31,7 @@ from ..errors import (
 )
 from ..executors.thread import ThreadExecutor
 from ..model import Claim, Event, Kind, Lease, News, Run, RunPage, RunQuery, Status
-from ..model.ids import check_id, new_id, new_seed
+from ..model.ids import check_id, new_run_id, new_seed
 from ..observers import resolve
 from ..observers.log import RedactedLog
 from ..policies import RecoveryLimit, Retain
@@ -313,7 +313,7 @@ class Engine:
         self.encryption.check_writing()
         now = self.clock.now()
         at = instant(now)
-        name = new_id() if run_id is None else check_id(run_id)
+        name = new_run_id(now) if run_id is None else check_id(run_id)
         worker = self.worker
         leased = (
             delay <= 0 and worker is not None and worker.has_room() and self.workflows.get(workflow.name) is workflow

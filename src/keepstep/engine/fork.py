@@ -13,7 +13,7 @@ import msgspec
 
 from ..errors import DefinitionError, RunConflict, RunNotFound
 from ..model import Kind, Run, Signal, Status
-from ..model.ids import check_id, check_text, child_id, new_id, series
+from ..model.ids import check_id, check_text, child_id, new_run_id, series
 from ..model.signal import CANCEL, CHILD, RESERVED
 from ..ports import Create, Verdict, instant
 from ..stores.records import Record, unseal
@@ -65,7 +65,7 @@ async def fork(
 ) -> RunHandle[Any]:
     """Make the new run, durable, and ready for any worker; a known `run_id` gives the fork that is there already."""
     check_text(reason, "reason")
-    name = new_id() if run_id is None else check_id(run_id)
+    name = new_run_id(engine.clock.now()) if run_id is None else check_id(run_id)
     engine.encryption.check_writing()
     run = await engine.read(engine.store.get_run, origin_id)
     if run is None:

@@ -29,6 +29,9 @@ _PASSED = frozenset({Kind.STEP_COMPLETED.value, Kind.BARRIER.value})
 _PARTS = ("set", "removed", "items", "appended", "within")
 _decode = msgspec.json.Decoder().decode
 
+#: A change as it is stored, and all levels after it, which are what the fold would give.
+Written = tuple[Mapping[str, Any], dict[str, dict[str, Any]]]
+
 
 class Position:
     """The states of a walk, the step that is next, and how often each was passed.
@@ -108,11 +111,11 @@ class Position:
         elif record.kind in _PASSED and record.outcome == Outcome.SUCCESS and "#" in name:
             self.take(record)
 
-    def take(self, record: Record, delta: Mapping[str, Any] | None = None) -> None:
-        """Fold the record of a passed step in; who has just written it need not read its change again."""
+    def take(self, record: Record, written: Written | None = None) -> None:
+        """Fold the record of a passed step in; who has just written it knows its change, and what comes of it."""
         value = record.raw()
         data = record.data or {}
-        self._apply(record, value, data, delta)
+        self._apply(record, value, data, written)
         name, _, count = record.step.rpartition("/")[2].rpartition("#")
         self.counts[name] = int(count)
         self.ordinal = record.ordinal
@@ -129,27 +132,28 @@ class Position:
         if "next" in data:
             self.at = data["next"]
 
-    def _apply(
-        self, record: Record, value: bytes, data: Mapping[str, Any], delta: Mapping[str, Any] | None = None
-    ) -> None:
+    def _apply(self, record: Record, value: bytes, data: Mapping[str, Any], written: Written | None = None) -> None:
         try:
-            if delta is None:
+            if written is not None:
+                delta, self.levels = written
+            else:
                 delta = _decode(value)
-            deltas = {"": delta, **delta.get("levels", {})}
-            for level, one in deltas.items():
-                if any(part in one for part in _PARTS):
-                    self.levels = {**self.levels, level: patch(self.levels.get(level, {}), one)}
+                for level, one in _by_level(delta):
+                    if any(part in one for part in _PARTS):
+                        self.levels = {**self.levels, level: patch(self.levels.get(level, {}), one)}
+            if self.tracks:
+                self._track(_by_level(delta), data.get("given", {}), record.step)
         except (ValueError, AttributeError, TypeError) as error:
             raise CheckpointCorrupt(f"run {record.run!r}: the change at seq {record.seq}: {error}") from None
         self.deltas += 1
         self.weight += len(value)
         self.size += len(value)
-        if self.tracks:
-            self._track(deltas, data.get("given", {}), record.step)
 
-    def _track(self, deltas: Mapping[str, Any], given: Mapping[str, list[Any]], step: str) -> None:
+    def _track(
+        self, deltas: Iterable[tuple[str, Mapping[str, Any]]], given: Mapping[str, list[Any]], step: str
+    ) -> None:
         """Remember who wrote what; who writes a whole value where something was given writes over that."""
-        for level, delta in deltas.items():
+        for level, delta in deltas:
             writers = self.writers.setdefault(level, {})
             written = [key for part in _PARTS for key in delta.get(part, ()) if level or key not in given]
             writers.update(dict.fromkeys(written, step))
@@ -208,6 +212,10 @@ class Position:
         position.seq = position.base_seq = record.seq
         position.threshold = position.size = len(record.raw())
         return position, whole
+
+
+def _by_level(delta: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    return [("", delta), *delta.get("levels", {}).items()]
 
 
 class Whole(msgspec.Struct):

@@ -181,7 +181,7 @@ class _InGraph(_Told):
                 state = self.under_way(name)  # beside one that failed, it was given up
                 self.put(name, key, State.CANCELLED if path and state == State.FAILED else state)
             forks = self._forks(name)
-            if forks and (name != forks or self.kinds[name] == "parallel"):
+            if forks and (name != forks or self.kinds.get(name) == "parallel"):
                 for way in self.branches[forks]:
                     self.at.setdefault(f"{key}.{way}", way)
                     waiting.append((f"{key}.{way}", self.joins.get(forks, "")))

@@ -382,16 +382,19 @@ class Change:
         if change is None:
             return
         trees, old = walk.trees, self.levels.get(level, {})
-        if not isinstance(change, Mapping):
+        plain = type(change) is dict  # as a rule
+        if not plain and not isinstance(change, Mapping):
             raise NotSerializable(
                 f"step {key!r} returned a {type(change).__name__}; a graph's step returns its change of the state as a "
                 "dictionary, a whole State, ks.Goto, ks.Changes or None"
             )
         where = f"step {key!r}" if not level else f"step {key!r}: {level}"
-        if isinstance(change, State):
+        if not plain and isinstance(change, State):
             values = change.kept()
             self._check(walk, level, {k: change[k] for k in change if k not in old or old[k] is not values[k]}, where)
-            self.levels[level] = trees.lift(values, old, where, careful=careful)
+            lifted = trees.lift(values, old, where, careful=careful)
+            kept = {key: lifted[key] for key in old if key in lifted}  # in the order that a delta leaves
+            self.levels[level] = kept | lifted
             return
         values = self._reduce(walk, dict(change), where) if not level else dict(change)
         self._check(walk, level, values, where)
@@ -415,11 +418,15 @@ class Change:
 
     def write(self, walk: Walk) -> bytes:
         """The delta as text."""
-        old = walk.position.levels
-        moved = {level: keys for level, keys in self.levels.items() if keys is not old.get(level)}
-        deltas = {level: diff(old.get(level, {}), keys) for level, keys in moved.items()}
-        whole = deltas.pop("", {})
-        others = {level: delta for level, delta in deltas.items() if delta}
+        whole: dict[str, Any] = {}
+        others: dict[str, Any] = {}
+        for level, keys in self.levels.items():
+            old = walk.position.levels.get(level)
+            delta = {} if keys is old else diff(old or {}, keys)
+            if not level:
+                whole = delta
+            elif delta:
+                others[level] = delta
         if others:
             whole["levels"] = others
         self.delta, self.text = whole, walk.trees.encode(whole)
@@ -488,7 +495,7 @@ def _parts(key: str, node: AnyNode, returned: Any) -> dict[str, Any]:
 class GraphCall(StepCall[None]):
     """The call of a graph's step: it is given the state, and its record is what it changed and where it went."""
 
-    __slots__ = ("after", "data", "delta", "node", "walk")
+    __slots__ = ("after", "change", "data", "node", "walk")
 
     def __init__(self, walk: Walk, node: StepNode) -> None:
         self.walk, self.node, self.step = walk, node, node.step
@@ -499,7 +506,7 @@ class GraphCall(StepCall[None]):
         self.task, self.entered, self.doubtful = None, False, False
         self.data: dict[str, Any] | None = None
         self.after: State | None = None
-        self.delta: dict[str, Any] | None = None
+        self.change: Change | None = None
 
     def _given(self, level: str) -> State:
         if level == "state":
@@ -515,7 +522,7 @@ class GraphCall(StepCall[None]):
         text = change.text
         change.check(walk, self.key)
         self.data = {"given": change.given} if change.given else {}
-        self.delta = change.delta
+        self.change = change
         self.after = after = walk.position.then(walk.trees, walk.run.id, change.levels)
         if target is None and name not in walk.graph.interrupt_after:
             try:
@@ -540,7 +547,11 @@ class GraphCall(StepCall[None]):
         )
 
     def decode(self, record: Record) -> None:
-        self.walk.position.take(record, self.delta)
+        change = self.change
+        if change is None:
+            self.walk.position.take(record)
+        else:
+            self.walk.position.take(record, (change.delta, change.levels))
 
 
 class CloseCall(DurableCall[None]):

@@ -66,8 +66,8 @@ class State(Mapping[str, Any]):
         provenance: tuple[str | None, str | None, datetime | None] = (None, None, None),
     ) -> State:
         """The state that some trees stand for; `read` gives the value of one that holds tagged values."""
-        state = cls()
-        state._data, state._read = trees, read
+        state = cls.__new__(cls)
+        state._data, state._read, state._seen = trees, read, {}  # noqa: SLF001 - its own kind
         state.run_id, state.checkpoint_step, state.timestamp = provenance
         return state
 

@@ -103,7 +103,11 @@ def thaw(value: Any) -> Any:
 
 
 def diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """The delta that makes one dictionary of trees into the other; empty if they are the same."""
+    """The delta that makes one dictionary of trees into the other; empty if they are the same.
+
+    A delta keeps the order of the keys that stay, with new ones after them; a dictionary within that is in another
+    order is set as a whole. Of the outermost the order is not looked at.
+    """
     delta: dict[str, Any] = {}
     for key, item in new.items():
         if key not in old:
@@ -113,6 +117,9 @@ def diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
         if before is item:
             continue
         if _is_plain_dict(before) and _is_plain_dict(item):
+            if not _in_order(before, item):
+                delta.setdefault("set", {})[key] = item
+                continue
             inner = diff(before, item)
             if inner:
                 delta.setdefault("within", {})[key] = inner
@@ -137,6 +144,15 @@ def _diff_lists(delta: dict[str, Any], key: str, before: FrozenList, after: Froz
         delta.setdefault("appended", {})[key] = after[len(before) :]
 
 
+def _in_order(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether the keys that stay stand first, in the order that they had."""
+    keys = [*new]
+    if keys == [*old]:
+        return True
+    kept = [key for key in old if key in new]
+    return keys[: len(kept)] == kept
+
+
 def _is_plain_dict(value: Any) -> bool:
     return type(value) is FrozenDict and TAG not in value
 
@@ -153,13 +169,13 @@ def _moved(before: FrozenList, after: FrozenList) -> dict[str, Any] | None:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two trees are equal, types included: neither 1 and True nor 0.0 and -0.0 are the same."""
+    """Whether two trees are equal, types and the order of keys included: neither 1 and True nor 0.0 and -0.0 are."""
     if a is b:
         return True
     if type(a) is not type(b):
         return False
     if type(a) is FrozenDict:
-        return len(a) == len(b) and all(key in b and same(item, b[key]) for key, item in a.items())
+        return [*a] == [*b] and all(same(item, b[key]) for key, item in a.items())
     if type(a) is FrozenList:
         return len(a) == len(b) and all(map(same, a, b))
     return bool(a == b) and (type(a) is not float or copysign(1.0, a) == copysign(1.0, b))

@@ -93,11 +93,12 @@ class Record(msgspec.Struct, omit_defaults=True):
 
     def raw(self) -> bytes:
         """The value's JSON text; `null` if there is none."""
-        if isinstance(self.value, msgspec.UnsetType):
+        value = self.value
+        if value is msgspec.UNSET:
             if self.packed == ENCRYPTED:
                 raise EncryptionError(f"run {self.run!r}: the value at seq {self.seq} is encrypted; its key is needed")
             return b"null"
-        return bytes(self.value)
+        return bytes(value)
 
 
 #: Stands in for a time that a damaged record lacks.

@@ -192,7 +192,8 @@ class Batch:
         return change.rows[-1].seq, change.checksum, at, change.run, change.after, change.epoch, change.worker
 
     def _add(self, run: str, rows: Iterable[Row]) -> None:
-        self._rows.extend((run, row.seq, row.kind, row.record, row.body) for row in rows)
+        for row in rows:
+            self._rows.append((run, row.seq, row.kind, row.record, row.body))
 
     def _advance(self, change: Advance, failed: Exception | None) -> Answer:
         """Any change of a lease holder: refused whole, or written whole."""

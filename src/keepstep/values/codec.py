@@ -115,7 +115,7 @@ class Values:
     def encode_and_digest(self, value: Any, where: str = "") -> tuple[bytes, str]:
         """Both, for little more than the price of one."""
         plain, data = self._plain_and_json(value, where)
-        if b'"$":"dict"' in data:  # the pairs are not sorted
+        if data.find(b'"$":"dict"') >= 0:  # the pairs are not sorted
             return data, self.digest(value, where)
         return data, sha256(to_sorted_json(plain)).hexdigest()[:32]
 
@@ -153,7 +153,7 @@ class Values:
             plain = _from_json(data)
             if _to_json(plain) != data:  # not as this codec writes it
                 return self._read(_strictly_from_json(data))
-            return self._read(plain) if b'"$"' in data else plain
+            return plain if data.find(b'"$"') < 0 else self._read(plain)
         except Refusal as refusal:
             _refuse(where, refusal)
         except RecursionError:

@@ -72,7 +72,9 @@ class Trees:
             return value  # a tree already
         if cls is list or cls is FrozenList:
             return self._lift_list(value, old, depth + 1)
-        if (cls is dict or cls is FrozenDict) and TAG not in value and all(type(key) is str for key in value):
+        if (cls is dict or cls is FrozenDict) and TAG not in value and _TEXT.issuperset(map(type, value)):
+            if AS_IT_IS.issuperset(map(type, value.values())):
+                return FrozenDict(value)
             before = old if type(old) is FrozenDict else _NOTHING
             items = {key: self._lift(item, before.get(key), depth + 1) for key, item in value.items()}
             return FrozenDict(items, _holds(items.values()))
@@ -96,5 +98,12 @@ _DEEPEST = 120
 _NOTHING: dict[str, Any] = {}
 
 
+_TEXT = frozenset((str,))
+
+
 def _holds(parts: Any) -> int:
-    return max((part.holds for part in parts if type(part) is FrozenDict or type(part) is FrozenList), default=PLAIN)
+    holds = PLAIN
+    for part in parts:
+        if (type(part) is FrozenDict or type(part) is FrozenList) and part.holds > holds:
+            holds = part.holds
+    return holds
