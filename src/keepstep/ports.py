@@ -120,7 +120,22 @@ class Answer(msgspec.Struct):
 
 
 class WouldBlock(Exception):
-    """A commit that must not wait would have to."""
+    """A commit that must not wait would have to; nothing was written."""
+
+
+class Underway(Protocol):
+    """A commit that has been sent, or of which a rest is still to be `sent`, and that is not yet answered."""
+
+    sent: bool
+
+    def fileno(self) -> int:
+        """The socket that is readable when there may be an answer."""
+
+    def answers(self) -> list[Answer] | None:
+        """The answers, or None while there are none; raises as `commit` does, `WouldBlock` if that has to do it."""
+
+    def wait(self) -> list[Answer]:
+        """Send the rest, wait, and give the answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +170,9 @@ class Store(Protocol):
 
         Raises `WouldBlock` when it may not `wait` and would have to, `StoreUnavailable` when nothing was written or,
         with `unknown` set, when that cannot be told.
+
+        A store on the far side of a socket may have `begin_commit(changes)`, too, which sends them and gives what is
+        `Underway`, or None, with nothing sent, if it would have to wait.
         """
 
     def claim_runs(self, request: ClaimRequest) -> Claims:

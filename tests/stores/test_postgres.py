@@ -10,17 +10,18 @@ import sys
 import threading
 import time
 
+import msgspec
 import psycopg
 import pytest
 
 import keepstep as ks
 from keepstep.errors import CheckpointCorrupt, DefinitionError, SchemaMismatch, StoreError, StoreUnavailable
 from keepstep.model import Kind, RunQuery, Signal, Status, WorkerInfo
-from keepstep.ports import ClaimRequest, Create, Send, Verdict
-from keepstep.stores import postgres_claims, postgres_commit, postgres_connection
+from keepstep.ports import ClaimRequest, Create, Send, Verdict, WouldBlock
+from keepstep.stores import postgres, postgres_claims, postgres_commit, postgres_connection
 from keepstep.stores.postgres import PostgresStore
 from keepstep.stores.postgres_connection import Address, ServerClock
-from keepstep.stores.records import unseal
+from keepstep.stores.records import seal, unseal
 from keepstep.testing.store_contract import (
     SteppedClock,
     StoreContract,
@@ -61,6 +62,39 @@ class TestContract(StoreContract):
 
     def make_store(self, clock):
         return Attentive(self.url, clock=clock)
+
+
+class Beginning(Attentive):
+    """A store whose commits are begun, as the engine does it, wherever they can be."""
+
+    begun = 0
+
+    def commit(self, changes, *, wait=True):
+        underway = self.begin_commit(changes)
+        if underway is None:
+            return super().commit(changes, wait=wait)
+        try:
+            answers = underway.wait()
+        except WouldBlock:
+            return super().commit(changes, wait=wait)
+        Beginning.begun += 1
+        self._presence.ask(lambda connection: None)
+        return answers
+
+
+class TestBegunCommits(StoreContract):
+    @pytest.fixture(autouse=True)
+    def _place(self, url):
+        self.url = url
+
+    def make_store(self, clock):
+        return Beginning(self.url, clock=clock)
+
+    def test_commits_are_begun_once_they_are_prepared(self, store):
+        holder, before = started(store, "r"), Beginning.begun
+        for _ in range(3):
+            assert holder.write().verdict is Verdict.DONE
+        assert Beginning.begun >= before + 2
 
 
 @pytest.fixture
@@ -273,6 +307,20 @@ def _kept(store, admin, text):
     return text in found
 
 
+def test_what_is_erased_waits_for_a_transaction_that_still_sees_it(store, admin, monkeypatch):
+    monkeypatch.setattr(postgres, "_OUTLAST_SECONDS", 0.2)
+    commit(store, Create(queued("told", input=b'"a private word"')))
+    with contextlib.closing(psycopg.connect(session_dsn(), application_name="a long report")) as other:
+        other.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        other.execute("SELECT 1")
+        with pytest.raises(StoreUnavailable, match=r"\(a long report\).*still sees it.*do it again"):
+            store.delete_runs(["told"], scrub=True)
+        assert store.get_run("told") is None
+    monkeypatch.setattr(postgres, "_OUTLAST_SECONDS", 30.0)
+    store.delete_runs(["told"], scrub=True)
+    assert not _kept(store, admin, b"a private word")
+
+
 def test_only_the_owner_erases_and_another_is_refused_before_anything_is_removed(owned, admin):
     owner, worker = map(PostgresStore, owned)
     try:
@@ -352,15 +400,73 @@ def test_what_no_store_can_hold_is_refused_and_the_store_goes_on(store):
 def test_a_common_batch_is_one_statement_and_reads_nothing_first(store, monkeypatch):
     holders = [started(store, name) for name in ("b", "a", "c")]
     asked = []
-    execute = postgres_connection.execute_arrays
+    execute = postgres_connection.execute_binary
     monkeypatch.setattr(
-        postgres_commit, "execute_arrays", lambda *words, **more: asked.append(1) or execute(*words, **more)
+        postgres_commit, "execute_binary", lambda *words, **more: asked.append(1) or execute(*words, **more)
     )
     monkeypatch.setattr(postgres_commit.Batch, "_read", lambda *_: pytest.fail("it was read first"))
     end = holders[2].change(record("c", Kind.RUN_FINISHED), status=Status.COMPLETED, release=True, signals_seen=0)
     answers = store.commit([holders[0].change(), holders[1].change(), end, Create(queued("new"))])
     assert [answer.verdict for answer in answers] == [Verdict.DONE] * 4
     assert asked == [1]
+
+
+def begun(store, *changes):
+    """A commit that is under way; the first of its kind is prepared by the server before."""
+    underway = store.begin_commit(changes)
+    assert underway is not None
+    return underway
+
+
+def test_a_begun_commit_that_the_head_refuses_writes_nothing_and_is_left_to_a_whole_one(store):
+    holder = started(store, "r")
+    holder.write()
+    with pytest.raises(WouldBlock):
+        begun(store, holder.change(epoch=9)).wait()
+    assert [row.seq for row in store.list_checkpoints("r")] == [1, 2]
+    assert begun(store, holder.change()).wait()[0].verdict is Verdict.DONE
+
+
+def test_a_commit_under_way_waits_for_nobody_and_a_lost_connection_leaves_it_unknown(store, admin):
+    holder = started(store, "r")
+    holder.write()
+    with contextlib.closing(psycopg.connect(session_dsn())) as other:
+        other.execute(f"SELECT 1 FROM {store._address.table('head')} WHERE run = 'r' FOR UPDATE")
+        underway = begun(store, holder.change())
+        assert underway.answers() is None
+        assert store.begin_commit([holder.change()]) is None  # the one connection that writes is busy
+        admin.execute("SELECT pg_terminate_backend(%s, 10000)", (underway._connection.info.backend_pid,))
+        with pytest.raises(StoreUnavailable) as caught:
+            underway.wait()
+        assert caught.value.unknown
+    assert store.begin_commit([holder.change()]) is None  # to connect anew would be to wait
+    assert holder.write().verdict is Verdict.DONE
+    assert begun(store, holder.change()).wait()[0].verdict is Verdict.DONE
+
+
+def test_a_begun_commit_that_no_socket_takes_at_once_is_sent_to_its_end(store):
+    holder = started(store, "r")
+    holder.write()
+    large = record("r", value=msgspec.Raw(b'"' + os.urandom(6_000_000).hex().encode() + b'"'))
+    row, checksum = seal(large, 3, holder.checksum)
+    big = holder.change(rows=[msgspec.structs.replace(row, body=None, record=large_text(large))], checksum=checksum)
+    underway = begun(store, big)
+    assert not underway.sent
+    assert underway.wait()[0].verdict is Verdict.DONE
+    assert store.get_run("r").seq == 3
+
+
+def large_text(record):
+    """A record that was not compressed, as large as its value."""
+    return msgspec.json.encode(record)
+
+
+def test_what_cannot_be_written_as_it_is_is_not_begun(store):
+    holder = started(store, "r")
+    holder.write()
+    for change in (Send(Signal("r", "x")), holder.change(within=lambda tx: None), Create(queued("\ud800"))):
+        assert store.begin_commit([change]) is None
+    assert begun(store, holder.change()).wait()[0].verdict is Verdict.DONE
 
 
 def test_a_head_that_is_gone_is_not_made_by_a_change_to_it(store, admin):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ import msgspec
 from ..errors import CheckpointCorrupt, DefinitionError, StoreError, StoreUnavailable
 from ..model import Kind
 from ..model.ids import new_id
-from ..ports import Advance, Answer, Change, Create, Rekey, Row, Send, Verdict, WouldBlock
+from ..ports import Advance, Answer, Change, Create, Rekey, Row, Send, Underway, Verdict, WouldBlock
 from ..stores.records import Record, seal
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ log = logging.getLogger("keepstep")
 
 #: A commit that usually takes longer than this is made on the writer thread, so that the loop stays responsive.
 SLOW_COMMIT_SECONDS = 0.010
+#: So many runs are written without waiting for what the others may have, if the store works elsewhere meanwhile.
+ENOUGH = 64
 #: How often a failing commit is tried again before its runs are halted, and the first pause, which doubles.
 SAVE_TRIES = 5
 SAVE_PAUSE_SECONDS = 0.1
@@ -42,7 +45,7 @@ SAVE_PAUSE_SECONDS = 0.1
 _NO_PROGRESS = frozenset({Kind.RECOVERED.value, Kind.EMITTED.value, Kind.PUBLISHED.value})
 
 
-class Draft(msgspec.Struct):
+class Draft(msgspec.Struct, gc=False):
     """A record on its way into the journal, and what is to happen once it is durable.
 
     `call` is settled then, in order; `then` is told at once; `refused` is told when the store refused the change.
@@ -75,6 +78,8 @@ class Journal:
         self._in_flight = False
         self._typical_seconds = 0.0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="keepstep-writer")
+        self._begin: Callable[[Sequence[Change]], Underway | None] | None = getattr(store, "begin_commit", None)
+        self._underway: Underway | None = None
         self._idle: asyncio.Event = asyncio.Event()
         self._idle.set()
         self.commits = 0
@@ -84,6 +89,8 @@ class Journal:
 
     def add(self, run: RunContext, draft: Draft, *, now: bool = False) -> None:
         """Write a draft of a run, after those it gave before; `now` if nobody else could have more to write."""
+        if len(self._dirty) >= ENOUGH and self._begin is not None and not self._in_flight and run not in self._dirty:
+            self._flush()  # the store works on these while the others go on
         run.pending.append(draft)
         self._dirty[run] = None
         if now and not self._scheduled and not self._in_flight:
@@ -121,6 +128,11 @@ class Journal:
     def close(self) -> None:
         """Write nothing more; whoever still waits for an answer is told that there will be none."""
         self._closed = True
+        underway, self._underway = self._underway, None
+        if underway is not None:  # what was sent is waited for, as what a thread writes is
+            self._loop.remove_reader(underway.fileno())
+            with contextlib.suppress(StoreError, WouldBlock):
+                underway.wait()
         self._pool.shutdown(wait=True)
         for future in self._waiting:
             if not future.done():
@@ -156,10 +168,73 @@ class Journal:
             self._rest()
             return
         here = self._store.quick and self._typical_seconds < SLOW_COMMIT_SECONDS and not batch.needs_thread
-        if not (here and self._committed_here(batch)):
+        if not (here and self._committed_here(batch)) and not (self._begin is not None and self._begun(batch)):
+            self._commit_in_thread(batch)
+
+    def _commit_in_thread(self, batch: _Batch) -> None:
+        self._in_flight = True
+        future = self._loop.run_in_executor(self._pool, self._commit_and_time, batch.changes)
+        future.add_done_callback(partial(self._thread_answered, batch), context=self._context)
+
+    def _begun(self, batch: _Batch) -> bool:
+        """Send the batch from the loop's own thread, and hear of it by its socket: no hand-over to wait for."""
+        if batch.needs_thread or self._begin is None:
+            return False
+        try:
+            underway = self._begin(batch.changes)
+            if underway is None:
+                return False
             self._in_flight = True
-            future = self._loop.run_in_executor(self._pool, self._commit_and_time, batch.changes)
-            future.add_done_callback(partial(self._thread_answered, batch), context=self._context)
+            if underway.sent:
+                try:
+                    Context().run(self._loop.add_reader, underway.fileno(), self._look, batch, underway)
+                except NotImplementedError:  # a loop that knows no sockets of others
+                    self._begin = None
+                else:
+                    self._underway = underway
+                    return True
+            self._wait_in_thread(batch, underway)
+        except StoreUnavailable as error:
+            self._try_again(batch, error)
+        except Exception as error:  # noqa: BLE001 - whatever it was, the runs concerned are told
+            self._in_flight = False
+            self._give_up(batch, error)
+        return True
+
+    def _wait_in_thread(self, batch: _Batch, underway: Underway) -> None:
+        def wait() -> tuple[list[Answer], float]:
+            try:
+                return underway.wait(), 0.0
+            except WouldBlock:
+                return self._commit_and_time(batch.changes)
+
+        future = self._loop.run_in_executor(self._pool, wait)
+        future.add_done_callback(partial(self._thread_answered, batch), context=self._context)
+
+    def _look(self, batch: _Batch, underway: Underway) -> None:
+        """Something has come on the socket of a commit that is under way."""
+        socket = underway.fileno()
+        try:
+            answers = underway.answers()
+            if answers is None:
+                return
+        except WouldBlock:
+            self._heard(socket)
+            self._commit_in_thread(batch)
+        except StoreUnavailable as error:
+            self._heard(socket)
+            self._try_again(batch, error)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._heard(socket)
+            self._give_up(batch, error)
+        else:
+            self._heard(socket)
+            self._answered(batch, answers)
+
+    def _heard(self, socket: int) -> None:
+        self._loop.remove_reader(socket)
+        self._underway = None
+        self._in_flight = False
 
     def _committed_here(self, batch: _Batch) -> bool:
         """Commit on the loop's thread, unless another process is writing: a hand-over costs half a commit."""

@@ -37,7 +37,7 @@ from . import rules
 from .liveness import abandon_in_children
 from .postgres_check import Inspector, raw_rows
 from .postgres_claims import Claimer
-from .postgres_commit import Batch, in_one_go
+from .postgres_commit import Batch, in_one_go, one_statement
 from .postgres_connection import TRIES, Address, Connection, Connections, ServerClock, migrate
 from .postgres_lists import Lists
 from .postgres_liveness import Presence
@@ -54,6 +54,7 @@ from .postgres_rows import (
     texts,
 )
 from .postgres_statements import Statements, Written
+from .postgres_underway import Underway
 from .postgres_within import commit_within
 
 log = logging.getLogger("keepstep")
@@ -62,6 +63,12 @@ log = logging.getLogger("keepstep")
 ASK_SECONDS = 1.0
 #: How many runs one transaction removes, so that others are not kept waiting.
 _DELETE_AT_ONCE = 500
+#: How long an erasure waits for transactions that began before it; and which they are.
+_OUTLAST_SECONDS = 10.0
+_OLDER = (
+    "SELECT pid, application_name FROM pg_stat_activity WHERE datname = current_database()"
+    " AND pid <> pg_backend_pid() AND greatest(age(backend_xmin), age(backend_xid)) > age(%s::xid)"
+)
 #: How many arrivals of signals are remembered; whoever asks is at most a second behind.
 _ARRIVALS = 10_000
 
@@ -157,6 +164,22 @@ class PostgresStore:
                 together.append(change)
         return answers + self._commit(together, committed=answers)
 
+    def begin_commit(self, changes: Sequence[Change]) -> Underway | None:
+        if self._address.proxy:  # where nothing is prepared
+            return None
+        try:
+            written, statement = one_statement(self._statements, changes, self._now())
+        except (UnicodeEncodeError, OverflowError):  # `commit` finds the words for it
+            return None
+        if written is None or statement is None:
+            return None
+
+        def done() -> list[Answer]:
+            self._tell(changes, written)
+            return [_done(change) for change in changes]
+
+        return Underway.begin(self._address, self._writer, statement, done)
+
     def _commit(self, changes: list[Change], *, committed: list[Answer]) -> list[Answer]:
         if not changes:
             return []
@@ -249,8 +272,22 @@ class PostgresStore:
             kept = {run: value for run, value in told.items() if run not in runs}
             if len(kept) < len(told):
                 connection.execute(self._sql.put_progress, (_json(kept), worker))
+        self._outlast(connection)
         for table in self._sql.tables:
             connection.execute(f"VACUUM FULL {table}".encode(), prepare=False)
+
+    def _outlast(self, connection: Connection) -> None:
+        """Wait for transactions that still see what was removed: the server keeps it in its files for them."""
+        ((now,),) = connection.execute("SELECT pg_current_xact_id()::xid::text").fetchall()
+        deadline = time.monotonic() + _OUTLAST_SECONDS
+        while older := connection.execute(_OLDER, (now,)).fetchall():
+            if time.monotonic() > deadline:
+                told = ", ".join(f"{pid} ({name or 'unnamed'})" for pid, name in older)
+                raise StoreUnavailable(
+                    f"{self.url}: it is removed, but a transaction of session {told} began before and still sees it, "
+                    "so that it stays in the server's files; end that, and do it again"
+                )
+            time.sleep(0.05)
 
     # -- leases ------------------------------------------------------------------------------------------------------
 

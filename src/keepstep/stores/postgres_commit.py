@@ -20,7 +20,7 @@ from ..errors import CheckpointCorrupt
 from ..model import Kind, Run, Signal, Status, may_move
 from ..ports import Advance, Answer, Change, Create, Rekey, Send, Verdict
 from . import rules
-from .postgres_connection import Connection, execute_arrays, execute_binary
+from .postgres_connection import Connection, execute_binary, numbered
 from .postgres_rows import names, plain, run_from, texts
 from .postgres_statements import DUE, LOOK, STEP_TYPES, Head, Move, Statements, Written, step_values
 
@@ -30,23 +30,37 @@ _SHOWN = frozenset({Kind.REPLY.value, Kind.PUBLISHED.value, Kind.EMITTED.value})
 # -- the common batch --------------------------------------------------------------------------------------------------
 
 
+#: A statement, its values in PostgreSQL's binary form, and their types.
+Statement = tuple[bytes, Sequence[bytes | None], tuple[int, ...]]
+
+
+def one_statement(
+    statements: Statements, changes: Sequence[Change], now: datetime
+) -> tuple[Written, Statement] | tuple[None, None]:
+    """What writes a batch of which every change concerns one run; nothing, if there are others among them.
+
+    It fails as a whole unless every run is as expected.
+    """
+    simple = _Simple()
+    if not all(simple.takes(change, now) for change in changes) or len(simple.runs) < len(changes):
+        return None, None
+    written, extends = simple.written, sorted(simple.extends, key=lambda change: change.run)
+    if len(changes) == len(extends) == len(written.rows) == 1:
+        return written, (statements.step, step_values(extends[0], now), STEP_TYPES)
+    moves = sorted(simple.moves, key=lambda move: move.change.run)
+    sql, arrays = statements.together(written, extends, moves, now)
+    return written, (numbered(sql), arrays, tuple(array.oid for array in arrays))
+
+
 def in_one_go(
     connection: Connection, statements: Statements, changes: Sequence[Change], now: datetime
 ) -> Written | None:
     """Write a batch whose every change concerns one run that is as expected; None, with nothing written, if not."""
-    simple = _Simple()
-    if not all(simple.takes(change, now) for change in changes) or len(simple.runs) < len(changes):
+    written, statement = one_statement(statements, changes, now)
+    if statement is None:
         return None
-    written, extends = simple.written, sorted(simple.extends, key=lambda change: change.run)
-    prepare = not statements.address.proxy
     try:
-        if len(changes) == len(extends) == len(written.rows) == 1:
-            values = step_values(extends[0], now)
-            execute_binary(connection, statements.step, values, STEP_TYPES, prepare=prepare)
-        else:
-            moves = sorted(simple.moves, key=lambda move: move.change.run)
-            sql, arrays = statements.together(written, extends, moves, now)
-            execute_arrays(connection, sql, arrays, prepare=prepare)
+        execute_binary(connection, *statement, prepare=not statements.address.proxy)
     except (psycopg.errors.UniqueViolation, psycopg.errors.InvalidTextRepresentation):
         return None
     return written

@@ -21,7 +21,7 @@ from psycopg import conninfo, pq
 
 from ..errors import CheckpointCorrupt, DefinitionError, SchemaMismatch, StoreError, StoreFull, StoreUnavailable
 from .migrations import pending
-from .postgres_rows import Array, register
+from .postgres_rows import register
 
 T = TypeVar("T")
 Connection = psycopg.Connection[Any]
@@ -224,7 +224,23 @@ class Connections:
                     continue
                 raise self._address.translated(error, unknown=lost and not again) from error
             finally:
-                self._give(connection)
+                self.give(connection)
+
+    def take_idle(self) -> Connection | None:
+        """A connection that can be used at this moment, for whoever gives it back; None if there is none."""
+        self.check_usable()
+        if not self._free.acquire(blocking=False):
+            return None
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            self._free.release()
+            return None
+        if not _has_ended(connection):
+            return connection
+        self._drop(connection)
+        self._free.release()
+        return None
 
     def check_usable(self) -> None:
         """Raise if the store is closed, or belongs to the process that forked this one."""
@@ -252,7 +268,8 @@ class Connections:
             self._free.release()
             raise
 
-    def _give(self, connection: Connection) -> None:
+    def give(self, connection: Connection) -> None:
+        """Give a connection back, in whatever state it is."""
         try:
             if not connection.closed and connection.info.transaction_status != pq.TransactionStatus.IDLE:
                 _rolled_back(connection)
@@ -282,15 +299,10 @@ class Connections:
             close_socket(connection)
 
 
-def execute_arrays(connection: Connection, sql: str, arrays: Sequence[Array], *, prepare: bool) -> None:
-    """Run a statement over arrays, and look at none of its rows: with less ado than psycopg makes of any statement."""
-    execute_binary(connection, _numbered(sql), arrays, tuple(array.oid for array in arrays), prepare=prepare)
-
-
 def execute_binary(
     connection: Connection, sql: bytes, values: Sequence[bytes | None], oids: tuple[int, ...], *, prepare: bool
 ) -> None:
-    """Run a statement with values in PostgreSQL's binary form."""
+    """Run a statement with values in PostgreSQL's binary form: with less ado than psycopg makes of any statement."""
     pgconn = connection.pgconn
     formats = _BINARY[: len(values)]
     if not prepare:
@@ -302,23 +314,29 @@ def execute_binary(
         name = known.get(sql)
         if name is None:
             name = b"keepstep_%d" % len(known)
-            _check(connection, pgconn.prepare(name, sql, oids))
+            check_result(connection, pgconn.prepare(name, sql, oids))
             known[sql] = name
         result = pgconn.exec_prepared(name, values, formats)  # type: ignore[arg-type]  # None is NULL
-    _check(connection, result)
+    check_result(connection, result)
+
+
+def prepared_name(connection: Connection, sql: bytes) -> bytes | None:
+    """What a statement is called that the server has prepared for this connection; None if it has not."""
+    return _prepared.get(connection, {}).get(sql)
 
 
 _BINARY = [pq.Format.BINARY] * 100
 _prepared: weakref.WeakKeyDictionary[Connection, dict[bytes, bytes]] = weakref.WeakKeyDictionary()
 
 
-def _check(connection: Connection, result: pq.abc.PGresult) -> None:
+def check_result(connection: Connection, result: pq.abc.PGresult) -> None:
+    """Raise what the server refused."""
     if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
         raise psycopg.errors.error_from_result(result, connection.info.encoding)
 
 
 @cache
-def _numbered(sql: str) -> bytes:
+def numbered(sql: str) -> bytes:
     """The statement with its placeholders as PostgreSQL writes them."""
     first, *rest = sql.split("%s")
     return (first + "".join(f"${place}{part}" for place, part in enumerate(rest, 1))).encode()

@@ -65,7 +65,7 @@ class Claimed(msgspec.Struct, omit_defaults=True):
     since: Instant | None = None
 
 
-class Record(msgspec.Struct, omit_defaults=True):
+class Record(msgspec.Struct, omit_defaults=True, gc=False):
     """A checkpoint as it is stored. Defaults are left out of the text, so that the common record is short."""
 
     run: str

@@ -16,7 +16,7 @@ import msgspec
 from ..errors import CheckpointCorrupt, EncryptionError, StoreError
 from ..model import Run, RunQuery, Signal, WorkerInfo
 from ..model.signal import RESERVED
-from ..ports import Advance, Answer, Change, Create, Rekey, Row, Send, Store, Verdict
+from ..ports import Advance, Answer, Change, Create, Rekey, Row, Send, Store, Underway, Verdict
 from . import rules
 from .keys import Cipher, Keys, is_encrypted, key_id
 from .records import opened
@@ -97,6 +97,14 @@ class SealedStore:
             else answer
             for change, answer in zip(sealed, answers, strict=True)
         ]
+
+    def begin_commit(self, changes: Sequence[Change]) -> Underway | None:
+        """Begin a commit of what is encrypted already; signals and children take a look into the store first."""
+        begin = getattr(self.inner, "begin_commit", None)
+        if begin is None or not all(isinstance(one, Advance) and not (one.sends or one.creates) for one in changes):
+            return None
+        underway: Underway | None = begin(changes)
+        return underway
 
     def _sealed(self, change: Change, born: dict[str, Run]) -> Change | Answer:
         """The change as the store below is to write it, or the answer if that is clear."""

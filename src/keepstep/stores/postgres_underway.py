@@ -1,0 +1,109 @@
+"""A commit that PostgreSQL works on while the event loop goes on: sent without waiting, answered on its socket."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from select import POLLIN, POLLOUT, poll
+
+import psycopg
+from psycopg import pq
+
+from ..ports import Answer, WouldBlock
+from .postgres_connection import Address, Connection, Connections, check_result, prepared_name
+
+#: What the server says of a batch that must be looked at change by change, or made again: `commit` does both.
+_ANOTHER_WAY = frozenset(("23505", "22P02", "40001", "40P01"))
+
+
+class Underway:
+    """One statement on a connection that nobody else uses until it has been answered."""
+
+    def __init__(
+        self, address: Address, connections: Connections, connection: Connection, done: Callable[[], list[Answer]]
+    ) -> None:
+        self._address = address
+        self._connections = connections
+        self._connection = connection
+        self._done = done
+        self._result: pq.abc.PGresult | None = None
+        self.sent = False
+
+    @classmethod
+    def begin(
+        cls,
+        address: Address,
+        connections: Connections,
+        statement: tuple[bytes, Sequence[bytes | None], tuple[int, ...]],
+        done: Callable[[], list[Answer]],
+    ) -> Underway | None:
+        """Send a statement; None, with nothing sent, if that would have to wait for anything.
+
+        `done` is called when the server has made it durable, and gives the answers.
+        """
+        sql, values, _ = statement
+        connection = connections.take_idle()
+        if connection is None:
+            return None
+        name = prepared_name(connection, sql)
+        if name is None:
+            connections.give(connection)
+            return None
+        underway = cls(address, connections, connection, done)
+        try:
+            pgconn = connection.pgconn
+            pgconn.send_query_prepared(name, values, [pq.Format.BINARY] * len(values))
+            underway.sent = not pgconn.flush()
+        except psycopg.Error as error:
+            raise underway._given_up(error) from error
+        return underway
+
+    def fileno(self) -> int:
+        """What becomes readable when there is something to ask `answers` for."""
+        return self._connection.fileno()
+
+    def answers(self) -> list[Answer] | None:
+        """What came of it, or None if that is not known yet; raises as a commit does."""
+        pgconn = self._connection.pgconn
+        try:
+            pgconn.consume_input()
+            while not pgconn.is_busy():
+                result = pgconn.get_result()
+                if result is None:
+                    return self._ended()
+                self._result = result
+        except psycopg.Error as error:
+            raise self._given_up(error) from error
+        return None
+
+    def wait(self) -> list[Answer]:
+        """What came of it, however long that takes."""
+        pgconn, socket = self._connection.pgconn, poll()
+        try:
+            while not self.sent:
+                socket.register(self.fileno(), POLLIN | POLLOUT)
+                socket.poll()
+                pgconn.consume_input()  # or each might wait for the other to read
+                self.sent = not pgconn.flush()
+        except psycopg.Error as error:
+            raise self._given_up(error) from error
+        socket.register(self.fileno(), POLLIN)
+        while (answers := self.answers()) is None:
+            socket.poll()
+        return answers
+
+    def _ended(self) -> list[Answer]:
+        """All has been said; a refusal of the server raises."""
+        connection, result = self._connection, self._result
+        if result is None:
+            raise psycopg.OperationalError("the server has said nothing")
+        if (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode() in _ANOTHER_WAY:
+            self._connections.give(connection)
+            raise WouldBlock
+        check_result(connection, result)
+        self._connections.give(connection)
+        return self._done()
+
+    def _given_up(self, error: psycopg.Error) -> Exception:
+        lost = self._connection.closed
+        self._connections.give(self._connection)
+        return self._address.translated(error, unknown=lost)
