@@ -290,7 +290,7 @@ MUTANTS = [
         "outcomes in a heap",
         "the next outcome is told before the code has come to rest after the last",
         (
-            "engine.delivery:_tell",
+            "engine.delivery:tell_next",
             "if _deliver(run, run.arrived.popleft()):",
             "if not _deliver(run, run.arrived.popleft()):",
         ),

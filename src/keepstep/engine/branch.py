@@ -388,7 +388,8 @@ class StepCall(DurableCall[T]):
         DurableCall.__init__(self, branch, name, values.digest_call(args, kwargs, name, step.parameters))
         if self.entry is None:  # the body sees what the store would give back, the first time too
             self.args, self.kwargs = values.copy_call(args, kwargs, name, step.parameters)
-            self.kwargs.update(ignored)
+            if ignored:
+                self.kwargs.update(ignored)
         self.task: asyncio.Task[None] | None = None
         self.entered = False
         self.doubtful = False
@@ -430,7 +431,20 @@ class StepCall(DurableCall[T]):
 
     def completed(self, value: bytes, attempt: int, started_at: datetime | None, **more: Any) -> Record:
         """The record of a body that came to its end."""
-        return self.record(COMPLETED, value, attempt=attempt, started_at=started_at, **more)
+        run = self.run
+        return Record(
+            run.id,
+            COMPLETED,
+            step=self.key,
+            ordinal=self.ordinal,
+            attempt=attempt,
+            digest=self.digest,
+            worker=run.worker,
+            started_at=started_at,
+            finished_at=run.time(),
+            value=msgspec.Raw(value),
+            **more,
+        )
 
     def decode(self, record: Record) -> Any:
         return self.step.values.decode(record.raw(), self.key)

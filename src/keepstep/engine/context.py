@@ -142,8 +142,8 @@ class RunContext:
 
     def time(self) -> datetime:
         """Now, for a record; a clock that was set back never makes time run backwards within a run."""
-        now = instant(self.engine.clock.now())
-        return max(self.now_at, now)
+        now, before = instant(self.engine.clock.now()), self.now_at
+        return now if now > before else before  # noqa: FURB136 - asked for twice a step, and max takes its time
 
     @property
     def deadline_at(self) -> datetime | None:
@@ -226,7 +226,7 @@ class RunContext:
         self.append(record, then=partial(fulfil, future))
         await future
 
-    def committed(self, drafts: list[Draft], answer: Answer, *, progress: bool, at_rest: bool) -> None:
+    def committed(self, drafts: list[Draft], answer: Answer, progress: bool, at_rest: bool) -> None:
         """The store has them: tell whoever waits, at once if the code is at rest."""
         if self.detached:
             return
@@ -263,7 +263,7 @@ class RunContext:
         if signal is not None:
             self.consumed.add(signal)
             self.heard[record.step] = signal
-        elif record.kind == Kind.STEP_CANCELLED and record.step in self.heard:  # taken, but never told: unread again
+        elif record.step in self.heard and record.kind == Kind.STEP_CANCELLED:  # taken, but never told: unread again
             self.consumed.discard(self.heard.pop(record.step))
 
     def facts(self) -> dict[str, Any]:

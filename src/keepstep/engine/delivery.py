@@ -28,24 +28,20 @@ def tell_next(run: RunContext) -> None:
     """The code has come to rest: deliver the next outcome, or see what else there is to do."""
     run.telling = True
     try:
-        _tell(run)
+        while not run.detached:
+            if run.history is not None:
+                if _replay_next(run, run.history):
+                    return
+            elif run.arrived:
+                if run.engine.replay_always and _forget(run):
+                    return
+                if _deliver(run, run.arrived.popleft()):
+                    return
+            else:
+                idle(run)
+                return
     finally:
         run.telling = False
-
-
-def _tell(run: RunContext) -> None:
-    while not run.detached:
-        if run.history is not None:
-            if _replay_next(run, run.history):
-                return
-        elif run.arrived:
-            if run.engine.replay_always and _forget(run):
-                return
-            if _deliver(run, run.arrived.popleft()):
-                return
-        else:
-            idle(run)
-            return
 
 
 def _deliver(run: RunContext, draft: Draft) -> bool:

@@ -41,6 +41,9 @@ SAVE_TRIES = 5
 SAVE_PAUSE_SECONDS = 0.1
 
 
+#: Looked up once: reading a member of an enumeration costs more than comparing it.
+_DONE = Verdict.DONE
+
 #: Records that a step's body may cause again each time before it kills its worker: they prove no progress.
 _NO_PROGRESS = frozenset({Kind.RECOVERED.value, Kind.EMITTED.value, Kind.PUBLISHED.value})
 
@@ -320,14 +323,12 @@ class Journal:
             if type(owner) is tuple:
                 run, drafts = owner
                 run.in_flight -= 1
-                if answer.verdict is Verdict.DONE:
+                if answer.verdict is _DONE:
                     if change.rows:
                         run.claimed = None
                         run.seq = change.rows[-1].seq
                         run.checksum = change.checksum
-                    run.committed(
-                        drafts, answer, progress=change.progress, at_rest=busy is not None and run not in busy
-                    )
+                    run.committed(drafts, answer, change.progress, busy is not None and run not in busy)
                 else:
                     run.refused(drafts, answer)
             elif not owner.done():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from itertools import compress
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -139,20 +138,22 @@ class Batch:
 
     def apply(self, changes: Sequence[Change], undone: dict[int, Exception]) -> list[Answer]:
         """One answer per change. `undone` holds, by identity, the changes that already failed, and how."""
-        common = [type(change) is Advance and _is_common(change) for change in changes]
-        together = len(changes) > 1 and self._extend_together(changes, common)
-        answers = [
-            self._extend(change, extended=together) or self._apply(change, undone)  # type: ignore[arg-type]
-            if is_common
-            else self._apply(change, undone)
-            for change, is_common in zip(changes, common, strict=True)
-        ]
+        common = [change for change in changes if type(change) is Advance and _is_common(change)]
+        together = set(map(id, common)) if len(changes) > 1 and self._extend_together(changes, common) else ()
+        answers: list[Answer] = []
+        for change in changes:
+            if id(change) in together:
+                answers.append(self._extended(change))  # type: ignore[arg-type]
+            else:
+                answers.append(self._apply(change, undone))
         if self._rows:
             self._cursor.executemany(_ADD_ROW, self._rows)
         return answers
 
     def _apply(self, change: Change, undone: dict[int, Exception]) -> Answer:
         if type(change) is Advance:
+            if _is_common(change) and self._extend(change):
+                return self._extended(change)
             return self._advance(change, undone.get(id(change)))
         if type(change) is Create:
             return self._create(change)
@@ -162,19 +163,20 @@ class Batch:
 
     # -- the lease holder's changes ------------------------------------------------------------------------------------
 
-    def _extend(self, change: Advance, *, extended: bool) -> Answer | None:
-        """Write a common change, whose head may have been moved already; None if its fence does not hold."""
-        if not extended:
-            self._cursor.execute(_EXTEND, self._extension(change))
-            if not self._connection.changes():
-                return None
+    def _extend(self, change: Advance) -> bool:
+        """Move the head of a common change; False if its fence does not hold."""
+        self._cursor.execute(_EXTEND, self._extension(change))
+        return bool(self._connection.changes())
+
+    def _extended(self, change: Advance) -> Answer:
+        """Write the rows of a change whose head is moved."""
         self._add(change.run, change.rows)
         return Answer(Verdict.DONE, None, change.rows[-1].seq)
 
-    def _extend_together(self, changes: Sequence[Change], common: list[bool]) -> bool:
+    def _extend_together(self, changes: Sequence[Change], common: list[Advance]) -> bool:
         """Move the heads of all common changes with one call; False, with nothing moved, unless every fence holds."""
         runs = [change.run for change in changes if type(change) is Advance]
-        heads = [self._extension(change) for change in compress(changes, common)]  # type: ignore[arg-type]
+        heads = [self._extension(change) for change in common]
         if not heads or len(set(runs)) < len(runs):
             return False
         cursor, connection = self._cursor, self._connection

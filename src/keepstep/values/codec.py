@@ -100,7 +100,13 @@ class Values:
 
     def encode(self, value: Any, where: str = "") -> bytes:
         """The value as JSON text, keys in the order in which they are."""
-        return self._plain_and_json(value, where)[1]
+        try:
+            data = _to_json(self._write(value))
+            if len(data) >= LONG_DIGITS:
+                refuse_long_integers(data)
+        except Exception as error:  # noqa: BLE001 - raised again unless care helps
+            data = _to_json(self._carefully(value, where, error))
+        return data
 
     def digest(self, value: Any, where: str = "") -> str:
         """32 hexadecimal digits, equal for equal values of equal types, whatever the order of keys and sets."""
@@ -114,12 +120,6 @@ class Values:
 
     def encode_and_digest(self, value: Any, where: str = "") -> tuple[bytes, str]:
         """Both, for little more than the price of one."""
-        plain, data = self._plain_and_json(value, where)
-        if data.find(b'"$":"dict"') >= 0:  # the pairs are not sorted
-            return data, self.digest(value, where)
-        return data, sha256(to_sorted_json(plain)).hexdigest()[:32]
-
-    def _plain_and_json(self, value: Any, where: str) -> tuple[Any, bytes]:
         try:
             plain = self._write(value)
             data = _to_json(plain)
@@ -128,7 +128,9 @@ class Values:
         except Exception as error:  # noqa: BLE001 - raised again unless care helps
             plain = self._carefully(value, where, error)
             data = _to_json(plain)
-        return plain, data
+        if data.find(b'"$":"dict"') >= 0:  # the pairs are not sorted
+            return data, self.digest(value, where)
+        return data, sha256(to_sorted_json(plain)).hexdigest()[:32]
 
     def _carefully(self, value: Any, where: str, error: Exception, *, canonical: bool = False) -> Any:
         """The value as plain data after the quick way has failed with `error`, or what is wrong with it."""
@@ -166,7 +168,7 @@ class Values:
         cls = type(value)
         if cls in _IMMUTABLE or (cls is tuple and _IMMUTABLE.issuperset(map(type, value))):
             return value
-        return self.decode(self._plain_and_json(value, where)[1], where)
+        return self.decode(self.encode(value, where), where)
 
     # -- the arguments of a call
 
@@ -175,7 +177,7 @@ class Values:
     ) -> str:
         """The digest of a call's arguments; `names` are the parameters that `args` stand for, for messages."""
         try:
-            if AS_IT_IS.issuperset(map(type, args)) and AS_IT_IS.issuperset(map(type, kwargs.values())):
+            if AS_IT_IS.issuperset(map(type, args)) and (not kwargs or AS_IT_IS.issuperset(map(type, kwargs.values()))):
                 data = to_sorted_json((args, kwargs))
             else:
                 plain = self._write_sorted
@@ -206,7 +208,7 @@ class Values:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], where: str = "", names: Sequence[str] = ()
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """A call's arguments as they would come back, each by itself."""
-        if _IMMUTABLE.issuperset(map(type, args)) and _IMMUTABLE.issuperset(map(type, kwargs.values())):
+        if _IMMUTABLE.issuperset(map(type, args)) and (not kwargs or _IMMUTABLE.issuperset(map(type, kwargs.values()))):
             return args, {**kwargs}
         try:
             return tuple([self.copy(item) for item in args]), {key: self.copy(item) for key, item in kwargs.items()}
