@@ -183,10 +183,7 @@ def test_every_value_comes_back_exactly(value):
 @examples(250)
 @given(VALUES)
 def test_the_digest_survives_the_round_trip(value):
-    data, digest = CODEC.encode_and_digest(value)
-    back = CODEC.decode(data)
-    assert digest == CODEC.digest(value) == CODEC.digest(back)
-    assert data == CODEC.encode(value)
+    assert CODEC.digest(value) == CODEC.digest(CODEC.decode(CODEC.encode(value)))
 
 
 def shuffled(value: Any, chance: random.Random) -> Any:

@@ -118,20 +118,6 @@ class Values:
             data = to_sorted_json(self._carefully(value, where, error, canonical=True))
         return sha256(data).hexdigest()[:32]
 
-    def encode_and_digest(self, value: Any, where: str = "") -> tuple[bytes, str]:
-        """Both, for little more than the price of one."""
-        try:
-            plain = self._write(value)
-            data = _to_json(plain)
-            if len(data) >= LONG_DIGITS:
-                refuse_long_integers(data)
-        except Exception as error:  # noqa: BLE001 - raised again unless care helps
-            plain = self._carefully(value, where, error)
-            data = _to_json(plain)
-        if data.find(b'"$":"dict"') >= 0:  # the pairs are not sorted
-            return data, self.digest(value, where)
-        return data, sha256(to_sorted_json(plain)).hexdigest()[:32]
-
     def _carefully(self, value: Any, where: str, error: Exception, *, canonical: bool = False) -> Any:
         """The value as plain data after the quick way has failed with `error`, or what is wrong with it."""
         try:
