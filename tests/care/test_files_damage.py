@@ -149,7 +149,7 @@ def test_who_asks_for_a_run_whose_end_was_lost_is_told(path, opened):
 
     async def ask(engine):
         with pytest.raises(CheckpointCorrupt, match=r"000005\.json is missing"):
-            await (await engine.start(TOTAL, 1, 2, 3, run_id="done")).result(5)
+            await (await engine.start(TOTAL, 1, 2, 3, run_id="done")).result(30)
         return await (await engine.start(TOTAL, 1)).result()
 
     assert driven(opened(), ask) == 1

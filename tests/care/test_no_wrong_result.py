@@ -16,7 +16,7 @@ from tests.care.stored import WORKFLOWS, tampered
 def result_of(store, run_id):
     async def main():
         async with ks.Engine(store, workflows=WORKFLOWS, worker=False) as engine:
-            return await (await engine.get(run_id)).result(5)
+            return await (await engine.get(run_id)).result(30)
 
     return asyncio.run(main())
 

@@ -33,7 +33,7 @@ async def live_then_many_lives(world, workflow, pace, effects, *args, lives=6):
         assert await told(run) == first
         assert list(effects) == ran
     await run.signal("go")
-    result = await run.result(5)
+    result = await run.result(30)
     if world.kind == "memory":
         await replay_from_every_prefix(run, _finishes)
         del effects[len(ran) :]  # from an earlier beginning, later steps do run again
@@ -44,7 +44,7 @@ async def live_then_many_lives(world, workflow, pace, effects, *args, lives=6):
 async def _finishes(handle, length):
     """From wherever a crash may have fallen, the run comes to an end."""
     await handle.signal("go", id="go again")
-    await handle.result(5)
+    await handle.result(30)
 
 
 @asynccontextmanager

@@ -29,7 +29,7 @@ async def test_a_bare_step_is_tried_more_than_once(world, effects):
     async with world.engine() as engine:
         run = await engine.start(failures_then(effects, 1))
         with pytest.raises(ks.RunFailed, match="number 1"):
-            await run.result(5)
+            await run.result(30)
     assert len(effects) == 1
 
 
@@ -39,7 +39,7 @@ async def test_attempts_do_not_count_the_first(world, effects, attempts):
     async with world.engine() as engine:
         run = await engine.start(workflow)
         with pytest.raises(ks.RunFailed, match=f"failed after {attempts} attempts"):
-            await run.result(5)
+            await run.result(30)
         failed = await run.checkpoints(failed=True)
         assert [one.attempt for one in failed] == [*range(1, attempts + 1), 0]
         assert [one.retry_at is not None for one in failed] == [True] * (attempts - 1) + [False, False]
@@ -51,7 +51,7 @@ async def test_attempts_do_not_count_the_first(world, effects, attempts):
 async def test_a_success_after_failures_forgets_them(world, effects):
     async with world.engine() as engine:
         run = await engine.start(failures_then(effects, 2, retry=ks.Retry(attempts=3, base_seconds=0.001)))
-        assert await run.result(5) == 3
+        assert await run.result(30) == 3
         assert [one.attempt for one in await run.checkpoints(failed=True)] == [1, 2]
         assert next(one for one in await run.checkpoints() if one.kind.value == "step completed").attempt == 3
 
@@ -68,7 +68,7 @@ async def test_the_count_of_attempts_starts_over_after_a_crash(world, effects):
     engine = await world.crash_and_recover(engine)
     run = await engine.get("r")
     with pytest.raises(ks.RunFailed, match="failed after 3 attempts"):
-        await run.result(5)
+        await run.result(30)
     assert len(effects) == 3
     waits = [(later - earlier).total_seconds() for earlier, later in itertools.pairwise(effects)]
     assert min(waits) >= 0.14, "the recovery did not wait for the recorded time"
@@ -93,7 +93,7 @@ async def test_a_permanent_error_is_tried_again(world, effects):
     workflow = failures_then(effects, 1, ks.Permanent, retry=ks.Retry(attempts=5, base_seconds=0))
     async with world.engine() as engine:
         with pytest.raises(ks.RunFailed, match="failed after 1 attempt"):
-            await (await engine.start(workflow)).result(5)
+            await (await engine.start(workflow)).result(30)
     assert len(effects) == 1
 
 
@@ -110,7 +110,7 @@ async def test_retry_after_is_not_honoured(world, effects):
         return await limited()
 
     async with world.engine() as engine:
-        assert await (await engine.start(trying)).result(5) == "done"
+        assert await (await engine.start(trying)).result(30) == "done"
     assert 0.04 < (effects[1] - effects[0]).total_seconds() < 5
 
 
@@ -127,7 +127,7 @@ async def test_a_retry_inside_a_gather_hangs_it(world, effects):
         return [await ks.gather(*map(flaky, (1, 2, 3))), await asyncio.gather(*map(flaky, (4, 2)))]
 
     async with world.engine() as engine:
-        assert await (await engine.start(gathered)).result(5) == [[1, 2, 3], [4, 2]]
+        assert await (await engine.start(gathered)).result(30) == [[1, 2, 3], [4, 2]]
     assert sorted(effects) == [1, 2, 2, 2, 3, 4]
 
 
@@ -151,7 +151,7 @@ async def test_a_slow_attempt_is_not_ended(world, effects):
             return [error.step, str(error)]
 
     async with world.engine() as engine:
-        step, message = await (await engine.start(waiting)).result(5)
+        step, message = await (await engine.start(waiting)).result(30)
     assert step == "slow#1"
     assert "took longer than 0.02 s" in message
     assert effects == ["began", "ended"] * 2
@@ -163,7 +163,7 @@ async def test_a_step_may_go_on_trying_beyond_its_time(world, effects):
     )
     async with world.engine() as engine:
         with pytest.raises(ks.RunFailed):
-            await (await engine.start(workflow)).result(5)
+            await (await engine.start(workflow)).result(30)
     assert 2 <= len(effects) <= 10
 
 
@@ -180,7 +180,7 @@ async def test_a_timeout_that_the_body_raises_is_taken_for_the_steps_own(world):
             return [type(error).__name__, error.error.type]
 
     async with world.engine() as engine:
-        assert await (await engine.start(waiting)).result(5) == ["StepFailed", "TimeoutError"]
+        assert await (await engine.start(waiting)).result(30) == ["StepFailed", "TimeoutError"]
 
 
 async def test_a_step_that_raises_cancelled_error_cancels_the_run(world, effects):
@@ -196,7 +196,7 @@ async def test_a_step_that_raises_cancelled_error_cancels_the_run(world, effects
             return error.error.type
 
     async with world.engine() as engine:
-        assert await (await engine.start(waiting)).result(5) == "asyncio.exceptions.CancelledError"
+        assert await (await engine.start(waiting)).result(30) == "asyncio.exceptions.CancelledError"
 
 
 @pytest.mark.parametrize("where", ["step", "sleep", "wait", "backoff", "code"])
@@ -225,7 +225,7 @@ async def test_a_run_goes_on_beyond_its_deadline(world, effects, where):
     async with world.engine() as engine:
         run = await engine.start(late, deadline=0.1)
         with pytest.raises(ks.RunTimedOut, match="deadline"):
-            await run.result(5)
+            await run.result(30)
         assert await run.status() is ks.Status.FAILED
     assert "cleaned" in effects
 
@@ -241,7 +241,7 @@ async def test_a_deadline_is_forgotten_by_a_crash(world):
     engine = await world.crash_and_recover(engine)
     run = await engine.get("r")
     with pytest.raises(ks.RunTimedOut):
-        await run.result(5)
+        await run.result(30)
     await engine.close()
 
 
@@ -281,7 +281,7 @@ async def test_a_deadline_that_passed_while_nobody_ran_it_is_ignored(world, effe
     await asyncio.sleep(0.08)
     async with world.engine() as engine:
         with pytest.raises(ks.RunTimedOut):
-            await (await engine.get("r")).result(5)
+            await (await engine.get("r")).result(30)
     assert effects == []
 
 
@@ -309,7 +309,7 @@ async def test_an_idempotency_key_changes_between_attempts_and_recoveries(world,
     await engine.start(shop, run_id="r")
     await hold.wait()
     engine = await world.crash_and_recover(engine)
-    await (await engine.get("r")).result(5)
+    await (await engine.get("r")).result(30)
     keys = [key for number, key in effects if number == 1]
     assert len(keys) == 3
     assert len(set(keys)) == 1

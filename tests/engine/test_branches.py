@@ -60,7 +60,7 @@ async def test_a_task_that_calls_no_step_shifts_the_numbers(world, effects):
 
     async with world.engine() as engine:
         run = await engine.start(mixed)
-        await run.result(5)
+        await run.result(30)
         assert set(await steps_of(run)) == {"2/work#1", "4/work#1", "6/work#1"}
 
 
@@ -79,7 +79,7 @@ async def test_a_call_is_numbered_where_it_is_awaited(world, effects):
 
     async with world.engine() as engine:
         run = await engine.start(handing)
-        assert await run.result(5) == ["b", "a"]
+        assert await run.result(30) == ["b", "a"]
         recorded = {one.step: one.value for one in await run.checkpoints() if one.kind.value == "step completed"}
         assert recorded == {"work#1": b'"a"', "work#2": b'"b"'}
 
@@ -101,7 +101,7 @@ async def test_a_task_made_inside_a_step_counts_as_a_branch(world, effects):
 
     async with world.engine() as engine:
         run = await engine.start(nested)
-        await run.result(5)
+        await run.result(30)
         assert await steps_of(run) == ["spawning#1", "1/work#1"]
 
 
@@ -119,7 +119,7 @@ async def test_two_runs_at_once_number_each_others_branches(world, effects):
     async with world.engine() as engine:
         runs = [await engine.start(branching, name, run_id=name) for name in "abcd"]
         for run in runs:
-            await run.result(5)
+            await run.result(30)
             expected = {f"{branch}/work#{call}" for branch in (1, 2, 3) for call in (1, 2)}
             assert set(await steps_of(run)) == expected
 
@@ -180,8 +180,8 @@ async def test_an_item_that_cannot_be_stored_hangs_a_map_and_its_neighbours(worl
     async with world.engine() as engine:
         run, other = await engine.start(mapped), await engine.start(neighbour)
         with pytest.raises(ks.RunFailed, match="NotSerializable"):
-            await run.result(5)
-        assert await other.result(5) == ["x", "y"]
+            await run.result(30)
+        assert await other.result(30) == ["x", "y"]
 
 
 async def test_a_map_that_collects_stops_at_items_that_cannot_be_stored(world, effects):
@@ -217,7 +217,7 @@ async def test_later_items_of_a_map_lose_the_codes_context_variables(world):
         return await ks.map(item, [1, 2, 3], concurrency=1)
 
     async with world.engine() as engine:
-        assert await (await engine.start(mapped)).result(5) == [1, 2, 3]
+        assert await (await engine.start(mapped)).result(30) == [1, 2, 3]
     assert set(seen) == {"someone"}
 
 
@@ -232,7 +232,7 @@ async def test_an_empty_group_hangs(world):
         return [await ks.gather(), await ks.map(work, []), await streamed(), await ks.chain(work, [], 7)]
 
     async with world.engine() as engine:
-        assert await (await engine.start(empty)).result(5) == [[], [], [], 7]
+        assert await (await engine.start(empty)).result(30) == [[], [], [], 7]
 
 
 async def test_a_race_or_a_map_takes_anything(world):
@@ -250,7 +250,7 @@ async def test_a_race_or_a_map_takes_anything(world):
     async with world.engine() as engine:
         for what in ("race", "concurrency", "function"):
             with pytest.raises(ks.RunFailed, match="DefinitionError"):
-                await (await engine.start(wrong, what)).result(5)
+                await (await engine.start(wrong, what)).result(30)
 
 
 async def test_a_failing_race_waits_for_a_success(world, effects):
@@ -268,7 +268,7 @@ async def test_a_failing_race_waits_for_a_success(world, effects):
 
     async with world.engine() as engine:
         with pytest.raises(ks.RunFailed, match="ValueError: first"):
-            await (await engine.start(raced)).result(5)
+            await (await engine.start(raced)).result(30)
 
 
 async def test_leaving_as_completed_early_leaves_the_rest_running(world, effects):
@@ -291,6 +291,6 @@ async def test_leaving_as_completed_early_leaves_the_rest_running(world, effects
 
     async with world.engine() as engine:
         run = await engine.start(first)
-        assert await run.result(5) == 1
+        assert await run.result(30) == 1
         assert await steps_of(run, "step cancelled") == ["work#2"]
     assert effects == ["cancelled 2"]

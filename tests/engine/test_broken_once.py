@@ -97,7 +97,7 @@ async def test_two_workflows_of_one_name_from_a_factory_replace_each_other_witho
 
     first, second = make("a"), make("b")
     async with ks.open("memory:") as engine:
-        assert await (await engine.start(second)).result(5) == "b"
+        assert await (await engine.start(second)).result(30) == "b"
         with pytest.raises(ks.KeepstepError, match="own name="):
             await engine.start(first)
 
@@ -114,10 +114,10 @@ async def test_a_forgotten_await_does_nothing_and_says_nothing(caplog):
 
     async with ks.open("memory:") as engine:
         with caplog.at_level(logging.WARNING, "keepstep"):
-            assert await (await engine.start(forgetful)).result(5) == "done"
+            assert await (await engine.start(forgetful)).result(30) == "done"
         assert any("never awaited" in record.getMessage() for record in caplog.records)
         with pytest.raises(ks.RunFailed, match="forget `await`"):
-            await (await engine.start(forgetful_at_the_end)).result(5)
+            await (await engine.start(forgetful_at_the_end)).result(30)
 
 
 async def test_a_status_that_is_misspelt_lists_nothing():
@@ -141,8 +141,8 @@ async def test_an_option_that_no_store_can_keep_poisons_every_claim(options):
         with pytest.raises(ks.DefinitionError):
             await engine.start(plain, **options)
         with pytest.raises(ks.RunFailed, match="DefinitionError"):
-            await (await engine.start(parent)).result(5)
-        assert await (await engine.start(plain, delay=0.01)).result(5) == "ok"
+            await (await engine.start(parent)).result(30)
+        assert await (await engine.start(plain, delay=0.01)).result(30) == "ok"
 
 
 async def test_a_shutdown_that_cancels_all_tasks_makes_runs_fail_for_good(tmp_path):
@@ -279,7 +279,7 @@ async def test_a_wrong_result_comes_from_an_edited_last_record(tmp_path):
 
     path = tmp_path / "runs.db"
     async with ks.open(path) as engine:
-        assert await (await engine.start(answer, run_id="r")).result(5) == 41
+        assert await (await engine.start(answer, run_id="r")).result(30) == 41
     connection = apsw.Connection(str(path))
     connection.execute(
         "UPDATE keepstep_checkpoint SET record = replace(record, '41', '42') WHERE kind = 'run finished'"
@@ -287,7 +287,7 @@ async def test_a_wrong_result_comes_from_an_edited_last_record(tmp_path):
     connection.close()
     async with ks.open(path, worker=False) as engine:
         with pytest.raises(ks.StoreError, match="chain broken"):
-            await (await engine.get("r")).result(5)
+            await (await engine.get("r")).result(30)
 
 
 def test_a_blocking_engine_hangs_in_a_forked_child():

@@ -45,7 +45,7 @@ async def test_a_step_starts_beyond_the_budget(world, budget, spends, done, said
     async with world.engine() as engine:
         run = await engine.start(asking(10, budget, **spends), run_id="r")
         with pytest.raises(ks.RunFailed, match=f"step 'ask#{done + 1}' was not started.*{said}") as caught:
-            await run.result(5)
+            await run.result(30)
         assert "BudgetExceeded" in caught.value.error.type
         assert len(await steps_of(run)) == done
         assert (await run.spent()).steps == done
@@ -54,7 +54,7 @@ async def test_a_step_starts_beyond_the_budget(world, budget, spends, done, said
 async def test_the_whole_budget_cannot_be_used(world):
     async with world.engine() as engine:
         run = await engine.start(asking(10, ks.Budget(steps=10, cost=1.0), cost=0.1))
-        assert await run.result(5) == 10
+        assert await run.result(30) == 10
 
 
 async def test_a_caught_failure_is_another_after_a_recovery(world, effects):
@@ -75,7 +75,7 @@ async def test_a_caught_failure_is_another_after_a_recovery(world, effects):
     run = await engine.get("r")
     await until_at_last_wait(engine, "r")
     await run.signal("go")
-    assert await run.result(5) == [True, "ask#4", "ks:budget"]
+    assert await run.result(30) == [True, "ask#4", "ks:budget"]
     await engine.close()
     assert len(set(effects)) == 1
 
@@ -97,7 +97,7 @@ async def test_more_steps_start_at_once_than_the_budget_has(world, effects):
         run = await engine.start(program, run_id="r")
         await until(lambda: len(effects) == 4)
         gate.set()
-        assert await run.result(5) == 6
+        assert await run.result(30) == 6
     assert len(set(effects)) == 4
 
 
@@ -118,7 +118,7 @@ async def test_a_child_is_started_beyond_the_budget_or_what_it_spent_is_forgotte
 
     async with world.engine() as engine:
         run = await engine.start(parent, run_id="p")
-        assert await run.result(5) == [2, "asking#3"]
+        assert await run.result(30) == [2, "asking#3"]
         assert (await run.spent()).cost == pytest.approx(1.6)
 
 
@@ -141,7 +141,7 @@ async def test_a_cancelled_run_cannot_clean_up_beyond_its_budget(world, effects)
         await until_at_last_wait(engine, "r")
         await run.cancel()
         with pytest.raises(ks.RunCancelled):
-            await run.result(5)
+            await run.result(30)
     assert effects == ["clean"]
 
 
@@ -150,10 +150,10 @@ async def test_a_retry_by_a_person_grants_nothing(world):
         run = await engine.start(asking(5, ks.Budget(cost=1.0), cost=0.5), run_id="r")
         for done in (2, 4):
             with pytest.raises(ks.RunFailed, match="budget"):
-                await run.result(5)
+                await run.result(30)
             assert len(await steps_of(run)) == done
             await run.retry("granted once more")
-        assert await run.result(5) == 5
+        assert await run.result(30) == 5
         spent = await run.spent()
         assert (spent.steps, spent.cost) == (5, 2.5)
 
@@ -171,7 +171,7 @@ async def test_the_wall_clock_does_not_count(world):
     async with world.engine() as engine:
         run = await engine.start(program, run_id="r")
         with pytest.raises(ks.RunFailed, match=r"'ask#2' was not started.* of 0\.05 seconds"):
-            await run.result(5)
+            await run.result(30)
 
 
 # -- what counts -------------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ async def test_failed_attempts_and_cancelled_steps_cost_nothing(world, effects):
 
     async with world.engine() as engine:
         run = await engine.start(program, run_id="r")
-        await run.result(5)
+        await run.result(30)
         spent = await run.spent()
         assert (spent.cost, spent.tokens) == (3.25, 38)
         assert spent.steps == 2
@@ -244,7 +244,7 @@ async def test_what_a_transactional_step_spends_is_lost(world):
     async with world.engine() as engine:
         run = await engine.start(program, run_id="r")
         with pytest.raises(ks.RunFailed, match=r"'book#3' was not started.*1\.2 of 1 cost"):
-            await run.result(5)
+            await run.result(30)
 
 
 @pytest.mark.one_store
@@ -252,7 +252,7 @@ async def test_what_a_transactional_step_spends_is_lost(world):
 async def test_nonsense_is_spent(world, spends):
     async with world.engine() as engine:
         with pytest.raises(ks.RunFailed, match="DefinitionError"):
-            await (await engine.start(asking(1, **spends))).result(5)
+            await (await engine.start(asking(1, **spends))).result(30)
 
 
 @pytest.mark.one_store
@@ -263,7 +263,7 @@ async def test_the_workflow_itself_spends(world):
 
     async with world.engine() as engine:
         with pytest.raises(ks.RunFailed, match="call it in a step"):
-            await (await engine.start(program)).result(5)
+            await (await engine.start(program)).result(30)
     ks.spend(1)  # outside a run it says nothing
 
 
@@ -284,7 +284,7 @@ async def test_a_budget_is_warned_of_twice_or_too_late(world):
     observer = Recording()
     async with world.engine(observers=[observer]) as engine:
         run = await engine.start(asking(10, ks.Budget(steps=10, tokens=1000), tokens=95), run_id="r")
-        await run.result(5)
+        await run.result(30)
     told = [
         (event.data["kind"], event.data["used"], event.data["limit"])
         for event in observer.events
@@ -309,7 +309,7 @@ async def test_a_recovery_warns_once_more(world):
     engine = await world.crash_and_recover(engine, observers=[observer])
     run = await engine.get("r")
     await run.signal("go")
-    await run.result(5)
+    await run.result(30)
     await engine.close()
     assert observer.names().count("run.budget") == 1
 
@@ -336,7 +336,7 @@ async def test_a_crash_at_any_write_makes_the_budget_another():
         return None
 
     async def play(engine):
-        return await (await engine.start(program, run_id="main")).result(5)
+        return await (await engine.start(program, run_id="main")).result(30)
 
     async def judge(disk, lives):
         assert lives.result == "pay#4", str(lives.point)

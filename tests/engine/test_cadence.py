@@ -66,7 +66,7 @@ async def test_a_crash_repeats_more_than_was_chosen(world, effects, durability, 
     await until_at_last_wait(engine, "r")
     assert effects == NAMES + NAMES[kept:]
     await run.signal("go")
-    assert await run.result(5)
+    assert await run.result(30)
     await engine.close()
     assert effects == NAMES + NAMES[kept:]
 
@@ -166,7 +166,7 @@ async def test_a_run_without_durability_stores_its_steps(world, effects):
 
     async with world.engine() as engine:
         run = await engine.start(program, run_id="r")
-        assert await run.result(5) == "done"
+        assert await run.result(30) == "done"
         kinds = [one.kind for one in await run.checkpoints()]
         assert kinds == ["run started", "published", "run finished"]
         assert await run.published() == {"seen": 1}
@@ -190,10 +190,10 @@ async def test_a_failed_run_without_durability_repeats_its_steps_when_it_is_retr
     async with world.engine() as engine:
         run = await engine.start(program, run_id="r")
         with pytest.raises(ks.RunFailed):
-            await run.result(5)
+            await run.result(30)
         assert await steps_of(run) == ["work#1"]
         await run.retry()
-        assert await run.result(5) == "mended"
+        assert await run.result(30) == "mended"
     assert effects == ["work", "broken"]
 
 
@@ -226,7 +226,7 @@ async def test_a_crash_at_any_write_repeats_more_than_was_chosen(durability, mos
         await until(lambda: len(set(effects)) == len(NAMES))
         with contextlib.suppress(ks.AlreadyFinished):
             await run.signal("go", id="go")
-        return await run.result(5)
+        return await run.result(30)
 
     async def judge(disk, lives):
         assert lives.result is True

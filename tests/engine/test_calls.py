@@ -44,7 +44,7 @@ async def test_a_call_awaited_twice_runs_twice(world, effects):
 
     async with world.engine() as engine:
         run = await engine.start(twice)
-        assert await run.result(5) == [[1], [1], True, 2]
+        assert await run.result(30) == [[1], [1], True, 2]
     assert effects == [1, "bad"]
 
 
@@ -65,7 +65,7 @@ async def test_a_call_that_two_tasks_await_runs_twice(world, effects):
         return [await asyncio.gather(wait(), wait()), await ks.gather(shared, shared)]
 
     async with world.engine() as engine:
-        assert await (await engine.start(both)).result(5) == [[1, 1], [2, 2]]
+        assert await (await engine.start(both)).result(30) == [[1, 1], [2, 2]]
     assert effects == [1, 2]
 
 
@@ -85,7 +85,7 @@ async def test_asyncio_refuses_a_call_where_it_takes_a_coroutine(world):
 
     async with world.engine() as engine:
         run = await engine.start(every_way)
-        assert await run.result(5) == [2, 4, 6, 12, 10, 12, 14, 16, 18, [20]]
+        assert await run.result(30) == [2, 4, 6, 12, 10, 12, 14, 16, 18, [20]]
 
 
 async def test_a_call_that_is_never_awaited_runs_or_warns(world, effects):
@@ -100,7 +100,7 @@ async def test_a_call_that_is_never_awaited_runs_or_warns(world, effects):
 
     async with world.engine() as engine:
         run = await engine.start(careless)
-        assert await run.result(5) == 2
+        assert await run.result(30) == 2
         assert await steps_of(run) == ["double#1"]
     assert effects == []
 
@@ -147,7 +147,7 @@ async def test_a_step_inside_a_step_is_recorded_twice(world, effects):
 
     async with world.engine() as engine:
         run = await engine.start(nested)
-        assert await run.result(5) == [[2, 3, 4, 5], [3, 6]]
+        assert await run.result(30) == [[2, 3, 4, 5], [3, 6]]
         assert await steps_of(run) == ["outer#1", "in_thread#1"]
     assert effects == [1, 2, 3, 4]
 
@@ -186,7 +186,7 @@ async def test_a_step_body_may_wait_or_start_behind_the_journals_back(world, ver
             return [error.error.type, error.error.message]
 
     async with world.engine() as engine:
-        kind, message = await (await engine.start(misused)).result(5)
+        kind, message = await (await engine.start(misused)).result(30)
     assert kind == "keepstep.errors.DefinitionError"
     assert f"ks.{verb} is called inside step 'body#1'" in message
 
@@ -210,7 +210,7 @@ async def test_an_idempotency_key_in_the_workflow_itself_is_made_up(world):
 
     async with world.engine() as engine:
         with pytest.raises(ks.RunFailed, match="outside a step"):
-            await (await engine.start(misused)).result(5)
+            await (await engine.start(misused)).result(30)
 
 
 async def test_the_run_id_is_not_known_inside(world):
@@ -227,7 +227,7 @@ async def test_the_run_id_is_not_known_inside(world):
         return [ks.run_id(), await who(), await who_in_a_thread()]
 
     async with world.engine() as engine:
-        assert await (await engine.start(asking, run_id="r")).result(5) == ["r", "r", "r"]
+        assert await (await engine.start(asking, run_id="r")).result(30) == ["r", "r", "r"]
 
 
 async def test_result_in_an_async_workflow_blocks_the_loop(world):
@@ -237,7 +237,7 @@ async def test_result_in_an_async_workflow_blocks_the_loop(world):
 
     async with world.engine() as engine:
         with pytest.raises(ks.RunFailed, match="use `await` in an async workflow"):
-            await (await engine.start(blocking)).result(5)
+            await (await engine.start(blocking)).result(30)
 
 
 @pytest.mark.live_only
@@ -254,7 +254,7 @@ async def test_a_step_in_a_users_own_thread_is_silently_not_recorded(world, logg
 
     async with world.engine() as engine:
         run = await engine.start(lost)
-        assert await run.result(5) == [3, 6]
+        assert await run.result(30) == [3, 6]
         assert await steps_of(run) == []
     assert len([line for line in logged() if "'triple'" in line and "not recorded" in line]) == 1
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.on_postgres
 
 async def cancelled(run):
     with pytest.raises(ks.RunCancelled):
-        await run.result(5)
+        await run.result(30)
     assert await run.status() is ks.Status.CANCELLED
 
 
@@ -194,7 +194,7 @@ async def test_a_cancel_that_races_the_end_is_lost(world):
             try:
                 await run.cancel()
             except ks.AlreadyFinished:
-                assert await run.result(5) == "completed"
+                assert await run.result(30) == "completed"
                 seen.add("completed")
             else:
                 await cancelled(run)
@@ -302,7 +302,7 @@ async def test_code_that_cancels_a_step_cancels_it_for_good_after_a_crash(world,
     run = await engine.get("r")
     await until_at_last_wait(engine, "r")
     await run.signal("go")
-    assert await run.result(5) == "quick"
+    assert await run.result(30) == "quick"
     assert await steps_of(run, "step cancelled") == ["slow#1"]
     assert effects.count("slow began") <= 1
     await engine.close()
@@ -334,7 +334,7 @@ async def test_a_plain_task_outside_the_run_is_cancelled_with_it(world):
     """What the test itself waits for has nothing to do with the run."""
     async with world.engine() as engine:
         run = await engine.start(sleeping_child)
-        waiter = asyncio.create_task(run.result(5))
+        waiter = asyncio.create_task(run.result(30))
         await until(lambda: True)
         waiter.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -363,6 +363,6 @@ async def test_a_resume_that_comes_after_a_cancel_lets_nothing_new_begin(world, 
         await run.resume()
     async with world.engine() as engine:
         with pytest.raises(ks.RunCancelled):
-            await (await engine.get("r")).result(5)
+            await (await engine.get("r")).result(30)
         assert effects == []
         assert [one.id for one in (await engine.list()).runs] == ["r"]

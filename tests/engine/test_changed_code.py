@@ -52,9 +52,9 @@ async def deployed(world, effects, old, new, *, allowed=False, old_options=None,
     run = await engine.get("r")
     if allowed:
         await run.signal("go")
-        return await run.result(5)
+        return await run.result(30)
     with pytest.raises(ks.RunSetAside) as refused:
-        await run.result(5)
+        await run.result(30)
     assert effects == ran, "something new ran before the change was found"
     assert (await told(run))[:-1] == before
     assert (await run.run()).status is ks.Status.SET_ASIDE
@@ -278,14 +278,14 @@ async def test_a_pinned_run_is_claimed_by_another_version(world, effects):
     async with world.engine() as engine:
         other = await engine.start("trip", run_id="new")
         await other.signal("go")
-        assert await other.result(5) == "done"
+        assert await other.result(30) == "done"
         run = await engine.get("r")
         assert (await run.run()).worker not in {None, engine.worker.id}
     ks.workflow(name="trip", version="1", on_change="pin")(code)
     async with world.engine() as engine:
         run = await engine.get("r")
         await run.signal("go")
-        assert await run.result(5) == "done"
+        assert await run.result(30) == "done"
 
 
 async def test_a_patch_changes_runs_that_are_past_it(world, effects):

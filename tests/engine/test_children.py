@@ -44,7 +44,7 @@ async def test_a_child_is_started_twice(world):
         engine = await world.crash_and_recover(engine, linger_seconds=60)
     run = await engine.get("r")
     await run.signal("go")
-    first, second, child_id = await run.result(5)
+    first, second, child_id = await run.result(30)
     assert first == second == 42
     children = (await engine.list(parent="r")).runs
     assert [child.id for child in children] == [child_id]
@@ -75,7 +75,7 @@ async def test_a_parent_waits_for_its_children_in_memory(world):
         await until_status(child, "waiting")
         await until(lambda: not engine.live)
         await child.signal("go", "word")
-        assert await run.result(5) == "word"
+        assert await run.result(30) == "word"
 
 
 async def test_a_child_whose_start_was_given_up_is_cancelled_with_its_parent(world):
@@ -112,7 +112,7 @@ async def test_the_end_of_a_child_is_not_told_when_it(world, how):
             return str(error)
 
     async with world.engine() as engine:
-        message = await (await engine.start(parent)).result(5)
+        message = await (await engine.start(parent)).result(30)
     assert ("failed: ValueError: child failed" if how == "fails" else "cancelled") in message
 
 
@@ -127,10 +127,10 @@ async def test_a_childs_result_is_gone_when_the_child_is_deleted(world):
         run = await engine.start(parent, run_id="r")
         await until_recorded(run, "double#1")
         child = (await engine.list(parent="r")).runs[0].id
-        assert await (await engine.get(child)).result(5) == 8
+        assert await (await engine.get(child)).result(30) == 8
         engine.store.delete_runs([child])
         await run.signal("go")
-        assert await run.result(5) == 8
+        assert await run.result(30) == 8
 
 
 async def test_an_id_that_is_taken_gives_the_wrong_child(world):
@@ -144,9 +144,9 @@ async def test_an_id_that_is_taken_gives_the_wrong_child(world):
 
     async with world.engine() as engine:
         other = await engine.start(double, 1, run_id="taken")
-        await other.result(5)
+        await other.result(30)
         run = await engine.start(parent, 2)
-        assert "taken" in await run.result(5)
+        assert "taken" in await run.result(30)
 
 
 async def test_a_child_signalled_by_its_parent_is_not_found(world):
@@ -157,7 +157,7 @@ async def test_a_child_signalled_by_its_parent_is_not_found(world):
         return await child
 
     async with world.engine() as engine:
-        assert await (await engine.start(parent)).result(5) == "from the parent"
+        assert await (await engine.start(parent)).result(30) == "from the parent"
 
 
 async def test_a_parent_that_has_ended_stops_its_child(world):
@@ -168,9 +168,9 @@ async def test_a_parent_that_has_ended_stops_its_child(world):
         return (await ks.start(waiting_child)).id
 
     async with world.engine() as engine:
-        child = await engine.get(await (await engine.start(parent)).result(5))
+        child = await engine.get(await (await engine.start(parent)).result(30))
         await child.signal("go", 1)
-        assert await child.result(5) == 1
+        assert await child.result(30) == 1
 
 
 async def test_a_race_between_starting_and_ending_stalls_the_parent(world):
@@ -194,7 +194,7 @@ async def test_a_wrong_argument_starts_a_child(world):
     async with world.engine() as engine:
         run = await engine.start(parent, run_id="r")
         with pytest.raises(ks.RunFailed, match="cannot be started so"):
-            await run.result(5)
+            await run.result(30)
         assert (await engine.list(parent="r")).runs == ()
 
 
@@ -253,7 +253,7 @@ async def test_a_signal_to_the_first_of_a_chain_is_refused(world):
 
         await until(continued)
         await run.signal("word", "found you")
-        assert await run.result(5) == "found you"
+        assert await run.result(30) == "found you"
 
 
 async def test_two_successors_are_made_after_a_crash(world, effects):
@@ -276,7 +276,7 @@ async def test_two_successors_are_made_after_a_crash(world, effects):
     await until_at_last_wait(engine, "r~2")
     engine = await world.crash_and_recover(engine)
     await (await engine.get("r~2")).signal("go")
-    await (await engine.get("r")).result(5)
+    await (await engine.get("r")).result(30)
     assert effects == [1, 2]
     assert {run.id for run in (await engine.list()).runs} == {"r", "r~2"}
     await engine.close()
@@ -293,7 +293,7 @@ async def test_continuing_is_swallowed_by_except_exception(world):
         return "second"
 
     async with world.engine() as engine:
-        assert await (await engine.start(chained, 1)).result(5) == "second"
+        assert await (await engine.start(chained, 1)).result(30) == "second"
 
 
 async def test_a_child_that_continues_leaves_its_parent_waiting(world):
@@ -308,7 +308,7 @@ async def test_a_child_that_continues_leaves_its_parent_waiting(world):
         return await (await ks.start(chained, 1))
 
     async with world.engine() as engine:
-        assert await (await engine.start(parent)).result(5) == 3
+        assert await (await engine.start(parent)).result(30) == 3
 
 
 async def test_steps_of_the_successor_take_the_results_of_the_first(world, effects):
@@ -327,7 +327,7 @@ async def test_steps_of_the_successor_take_the_results_of_the_first(world, effec
 
     async with world.engine() as engine:
         run = await engine.start(chained, 1, run_id="r")
-        assert await run.result(5) == 2
+        assert await run.result(30) == 2
         assert await steps_of(await engine.get("r~2")) == ["work#1"]
     assert effects == [1, 2]
 
@@ -347,7 +347,7 @@ async def test_the_last_word_of_a_child_does_not_reach_the_child_of_a_successor(
         child = (await engine.list(parent="r")).runs[0]
         await until_status(await engine.get(child.id), "completed")
         await run.signal("child has ended")
-        assert await run.result(5) == 100
+        assert await run.result(30) == 100
 
 
 @pytest.mark.live_only

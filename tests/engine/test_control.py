@@ -49,11 +49,11 @@ async def test_a_retry_repeats_steps_that_succeeded(world, effects):
     async with world.engine() as engine:
         run = await engine.start(broken.workflow, run_id="r")
         with pytest.raises(ks.RunFailed):
-            await run.result(5)
+            await run.result(30)
         old = await told(run)
         broken.mended = True
         await run.retry("mended")
-        assert await run.result(5) == [1, 2, 3]
+        assert await run.result(30) == [1, 2, 3]
         assert (await told(run))[: len(old)] == old, "a retry must keep the old history"
     assert effects == ["before", "middle", "middle", "after"]
     assert broken.keys[0] != broken.keys[1], "after a retry by a person the key is another"
@@ -65,12 +65,12 @@ async def test_a_retry_does_not_get_all_its_attempts_again(world, effects):
         run = await engine.start(broken.workflow, run_id="r")
         for times in (2, 4):
             with pytest.raises(ks.RunFailed, match="after 2 attempts"):
-                await run.result(5)
+                await run.result(30)
             assert effects.count("middle") == times
             broken.mended = times == 4
             await run.retry()
             await until(lambda times=times: effects.count("middle") > times)
-        assert await run.result(5) == [1, 2, 3]
+        assert await run.result(30) == [1, 2, 3]
     assert effects.count("middle") == 5
 
 
@@ -94,10 +94,10 @@ async def test_a_retry_repeats_failures_that_the_code_caught(world, effects):
     async with world.engine() as engine:
         run = await engine.start(program, run_id="r")
         with pytest.raises(ks.RunFailed):
-            await run.result(5)
+            await run.result(30)
         broken.mended = True
         await run.retry()
-        assert await run.result(5) == 2
+        assert await run.result(30) == 2
     assert effects.count("optional") == 1
 
 
@@ -129,12 +129,12 @@ async def test_a_retry_repeats_the_siblings_of_a_failed_branch(world, effects):
     async with world.engine() as engine:
         run = await engine.start(program, run_id="r")
         with pytest.raises(ks.RunFailed):
-            await run.result(5)
+            await run.result(30)
         assert await steps_of(run, "step cancelled") == ["slow#1"]
         broken.mended = True
         slow_goes.set()
         await run.retry()
-        assert await run.result(5) == [1, "slow", 2]
+        assert await run.result(30) == [1, "slow", 2]
     assert sorted(effects) == ["middle", "middle", "quick 1", "quick 2", "slow", "slow"]
 
 
@@ -152,11 +152,11 @@ async def test_a_retry_of_a_run_whose_own_code_failed_does_nothing(world, effect
     async with world.engine() as engine:
         run = await engine.start(program, run_id="r")
         with pytest.raises(ks.RunFailed, match="in the workflow itself"):
-            await run.result(5)
+            await run.result(30)
         wrong.clear()
         wrong.append(False)
         await run.retry()
-        assert await run.result(5) == "done"
+        assert await run.result(30) == "done"
     assert effects == ["before"]
 
 
@@ -176,11 +176,11 @@ async def test_a_retry_of_a_failed_child_is_a_new_child(world, effects):
     async with world.engine() as engine:
         run = await engine.start(parent, run_id="r")
         with pytest.raises(ks.RunFailed, match="broken child"):
-            await run.result(5)
+            await run.result(30)
         mended.append(1)
         first = await engine.get((await engine.list(parent="r")).runs[0].id)
         await first.retry()
-        assert await first.result(5) == "child"
+        assert await first.result(30) == "child"
 
 
 async def test_a_retry_of_a_parent_hears_of_the_old_child_again(world, effects):
@@ -201,10 +201,10 @@ async def test_a_retry_of_a_parent_hears_of_the_old_child_again(world, effects):
     async with world.engine() as engine:
         run = await engine.start(parent, run_id="r")
         with pytest.raises(ks.RunFailed, match="broken child"):
-            await run.result(5)
+            await run.result(30)
         mended.append(1)
         await run.retry()
-        assert await run.result(5) == ["good", "bad"]
+        assert await run.result(30) == ["good", "bad"]
         assert len((await engine.list(parent="r")).runs) == 3
     assert effects == ["good", "bad", "bad"]
 
@@ -216,12 +216,12 @@ async def test_a_retry_of_a_run_that_has_not_failed_starts_it_over(world):
 
     async with world.engine() as engine:
         run = await engine.start(fine, run_id="r")
-        await run.result(5)
+        await run.result(30)
         with pytest.raises(ks.AlreadyFinished, match="completed"):
             await run.retry()
         with pytest.raises(ks.RunNotFound):
             await engine.retry("nobody")
-        assert await run.result(5) == 1
+        assert await run.result(30) == 1
 
 
 async def test_a_run_that_was_set_aside_cannot_be_retried(world, effects):
@@ -246,13 +246,13 @@ async def test_a_run_that_was_set_aside_cannot_be_retried(world, effects):
     ks.workflow(name="program")(wrong)
     async with world.engine() as engine:
         with pytest.raises(ks.RunSetAside):
-            await (await engine.get("r")).result(5)
+            await (await engine.get("r")).result(30)
     ks.workflow(name="program")(right)
     async with world.engine() as engine:
         run = await engine.get("r")
         await run.retry("the right code is back")
         await run.signal("go")
-        assert await run.result(5) is True
+        assert await run.result(30) is True
     assert effects == ["before"]
 
 
@@ -287,7 +287,7 @@ async def test_a_pause_comes_in_the_middle_of_a_step(world, effects):
         await asyncio.sleep(0.03)
         assert await run.status() is ks.Status.PAUSED
         await run.resume()
-        assert await run.result(5) == ["a", "b"]
+        assert await run.result(30) == ["a", "b"]
     assert effects == ["a", "b"]
 
 
@@ -314,7 +314,7 @@ async def test_a_paused_run_is_taken_up_by_the_next_worker(world, effects):
         assert await run.status() is ks.Status.PAUSED
         assert effects == ["a"]
         await run.resume()
-        assert await run.result(5) == "b"
+        assert await run.result(30) == "b"
         assert (await run.run()).recoveries == 0
 
 
@@ -332,7 +332,7 @@ async def test_a_sleeping_run_cannot_be_paused(world):
         await until_status(run, "waiting")
         await run.cancel()
         with pytest.raises(ks.RunCancelled):
-            await run.result(5)
+            await run.result(30)
 
 
 async def test_a_pause_said_twice_pauses_the_run_again_after_it_was_resumed(world):
@@ -366,7 +366,7 @@ async def test_a_paused_run_cannot_be_cancelled(world):
         await until_status(run, "paused")
         await run.cancel()
         with pytest.raises(ks.RunCancelled):
-            await run.result(5)
+            await run.result(30)
 
 
 async def test_a_signal_wakes_a_paused_run_or_is_lost(world):
@@ -382,7 +382,7 @@ async def test_a_signal_wakes_a_paused_run_or_is_lost(world):
         await asyncio.sleep(0.05)
         assert await run.status() is ks.Status.PAUSED
         await run.resume()
-        assert await run.result(5) == "meanwhile"
+        assert await run.result(30) == "meanwhile"
 
 
 async def test_a_pause_is_forgotten_by_a_crash(world, effects):
@@ -411,7 +411,7 @@ async def test_a_pause_is_forgotten_by_a_crash(world, effects):
     await until_status(run, "paused")
     assert "b" not in effects
     await run.resume()
-    assert await run.result(5) == ["a", "b"]
+    assert await run.result(30) == ["a", "b"]
     await engine.close()
 
 
@@ -433,7 +433,7 @@ async def test_a_def_workflow_cannot_be_paused(world, effects):
         await until_status(run, "paused")
         await run.cancel()
         with pytest.raises(ks.RunCancelled):
-            await run.result(5)
+            await run.result(30)
 
 
 async def test_pause_and_resume_at_once_leave_the_run_paused(world):
@@ -447,4 +447,4 @@ async def test_pause_and_resume_at_once_leave_the_run_paused(world):
             await run.pause()
             await run.resume()
         await run.signal("go")
-        assert await run.result(5) is True
+        assert await run.result(30) is True

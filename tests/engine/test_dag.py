@@ -415,7 +415,7 @@ async def test_what_a_step_is_given_is_fixed_when_it_may_begin_not_when_its_turn
         assert await steps_of(run) == ["first#1", "second#1", "either#1"]
 
         async def same(handle, length):
-            assert await handle.result(5) == {"either": ["first", None]}
+            assert await handle.result(30) == {"either": ["first", None]}
 
         await replay_from_every_prefix(run, same)
 
@@ -951,7 +951,7 @@ async def test_a_run_may_be_taken_up_after_any_record(world, effects):
         history = await told(run)
 
         async def same(handle, length):
-            assert await handle.result(5) == result
+            assert await handle.result(30) == result
             begun = history[: length - 1]
             assert (await told(handle))[: len(begun)] == begun
 

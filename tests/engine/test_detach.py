@@ -31,7 +31,7 @@ async def parked_then_woken(world, workflow, *, status="waiting"):
             await asyncio.sleep(0)
         assert await told(run) == before
         await run.signal("go")
-        return await run.result(5)
+        return await run.result(30)
 
 
 async def test_a_park_is_swallowed_by_gather_with_return_exceptions(world, effects):
@@ -244,7 +244,7 @@ async def test_a_recovered_run_never_parks_again(world, effects):
         await until_status(run, "waiting")
         await until(lambda: not engine.live)
         await run.signal("go", 7)
-        assert await run.result(5) == 7
+        assert await run.result(30) == 7
     assert effects == ["a"]
 
 
@@ -267,7 +267,7 @@ async def test_a_run_that_waits_for_something_of_its_own_is_parked_and_loses_it(
         assert await run.status() is ks.Status.RUNNING
         await run.cancel()
         with pytest.raises(ks.RunCancelled):
-            await run.result(5)
+            await run.result(30)
 
 
 def just_before(engine, status, send):
@@ -292,7 +292,7 @@ async def test_a_signal_that_comes_while_the_run_is_being_parked_is_lost(world):
     async with world.engine() as engine:
         sent = just_before(engine, ks.Status.WAITING, Signal("r", "word", b'"heard"', "only one"))
         run = await engine.start(waiting, run_id="r")
-        assert await run.result(5) == "heard"
+        assert await run.result(30) == "heard"
         assert sent
 
 
@@ -306,7 +306,7 @@ async def test_a_cancel_that_comes_while_the_run_is_finishing_is_lost(world):
         sent = just_before(engine, ks.Status.COMPLETED, Signal("r", CANCEL, b"true", "only one"))
         run = await engine.start(finishing, run_id="r")
         with pytest.raises(ks.RunCancelled):
-            await run.result(5)
+            await run.result(30)
         assert sent
 
 
@@ -320,7 +320,7 @@ async def test_signals_that_come_while_the_run_parks_again_and_again_are_lost(wo
         for number in range(20):
             await run.signal("word", number)
             await asyncio.sleep(0.001 * (number % 3))
-        assert await run.result(5) == list(range(20))
+        assert await run.result(30) == list(range(20))
 
 
 async def test_another_signal_wakes_a_parked_run(world):
@@ -337,7 +337,7 @@ async def test_another_signal_wakes_a_parked_run(world):
             await asyncio.sleep(0.01)
         assert (await run.run()).epoch == epoch
         await run.signal("go")
-        assert await run.result(5) is True
+        assert await run.result(30) is True
 
 
 async def test_open_branches_keep_a_finished_run_open_or_vanish_without_a_word(world, effects, logged):
@@ -358,7 +358,7 @@ async def test_open_branches_keep_a_finished_run_open_or_vanish_without_a_word(w
 
     async with world.engine() as engine:
         run = await engine.start(careless, run_id="r")
-        assert await run.result(5) == "done"
+        assert await run.result(30) == "done"
         assert "wait_for:never#1" in " ".join(await steps_of(run, "step cancelled"))
     assert "branch ended" in effects
     assert any("open branch" in line for line in logged())
@@ -386,7 +386,7 @@ async def test_unfinished_runs_are_lost_when_the_engine_closes(world, effects):
     first_life.set()
     async with world.engine() as engine:
         run = await engine.get("r")
-        assert await run.result(5) == ["a", "b"]
+        assert await run.result(30) == ["a", "b"]
         assert (await run.run()).recoveries == 0
     assert effects == ["a", "a", "b"]
 
@@ -411,7 +411,7 @@ async def test_a_step_under_way_when_the_engine_closes_is_thrown_away(world, eff
         asyncio.get_running_loop().call_later(0.02, released.set)
     assert effects == ["a"]
     async with world.engine() as engine:
-        assert await (await engine.get("r")).result(5) == ["a", "b"]
+        assert await (await engine.get("r")).result(30) == ["a", "b"]
     assert effects == ["a", "b"]
 
 

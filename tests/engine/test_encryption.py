@@ -113,7 +113,7 @@ async def test_a_known_id_gives_the_run_with_the_same_input_only(world):
         await (await engine.start(waiter, MARK, run_id="r")).signal("go", 1)
         with pytest.raises(ks.RunConflict, match="with another input"):
             await engine.start(waiter, "other", run_id="r")
-        assert await (await engine.get("r")).result(5) == [MARK, 1]
+        assert await (await engine.get("r")).result(30) == [MARK, 1]
 
 
 async def test_a_child_of_a_known_id_is_the_one_that_is_there_if_its_input_is_the_same(world):
@@ -126,7 +126,7 @@ async def test_a_child_of_a_known_id_is_the_one_that_is_there_if_its_input_is_th
         return [await first, first.id == again.id]
 
     async with world.engine(keys=keys()) as engine:
-        assert await (await engine.start(parent, "other")).result(5) == [MARK + "!", True]
+        assert await (await engine.start(parent, "other")).result(30) == [MARK + "!", True]
 
 
 async def test_secrets_may_be_stored_but_not_as_tags(world):
@@ -134,7 +134,7 @@ async def test_secrets_may_be_stored_but_not_as_tags(world):
     async with world.engine(keys=keys()) as engine:
         run = await engine.start(waiter, token)
         await run.signal("go", token)
-        assert await run.result(5) == [token, token]
+        assert await run.result(30) == [token, token]
         with pytest.raises(ks.NotSerializable, match="tag"):
             await engine.start(waiter, 1, tags={"t": token})
     assert token.encode() not in everything_in(world)
@@ -199,7 +199,7 @@ async def test_a_worker_without_the_right_key_leaves_the_run_to_one_that_has_it(
         assert len(told) == 1, told
         assert "left to other workers" in told[0]
     async with world.engine(keys=keys()) as engine:
-        assert await (await engine.get("r")).result(5) == [MARK, 2]
+        assert await (await engine.get("r")).result(30) == [MARK, 2]
 
 
 async def test_a_result_under_a_key_that_is_not_here_is_refused(world):
@@ -230,10 +230,10 @@ async def test_a_run_in_plain_text_is_refused_unless_that_is_asked_for(world, lo
     async with world.engine(keys=Keys("old", {"old": OLD}, plaintext=True)) as engine:
         run = await engine.get("before")
         await run.signal("go", 1)
-        assert await run.result(5) == [MARK, 1]
+        assert await run.result(30) == [MARK, 1]
         after = await engine.start(waiter, "hidden" + MARK, run_id="after")
         await after.signal("go", 2)
-        assert await after.result(5) == ["hidden" + MARK, 2]
+        assert await after.result(30) == ["hidden" + MARK, 2]
         assert (await after.run()).data_key
         with pytest.raises(ks.NotSerializable):  # it might be stored in plain text
             await engine.start(waiter, "ghp_" + "Ab3" * 12)
@@ -247,7 +247,7 @@ async def test_a_signal_in_plain_text_is_not_heard(world, logged):
         below = engine.encryption.store.inner
         below.commit([Send(Signal("r", "go", b'"forged"', "f")), Send(Signal("r", "ks:cancel", b"true", "c"))])
         await run.signal("go", "true")
-        assert await run.result(5) == [MARK, "true"]
+        assert await run.result(30) == [MARK, "true"]
 
 
 async def test_a_signal_to_nobody_is_told_as_ever(world):
@@ -260,7 +260,7 @@ async def test_a_signal_to_nobody_is_told_as_ever(world):
     async with world.engine(keys=keys()) as engine:
         with pytest.raises(ks.RunNotFound):
             await engine.signal("nobody", "go")
-        assert await (await engine.start(lonely)).result(5) == "told"
+        assert await (await engine.start(lonely)).result(30) == "told"
 
 
 async def test_a_signal_that_cannot_be_encrypted_for_its_run_fails_its_step_only(world):
@@ -274,9 +274,9 @@ async def test_a_signal_that_cannot_be_encrypted_for_its_run_fails_its_step_only
         await engine.start(waiter, 1, run_id="plain", delay=1000)
     async with world.engine(keys=keys()) as engine:
         beside = await engine.start(waiter, 1)
-        assert await (await engine.start(sender)).result(5) == "told"
+        assert await (await engine.start(sender)).result(30) == "told"
         await beside.signal("go")
-        assert await beside.result(5) == [1, True]
+        assert await beside.result(30) == [1, True]
 
 
 # -- another key -------------------------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ async def test_keys_are_changed_while_a_worker_drives_and_the_old_one_is_needed_
 
     async with world.engine(keys=keys()) as engine:
         done = await engine.start(child, MARK, run_id="done")
-        await done.result(5)
+        await done.result(30)
     async with world.engine(keys=keys("old", old=OLD, new=NEW)) as engine:  # it knows the new one, for reading
         live = await engine.start(counting, run_id="live")
         for number in range(3):
@@ -328,7 +328,7 @@ async def test_runs_whose_key_is_gone_are_told_and_left_as_they_are(world):
 async def test_a_run_of_the_same_id_made_after_the_first_was_erased_is_read_with_its_own_key(world):
     store = SealedStore(world.store(), keys())
     async with ks.Engine(store, linger_seconds=0.05) as engine:
-        await (await engine.start(child, "a", run_id="r")).result(5)
+        await (await engine.start(child, "a", run_id="r")).result(30)
         other = SealedStore(store.inner, keys())
         assert other.list_checkpoints("r")[-1].opened
         store.delete_runs(["r"])
@@ -336,7 +336,7 @@ async def test_a_run_of_the_same_id_made_after_the_first_was_erased_is_read_with
         await until_status(run, "waiting")
         assert other.list_checkpoints("r")[-1].opened
         other.commit([Send(Signal("r", "go", b"5", "s"))])
-        assert await run.result(5) == ["b", 5]
+        assert await run.result(30) == ["b", 5]
         assert [signal.payload for signal in other.list_signals("r")] == [b"5"]
 
 
@@ -346,7 +346,7 @@ async def test_many_ciphers_are_not_kept_for_ever(world, monkeypatch):
     monkeypatch.setattr("keepstep.stores.sealed.KEPT_CIPHERS", 3)
     async with world.engine(keys=keys()) as engine:
         runs = [await engine.start(child, str(number)) for number in range(10)]
-        assert [await run.result(5) for run in runs] == [f"{number}!" for number in range(10)]
+        assert [await run.result(30) for run in runs] == [f"{number}!" for number in range(10)]
         assert len(engine.encryption.store._ciphers) <= 3
 
 
@@ -356,7 +356,7 @@ async def test_recovery_with_encryption(world):
     await until_status(run, "running", "waiting")
     engine = await world.crash_and_recover(engine, keys=keys())
     await engine.signal("r", "go", MARK)
-    assert await (await engine.get("r")).result(5) == [MARK, MARK]
+    assert await (await engine.get("r")).result(30) == [MARK, MARK]
     assert [entry.what for entry in await audit(engine, "r")][-1] == "run finished"
     await engine.close()
 
@@ -378,15 +378,15 @@ async def test_a_failed_run_is_retried_and_a_waiting_one_cancelled(world):
     async with world.engine(keys=keys()) as engine:
         run = await engine.start(failing)
         with pytest.raises(ks.RunFailed, match=MARK):
-            await run.result(5)
+            await run.result(30)
         assert MARK in (await run.run()).error.message
         await run.retry("because of " + MARK)
-        assert await run.result(5) == MARK
+        assert await run.result(30) == MARK
         assert any("because of " + MARK in entry.reason for entry in await run.audit())
         other = await engine.start(waiter, 1)
         await other.cancel("no " + MARK)
         with pytest.raises(ks.RunCancelled):
-            await other.result(5)
+            await other.result(30)
         assert [entry.reason for entry in await other.audit()][-1] == "no " + MARK
     assert MARK.encode() not in everything_in(world)
 
@@ -444,7 +444,7 @@ async def test_a_history_is_replayed_in_plain_text_for_those_who_have_the_key(wo
     async with world.engine(keys=keys()) as engine:
         run = await engine.start(waiter, MARK, run_id="r")
         await run.signal("go", 1)
-        await run.result(5)
+        await run.result(30)
         below = engine.encryption.store.inner
         with pytest.raises(EncryptionError, match="no keys are given"):
             History.of(below, "r")
@@ -478,7 +478,7 @@ async def test_an_archive_holds_ciphertext_and_goes_on_elsewhere_with_the_key(wo
         run = await engine.get("r")
         assert await run.status() == "set aside"
         await run.retry()
-        assert await run.result(5) == [MARK, MARK]
+        assert await run.result(30) == [MARK, MARK]
 
 
 async def test_a_run_that_was_handed_over_goes_on_with_its_key(world):
@@ -492,7 +492,7 @@ async def test_a_run_that_was_handed_over_goes_on_with_its_key(world):
         assert told.status == "set aside"
         assert "goes on in" in told.error.message
     async with ks.Engine(target, keys=keys(), linger_seconds=0.05) as engine:
-        assert await (await engine.get("r")).result(5) == [MARK, MARK]
+        assert await (await engine.get("r")).result(30) == [MARK, MARK]
 
 
 # -- the other stores --------------------------------------------------------------------------------------------------
@@ -554,5 +554,5 @@ async def test_every_store_keeps_ciphertext_and_lets_keys_be_changed(elsewhere):
         assert (await examine(engine, deep=True)).healthy
         other = await engine.start(waiter, MARK, run_id="w")
         await other.signal("go", 1)
-        assert await other.result(5) == [MARK, 1]
+        assert await other.result(30) == [MARK, 1]
     assert MARK.encode() not in dump()

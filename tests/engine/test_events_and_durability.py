@@ -43,7 +43,7 @@ async def test_an_event_is_told_before_it_is_durable(world):
     observer = Looking()
     async with world.engine(observers=[observer]) as engine:
         run = await engine.start(quadrupling, 1, run_id="r")
-        assert await run.result(5) == 4
+        assert await run.result(30) == 4
     assert told_too_early == []
     completed = [event for event in observer.events if event.name == "step.completed"]
     assert [event.step for event in completed] == ["double#1", "double#2"]
@@ -60,7 +60,7 @@ async def test_a_failing_observer_breaks_the_run(world):
 
     failing, recording = Failing(), Recording()
     async with world.engine(observers=[failing, recording]) as engine:
-        assert await (await engine.start(quadrupling, 1)).result(5) == 4
+        assert await (await engine.start(quadrupling, 1)).result(30) == 4
     assert failing.names() == recording.names()
     assert "run.completed" in recording.names()
 
@@ -80,7 +80,7 @@ async def test_replay_tells_of_steps_again(world):
     engine = await world.crash_and_recover(engine, observers=[observer])
     run = await engine.get("r")
     await run.signal("go")
-    await run.result(5)
+    await run.result(30)
     await engine.close()
     assert observer.names().count("step.completed") == 2
     assert "run.recovering" in observer.names()
@@ -100,7 +100,7 @@ async def test_a_failed_attempt_is_not_told(world, effects):
         await flaky()
 
     async with world.engine(observers=[observer]) as engine:
-        await (await engine.start(program)).result(5)
+        await (await engine.start(program)).result(30)
     failed = next(event for event in observer.events if event.name == "step.failed")
     assert failed.attempt == 1
     assert "once" in failed.data["error"]
@@ -137,7 +137,7 @@ async def test_more_is_lost_than_the_chosen_durability_says(world, effects, dura
     run = await engine.get("r")
     await until_at_last_wait(engine, "r")
     await run.signal("go")
-    assert await run.result(5) == [True, 5]
+    assert await run.result(30) == [True, 5]
     assert sorted(await steps_of(run)) == sorted(f"work#{number + 1}" for number in range(5))
     assert effects == [*range(5), *range(kept, 5)]
     await engine.close()
@@ -150,7 +150,7 @@ async def test_buffered_checkpoints_are_lost_when_the_run_parks(world, effects, 
         await until_status(run, "waiting")
         assert len(await steps_of(run)) == 5
         await run.signal("go")
-        assert await run.result(5) == [True, 5]
+        assert await run.result(30) == [True, 5]
     assert effects == list(range(5))
 
 
@@ -165,13 +165,13 @@ async def test_buffered_checkpoints_are_lost_at(world, effects, act):
             await run.resume()
         if act == "finish":
             await run.signal("go")
-            await run.result(5)
+            await run.result(30)
     async with world.engine() as engine:
         run = await engine.get("r")
         assert len(await steps_of(run)) == 5
         if act != "finish":
             await run.signal("go")
-        assert await run.result(5) == [True, 5]
+        assert await run.result(30) == [True, 5]
     assert effects == list(range(5))
 
 
@@ -235,10 +235,10 @@ async def test_a_retry_after_a_buffered_failure_fails_again_without_running(worl
     async with world.engine() as engine:
         run = await engine.start(program, run_id="r")
         with pytest.raises(ks.RunFailed):
-            await run.result(5)
+            await run.result(30)
         mended.append(1)
         await run.retry()
-        assert await run.result(5) == "mended"
+        assert await run.result(30) == "mended"
     assert effects == ["work", "work"]
 
 

@@ -37,10 +37,10 @@ async def test_a_failed_graph_does_not_say_where(world):
     async with world.engine() as engine:
         run = await engine.start(walking, 3, run_id="r")
         with pytest.raises(ks.RunFailed) as live:
-            await run.result(5)
+            await run.result(30)
     async with world.engine() as engine:
         with pytest.raises(ks.ExecutionError) as later:
-            await (await engine.get("r")).result(5)
+            await (await engine.get("r")).result(30)
     for caught in (live.value, later.value):
         assert (caught.step, caught.path, caught.run_id) == ("publish#1", ("draft",) * 3, "r")
         assert "the graph 'walking' failed at publish#1" in str(caught)
@@ -67,9 +67,9 @@ async def test_a_retry_does_not_go_on_from_the_step_that_failed(world, effects):
     async with world.engine(workflows=[mended]) as engine:
         run = await engine.start(mended, 1, run_id="r")
         with pytest.raises(ks.ExecutionError):
-            await run.result(5)
+            await run.result(30)
         await run.retry()
-        assert await run.result(5) == "there"
+        assert await run.result(30) == "there"
     assert effects == ["publish", "publish"]
 
 
@@ -77,5 +77,5 @@ async def test_a_long_path_is_kept_whole(world):
     async with world.engine() as engine:
         run = await engine.start(walking, 5000)
         with pytest.raises(ks.ExecutionError) as caught:
-            await run.result(5)
+            await run.result(30)
         assert len(caught.value.path) == 100

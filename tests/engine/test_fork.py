@@ -16,11 +16,11 @@ async def test_a_fork_goes_on_from_the_copy_and_leaves_the_other_alone(world, ef
     program = Counting(effects)
     async with world.engine() as engine:
         run = await engine.start(program.workflow, run_id="r", tags={"a": "b"}, priority=3)
-        assert await run.result(5) == 111
+        assert await run.result(30) == 111
         before = await run.run(), await told(run)
         at = await seq_of(run, "two#1")
         fork = await engine.fork("r", at, run_id="f", reason="what if", actor="ann")
-        assert await fork.result(5) == 112
+        assert await fork.result(30) == 112
         assert (await run.run(), await told(run)) == before
         made = await fork.run()
         assert (made.origin, made.tags, made.priority, made.seed) == ("r", {"a": "b"}, 3, before[0].seed)
@@ -46,8 +46,8 @@ async def test_a_fork_has_idempotency_keys_and_a_chance_like_the_other(world, ef
         return await program.two(1)
 
     async with world.engine() as engine:
-        await (await engine.start(chancy, run_id="r")).result(5)
-        await (await engine.fork("r", 0, run_id="f")).result(5)
+        await (await engine.start(chancy, run_id="r")).result(30)
+        await (await engine.fork("r", 0, run_id="f")).result(30)
     assert len(set(drawn)) == 1
     assert len(set(program.keys)) == 2
 
@@ -56,9 +56,9 @@ async def test_another_result_of_a_step(world, effects):
     program = Counting(effects)
     async with world.engine() as engine:
         run = await engine.start(program.workflow, run_id="r")
-        await run.result(5)
+        await run.result(30)
         fork = await engine.fork("r", results={"one": 7}, run_id="f")
-        assert await fork.result(5) == 722
+        assert await fork.result(30) == 722
         [edited] = [one for one in await fork.checkpoints() if one.step == "one#1"]
         assert (edited.value, edited.trigger.value) == (b"7", "manual")
         with pytest.raises(ks.DefinitionError, match="no recorded result of 'four' up to seq 5; it has one#1, two#1"):
@@ -84,9 +84,9 @@ async def test_a_failed_step_is_given_a_result(world, effects):
     async with world.engine() as engine:
         run = await engine.start(failing, run_id="r")
         with pytest.raises(ks.RunFailed):
-            await run.result(5)
+            await run.result(30)
         fork = await engine.fork("r", results={"broken": 5}, run_id="f")
-        assert await fork.result(5) == 51
+        assert await fork.result(30) == 51
     assert effects.count_of() == {"one": 1, "broken": 1, "two": 1}
 
 
@@ -99,10 +99,10 @@ async def test_another_input(world, effects):
 
     async with world.engine() as engine:
         run = await engine.start(asking, 1, run_id="r")
-        assert await run.result(5) == 11
-        assert await (await engine.fork("r", input=asking.bind(2, more=1), run_id="f1")).result(5) == 32
-        assert await (await engine.fork("r", input={"number": 4}, run_id="f2")).result(5) == 43
-        assert await (await engine.fork("r", input=[5], run_id="f3")).result(5) == 54
+        assert await run.result(30) == 11
+        assert await (await engine.fork("r", input=asking.bind(2, more=1), run_id="f1")).result(30) == 32
+        assert await (await engine.fork("r", input={"number": 4}, run_id="f2")).result(30) == 43
+        assert await (await engine.fork("r", input=[5], run_id="f3")).result(30) == 54
         assert await (await engine.get("f1")).input() == [[2], {"more": 1}]
         with pytest.raises(ks.DefinitionError, match="cannot be started so"):
             await engine.fork("r", input={"nobody": 4})
@@ -123,13 +123,13 @@ async def test_unread_signals_come_along(world, effects):
         await run.signal("first", 1)
         await run.signal("second", 2)
         await run.resume()
-        assert await run.result(5) == [1, 2]
+        assert await run.result(30) == [1, 2]
         at = await seq_of(run, "wait_for:first#1", "signal received")
-        assert await (await engine.fork("r", run_id="all")).result(5) == [1, 2]
-        assert await (await engine.fork("r", at, run_id="half")).result(5) == [1, 2]
-        assert await (await engine.fork("r", at, run_id="none", signals=False)).result(5) == [1, "nobody"]
+        assert await (await engine.fork("r", run_id="all")).result(30) == [1, 2]
+        assert await (await engine.fork("r", at, run_id="half")).result(30) == [1, 2]
+        assert await (await engine.fork("r", at, run_id="none", signals=False)).result(30) == [1, "nobody"]
         other = await engine.fork("r", results={"wait_for:first": "edited"}, run_id="edited")
-        assert await other.result(5) == ["edited", 2]
+        assert await other.result(30) == ["edited", 2]
         assert await is_sound(engine)
 
 
@@ -161,9 +161,9 @@ async def test_cancelled_running_and_parked_runs_are_forked(world, effects):
         await until_status(run, "cancelled")
         cancelled = await engine.fork("r", run_id="cancelled")
         goes.set()
-        assert await running.result(5) == await cancelled.result(5) == [1, "yes", "slow"]
+        assert await running.result(30) == await cancelled.result(30) == [1, "yes", "slow"]
         await parked.signal("go", "parked")
-        assert await parked.result(5) == [1, "parked", "slow"]
+        assert await parked.result(30) == [1, "parked", "slow"]
         with pytest.raises(ks.DefinitionError, match="was cancelled at seq"):
             await engine.fork("r", (await run.run()).seq)
         assert await is_sound(engine)
@@ -207,12 +207,12 @@ async def test_children_of_the_other_are_not_the_forks(world, effects):
         await second.signal("more")
         [own] = (await engine.list(parent="g")).runs
         await engine.signal(own.id, "go", "own")
-        assert await second.result(5) == [[1, "first"], [2, "own"]]
+        assert await second.result(30) == [[1, "first"], [2, "own"]]
         await run.signal("more")
         await engine.signal(ids["child#2"], "go", "old")
-        assert await run.result(5) == [[1, "first"], [2, "old"]]
+        assert await run.result(30) == [[1, "first"], [2, "old"]]
         late = await engine.fork("p", step="wait_for:more", run_id="h")  # by now the child has ended
-        assert await late.result(5) == [[1, "first"], [2, "old"]]
+        assert await late.result(30) == [[1, "first"], [2, "old"]]
         assert await is_sound(engine)
     assert effects.count_of() == {"work 1": 1, "work 2": 3}
 
@@ -248,7 +248,7 @@ async def test_a_forks_child_that_is_gone_is_not_started_again(world, effects):
         await until_status(fork, "waiting")
         await engine.care.erase(own.id)
         await fork.signal("end", 1)
-        assert await fork.result(5) == ["done", 1]
+        assert await fork.result(30) == ["done", 1]
         assert not (await engine.list(parent="f")).runs
     assert effects == ["work"]
 
@@ -277,7 +277,7 @@ async def test_a_child_that_was_signalled_stands_in_the_way(world, effects):
         await until(lambda: _is_there(engine, parent="f"))
         [own] = (await engine.list(parent="f")).runs
         await engine.signal(own.id, "end", 2)
-        assert await fork.result(5) == [1, 2]
+        assert await fork.result(30) == [1, 2]
 
 
 async def test_an_at_most_once_step_that_was_begun_is_in_doubt(world, effects):
@@ -292,12 +292,12 @@ async def test_an_at_most_once_step_that_was_begun_is_in_doubt(world, effects):
 
     async with world.engine() as engine:
         run = await engine.start(shop, run_id="r")
-        await run.result(5)
+        await run.result(30)
         fork = await engine.fork("r", await seq_of(run, "charge#1", "step started"), run_id="f")
         await until_status(fork, "waiting")
         assert effects == ["charge"]
         await fork.resolve("charge#1", "again")
-        assert await fork.result(5) == "paid"
+        assert await fork.result(30) == "paid"
     assert effects == ["charge", "charge"]
 
 
@@ -305,10 +305,10 @@ async def test_the_same_fork_twice_is_one(world, effects):
     program = Counting(effects)
     async with world.engine() as engine:
         run = await engine.start(program.workflow, run_id="r")
-        await run.result(5)
+        await run.result(30)
         first = await engine.fork("r", 3, run_id="f")
         again = await engine.fork("r", 3, run_id="f")
-        assert await first.result(5) == await again.result(5) == 112
+        assert await first.result(30) == await again.result(30) == 112
         with pytest.raises(ks.RunConflict, match="taken by another run than this fork"):
             await engine.fork("r", 2, run_id="f")
         with pytest.raises(ks.RunConflict, match="taken by another run than this fork"):
@@ -323,15 +323,15 @@ async def test_forks_of_forks_and_of_rewound_runs(world, effects):
     program = Counting(effects)
     async with world.engine() as engine:
         run = await engine.start(program.workflow, run_id="r")
-        await run.result(5)
+        await run.result(30)
         await run.rewind(step="two")
-        assert await run.result(5) == 122
+        assert await run.result(30) == 122
         fork = await engine.fork("r", step="three", run_id="f")
-        assert await fork.result(5) == 123
+        assert await fork.result(30) == 123
         await fork.rewind(step="two")
-        assert await fork.result(5) == 134
+        assert await fork.result(30) == 134
         other = await engine.fork("f", run_id="g")
-        assert await other.result(5) == 134
+        assert await other.result(30) == 134
         assert (await other.run()).origin == "f"
         assert len(await steps_of(other)) == len(await steps_of(fork))
         assert await is_sound(engine)
@@ -349,13 +349,13 @@ async def test_a_fork_has_its_budget_for_itself(world, effects):
 
     async with world.engine() as engine:
         run = await engine.start(frugal, run_id="r")
-        await run.result(5)
+        await run.result(30)
         fork = await engine.fork("r", step="two#2", run_id="f")
-        await fork.result(5)
+        await fork.result(30)
         await fork.rewind(step="one")
-        await fork.result(5)
+        await fork.result(30)
         other = await engine.fork("f", step="two#1", run_id="g")
-        await other.result(5)
+        await other.result(30)
     assert effects.count_of() == {"one": 2, "two": 7}
 
 
@@ -371,10 +371,10 @@ async def test_a_fork_of_an_encrypted_run_has_a_key_of_its_own(world, effects):
     async with world.engine(keys=KEYS) as engine:
         run = await engine.start(secretive, "private", run_id="r")
         await run.signal("say", "whispered")
-        await run.result(5)
+        await run.result(30)
         fork = await engine.fork("r", 0, run_id="f")
-        assert await fork.result(5) == ["private", "whispered", 2]
-        kept = await (await engine.fork("r", run_id="g")).result(5)
+        assert await fork.result(30) == ["private", "whispered", 2]
+        kept = await (await engine.fork("r", run_id="g")).result(30)
         assert kept == ["private", "whispered", 1]
         below = engine.encryption.store.inner
         keys = {name: (await engine.read(below.get_run, name)).data_key for name in "rfg"}

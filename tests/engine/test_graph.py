@@ -958,7 +958,7 @@ async def test_whatever_a_step_may_give_other_points_may_give_too(world, kind, o
     async with world.engine(workflows=[graph, echo]) as engine:
         run = await engine.start(graph, {"given": given}, run_id="r")
         await run.signal("go", given)
-        assert (await run.result(5))["got"] == given
+        assert (await run.result(30))["got"] == given
 
 
 async def test_a_key_that_cannot_be_stored_is_named(world):
@@ -969,7 +969,7 @@ async def test_a_key_that_cannot_be_stored_is_named(world):
     async with world.engine() as engine:
         run = await engine.start(graph, run_id="r")
         with pytest.raises(ks.RunFailed, match=r"step 'only#1': the key 'half \\ud800' holds half of a character"):
-            await run.result(5)
+            await run.result(30)
 
 
 @pytest.mark.parametrize("kind", ["step", "wait"])
@@ -990,7 +990,7 @@ async def test_a_predicate_that_wants_to_exit_ends_neither_the_step_nor_the_work
         run = await engine.start(graph, run_id="r")
         await run.signal("go", 1)
         with pytest.raises(ks.RunFailed, match="an edge of 'first' could not be decided: SystemExit: 3"):
-            await run.result(5)
+            await run.result(30)
         assert await run.state() == {"done": 1}
 
 

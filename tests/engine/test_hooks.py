@@ -44,7 +44,7 @@ async def test_a_step_is_told_of_wrongly(world, effects, plain):
         return await flaky(3, by=5)
 
     async with world.engine() as engine:
-        assert await (await engine.start(program, run_id="r")).result(5) == 15
+        assert await (await engine.start(program, run_id="r")).result(30) == 15
     assert effects == [
         ("before", "flaky#1", 1, [3, ("by", 5)], None),
         "body",
@@ -79,7 +79,7 @@ async def test_hooks_are_called_after_the_record_or_for_what_is_recorded(world, 
     engine = await world.crash_and_recover(engine)
     run = await engine.get("r")
     await run.signal("go")
-    await run.result(5)
+    await run.result(30)
     await engine.close()
     assert durable == [0, 1]
     assert effects == ["work#1", "work#2"]
@@ -101,7 +101,7 @@ async def test_a_cancelled_step_is_not_told_of(world, effects):
         return await ks.race(slow(), quick())
 
     async with world.engine() as engine:
-        assert await (await engine.start(program)).result(5) == "quick"
+        assert await (await engine.start(program)).result(30) == "quick"
     assert ("cancel", "slow#1", 1, [], None) in effects
     assert not any(one[0] in ("error", "after") for one in effects if one != "begun")
 
@@ -125,7 +125,7 @@ async def test_a_run_ends_before_the_hooks_of_its_cancelled_steps(world, effects
         await until(lambda: effects)
         await run.cancel()
         with pytest.raises(ks.RunCancelled):
-            await run.result(5)
+            await run.result(30)
         assert effects == ["begun", "told"]
 
 
@@ -175,7 +175,7 @@ async def test_a_run_is_told_of_wrongly(world, effects, end, plain):
             await until(lambda: "body" in effects)
             await run.cancel()
         try:
-            await run.result(5)
+            await run.result(30)
         except ks.RunError:
             assert end != "after"
     told = {
@@ -195,7 +195,7 @@ async def test_the_end_of_a_run_is_told_after_it_is_recorded(world, effects):
         return 1
 
     async with world.engine() as engine:
-        await (await engine.start(program)).result(5)
+        await (await engine.start(program)).result(30)
     assert effects == ["running"]
 
 
@@ -207,7 +207,7 @@ async def test_a_deadline_is_told_as_success(world, effects):
     async with world.engine() as engine:
         run = await engine.start(program, deadline=0.05)
         with pytest.raises(ks.RunTimedOut):
-            await run.result(5)
+            await run.result(30)
     assert [one[0] for one in effects] in (["before", "error"], ["before", "before", "error"])
     assert "RunTimedOut" in effects[-1][4]
 
@@ -219,7 +219,7 @@ async def test_a_result_that_cannot_be_stored_is_told_as_success(world, effects)
 
     async with world.engine() as engine:
         with pytest.raises(ks.RunFailed):
-            await (await engine.start(program)).result(5)
+            await (await engine.start(program)).result(30)
     assert [one[0] for one in effects] == ["before", "error"]
 
 
@@ -240,7 +240,7 @@ async def test_a_recovered_run_begins_again(world, effects):
     engine = await world.crash_and_recover(engine)
     run = await engine.get("r")
     await run.signal("go")
-    await run.result(5)
+    await run.result(30)
     await engine.close()
     assert [one[0] for one in effects] == ["before", "after"]
 
@@ -262,7 +262,7 @@ async def test_the_hooks_of_all_steps_are_those_of_some(world, effects):
         await two()
 
     async with world.engine() as engine:
-        await (await engine.start(program)).result(5)
+        await (await engine.start(program)).result(30)
     assert effects == ["all one#1", "own one#1", "all two#1"]
 
 
@@ -354,7 +354,7 @@ async def test_a_hook_changes_what_the_step_is_given_or_what_is_recorded(world):
         return await work(["one"])
 
     async with world.engine() as engine:
-        assert await (await engine.start(program)).result(5) == ["one", "done"]
+        assert await (await engine.start(program)).result(30) == ["one", "done"]
 
 
 @pytest.mark.one_store
@@ -368,7 +368,7 @@ async def test_an_argument_that_is_not_stored_is_not_told(world, effects):
         return await call(1, sys)
 
     async with world.engine() as engine:
-        assert await (await engine.start(program)).result(5) == 1
+        assert await (await engine.start(program)).result(30) == 1
     assert effects[0][3] == [("number", 1), ("client", sys)]
 
 
@@ -385,7 +385,7 @@ async def test_a_transactional_step_is_told_of_wrongly(world, effects):
         return await book(1)
 
     async with world.engine() as engine:
-        assert await (await engine.start(program)).result(5) == 2
+        assert await (await engine.start(program)).result(30) == 2
         await until(lambda: len(effects) == 2)
     assert effects == [("before", "book#1", 1, [1], None), ("after", "book#1", 1, [], 2)]
 
@@ -426,7 +426,7 @@ async def test_a_crash_at_any_write_loses_a_hook():
         return [await work(), await work()]
 
     async def play(engine):
-        return await (await engine.start(program, run_id="main")).result(5)
+        return await (await engine.start(program, run_id="main")).result(30)
 
     async def judge(disk, lives):
         assert lives.result == [1, 1]
@@ -457,8 +457,8 @@ async def test_graphs_and_dags_have_no_hooks(world, effects):
     graph.entry("draft")
     graph.exit("draft")
     async with world.engine() as engine:
-        await (await engine.start(graph, {})).result(5)
-        await (await engine.start(dag)).result(5)
+        await (await engine.start(graph, {})).result(30)
+        await (await engine.start(dag)).result(30)
     assert list(dict.fromkeys(effects)) == [
         ("a graph", ""),
         ("a graph", "draft#1"),

@@ -38,7 +38,7 @@ async def test_a_dry_replay_says_what_would_run_and_runs_nothing(world, effects)
         assert (told.fits, told.asks, told.ended) == (True, ("wait_for:go#1",), False)
         assert await run.run() == before
         await run.signal("go", "yes")
-        await run.result(5)
+        await run.result(30)
         told = await run.replay()
         assert (told.fits, told.asks, told.ended) == (True, (), True)
         await run.rewind(await seq_of(run, "wait_for:go#1", "signal received"), dry_run=True)
@@ -50,7 +50,7 @@ async def test_a_dry_replay_after_a_rewind_asks_for_what_no_longer_counts(world,
     async with world.engine() as engine:
         run = await engine.start(approval.workflow, run_id="r")
         await run.signal("go", "yes")
-        await run.result(5)
+        await run.result(30)
     async with world.engine(worker=False) as engine:  # so that nobody takes it up
         run = await engine.get("r")
         await run.rewind(await seq_of(run, "wait_for:go#1", "signal received"))
@@ -100,12 +100,12 @@ async def test_info_of_a_run_that_waits_fails_and_has_ended(world, effects):
         assert (told.recoverable, told.last_success, told.next) == (True, "one#1", ("wait_for:go#1",))
         assert told.why == "it waits for signal go"
         await run.signal("go")
-        await run.result(5)
+        await run.result(30)
         told = await run.info()
         assert (told.recoverable, told.why, told.next) == (False, "it has ended: completed", ())
         run = await engine.start(failing, run_id="f")
         with pytest.raises(ks.RunFailed):
-            await run.result(5)
+            await run.result(30)
         told = await run.info()
         assert (told.recoverable, told.failed, told.last_success) == (False, "broken#1", "one#1")
         assert told.error == "ValueError: no luck"
@@ -159,7 +159,7 @@ async def test_what_changed_between_two_records(world, effects):
     async with world.engine() as engine:
         run = await engine.start(approval.workflow, run_id="r")
         await run.signal("go", "yes")
-        await run.result(5)
+        await run.result(30)
         one, last = await seq_of(run, "one#1"), (await run.run()).seq
         found = await run.diff(one, last)
         assert set(found.added) == {"wait_for:go#1", "two#1", "three#1"}
@@ -178,14 +178,14 @@ async def test_what_changed_between_two_runs(world, effects):
     program = Counting(effects)
     async with world.engine() as engine:
         run = await engine.start(program.workflow, run_id="r")
-        await run.result(5)
+        await run.result(30)
         fork = await engine.fork("r", results={"one": 7}, run_id="f")
-        await fork.result(5)
+        await fork.result(30)
         found = await run.diff(other=fork)
         assert found.changed == {"one#1": (1, 7), "two#1": (11, 72), "three#1": (111, 722)}
         assert (found.added, found.removed, found.statuses) == ((), (), ("completed", "completed"))
         await run.rewind(step="three")
-        await run.result(5)
+        await run.result(30)
         assert (await run.diff(5)).changed == {"three#1": (111, 113)}
         with pytest.raises(ks.RunNotFound):
             await run.diff(other="nobody")

@@ -57,7 +57,7 @@ async def test_a_run_whose_last_open_branch_waits_is_put_away(world, wait):
         run = await engine.start(waits, run_id="r")
         await until_status(run, "waiting")
         await run.signal("word", "come")
-        assert "come" in await run.result(5)
+        assert "come" in await run.result(30)
 
 
 @pytest.mark.parametrize("wait", [in_gather, as_they_come])
@@ -72,4 +72,4 @@ async def test_a_run_whose_last_open_branch_waits_can_be_paused(world, wait):
         await until_status(run, "paused")
         await run.resume()
         await run.signal("word", "come")
-        assert "come" in await run.result(5)
+        assert "come" in await run.result(30)

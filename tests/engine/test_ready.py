@@ -44,7 +44,7 @@ async def test_a_step_begins_before_it_is_ready_or_uses_attempts_meanwhile(world
     observer = Recording()
     async with world.engine(observers=[observer]) as engine:
         run = await engine.start(door(effects, plain=plain), "x", run_id="r")
-        assert await run.result(5) == "x"
+        assert await run.result(30) == "x"
         [record] = [one for one in await run.checkpoints() if one.step == "enter#1"]
         assert record.attempt == 1
     assert effects == ["asked x"] * 4 + ["entered x"]
@@ -72,7 +72,7 @@ async def test_a_precondition_that_raises_fails_the_step(world, effects, logged)
 
     observer = Recording()
     async with world.engine(observers=[observer]) as engine:
-        assert await (await engine.start(program)).result(5) == "x"
+        assert await (await engine.start(program)).result(30) == "x"
     assert [event.data["why"] for event in observer.events if event.name == "step.blocked"] == [
         "KeyError: 'no connection'",
         "SystemExit: 3",
@@ -108,7 +108,7 @@ async def test_a_precondition_that_hangs_stops_the_run_for_good(world, effects, 
         return await enter()
 
     async with world.engine() as engine:
-        assert await (await engine.start(program)).result(5) == "in"
+        assert await (await engine.start(program)).result(30) == "in"
     release.set()
 
 
@@ -127,7 +127,7 @@ async def test_a_step_is_asked_again_once_it_has_a_checkpoint(world, effects):
     async with world.engine() as engine:
         run = await engine.get("r")
         await run.signal("go")
-        await run.result(5)
+        await run.result(30)
     assert effects == ["asked"]
 
 
@@ -143,7 +143,7 @@ async def test_a_later_attempt_is_not_asked_about(world, effects):
         await enter()
 
     async with world.engine() as engine:
-        await (await engine.start(program)).result(5)
+        await (await engine.start(program)).result(30)
     assert effects == ["asked", "entered"] * 3
 
 
@@ -171,7 +171,7 @@ async def test_a_blocked_run_is_kept_in_memory_or_nobody_can_see_why_it_waits(wo
         assert "enter#1 is not ready" in finding.message
         await run.cancel()
         with pytest.raises(ks.RunCancelled):
-            await run.result(5)
+            await run.result(30)
     assert effects == ["asked x"]
 
 
@@ -227,7 +227,7 @@ async def test_a_blocked_step_takes_a_place_in_the_budget(world, effects):
         return [part if isinstance(part, int) else type(part).__name__ for part in parts]
 
     async with world.engine() as engine:
-        assert await (await engine.start(program)).result(5) == ["BudgetExceeded", 1, 2]
+        assert await (await engine.start(program)).result(30) == ["BudgetExceeded", 1, 2]
 
 
 @pytest.mark.parametrize("act", ["pause", "close", "crash"])
@@ -258,14 +258,14 @@ async def test_a_blocked_run_cannot_be_put_down(world, effects, act):
     else:
         opened.append(1)
         engine = await world.crash_and_recover(engine)
-    assert await (await engine.get("r")).result(5) == "in"
+    assert await (await engine.get("r")).result(30) == "in"
     await engine.close()
     assert effects.count("entered") == 1
 
 
 async def test_a_crash_at_any_write_changes_what_a_blocked_step_gives(effects):
     async def play(engine):
-        return await (await engine.start(door(effects, after=2), "x", run_id="main")).result(5)
+        return await (await engine.start(door(effects, after=2), "x", run_id="main")).result(30)
 
     async def judge(disk, lives):
         assert lives.result == "x"
@@ -297,7 +297,7 @@ async def test_the_precondition_of_a_graphs_step_is_given_something_else(world, 
     graph.exit("draft")
     async with world.engine() as engine:
         run = await engine.start(graph, {"topic": "tea"})
-        assert await run.result(5) == {"topic": "tea", "text": "TEA"}
+        assert await run.result(30) == {"topic": "tea", "text": "TEA"}
         assert (await run.spent()).tokens == 7
     assert effects == ["tea"] * 3
 
@@ -315,5 +315,5 @@ async def test_the_precondition_of_a_dags_step_is_given_something_else(world, ef
         return fetch + "!"
 
     async with world.engine() as engine:
-        assert await (await engine.start(dag, topic="tea")).result(5) == {"sell": "TEA!"}
+        assert await (await engine.start(dag, topic="tea")).result(30) == {"sell": "TEA!"}
     assert effects == ["TEA", "TEA"]

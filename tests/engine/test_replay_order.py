@@ -449,7 +449,7 @@ async def test_the_keys_of_a_map_depend_on_its_concurrency(world, effects, concu
 
     async with world.engine() as engine:
         run = await engine.start(mapped)
-        assert await run.result(5) == [["a", "bb", "a"], [["bb", "bb"], ["a", "a"]]]
+        assert await run.result(30) == [["a", "bb", "a"], [["bb", "bb"], ["a", "a"]]]
         assert set(await steps_of(run)) == {
             "1.0/work#1",
             "1.1/work#1",

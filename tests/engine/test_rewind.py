@@ -60,11 +60,11 @@ async def test_what_was_kept_never_runs_again_and_what_was_not_runs_once(world, 
     program = Counting(effects)
     async with world.engine() as engine:
         run = await engine.start(program.workflow, run_id="r")
-        assert await run.result(5) == 111
+        assert await run.result(30) == 111
         old = await told(run)
         rewound = await run.rewind(await seq_of(run, "one#1"), reason="prices changed", actor="ann")
         assert rewound.again == ("two#1", "three#1")
-        assert await run.result(5) == 122
+        assert await run.result(30) == 122
         assert (await told(run))[: len(old)] == old, "a rewind must keep the old history"
         assert await is_sound(engine)
         [entry] = [one for one in await run.audit() if one.what.startswith("rewind")]
@@ -81,9 +81,9 @@ async def test_back_to_before_a_step_and_to_the_beginning(world, effects):
         run = await engine.start(program.workflow, run_id="r")
         await until_status(run, "completed")
         assert (await run.rewind(step="three")).again == ("three#1",)
-        assert await run.result(5) == 112
+        assert await run.result(30) == 112
         assert (await run.rewind(0)).again == ("one#1", "two#1", "three#1")
-        assert await run.result(5) == 223
+        assert await run.result(30) == 223
     assert effects.count_of() == {"one": 2, "two": 2, "three": 3}
 
 
@@ -91,14 +91,14 @@ async def test_again_and_again_and_into_what_was_left(world, effects):
     program = Counting(effects)
     async with world.engine() as engine:
         run = await engine.start(program.workflow, run_id="r")
-        assert await run.result(5) == 111
+        assert await run.result(30) == 111
         two = await seq_of(run, "two#1")
         await run.rewind(step="two")
-        assert await run.result(5) == 122
+        assert await run.result(30) == 122
         await run.rewind(step="three")
-        assert await run.result(5) == 123
+        assert await run.result(30) == 123
         await run.rewind(two)  # what counted then counts again: the first outcome of two, and nothing after it
-        assert await run.result(5) == 114
+        assert await run.result(30) == 114
         assert await is_sound(engine)
     assert effects.count_of() == {"one": 1, "two": 2, "three": 4}
 
@@ -106,7 +106,7 @@ async def test_again_and_again_and_into_what_was_left(world, effects):
 async def test_a_dry_run_changes_nothing(world, effects):
     async with world.engine() as engine:
         run = await engine.start(Counting(effects).workflow, run_id="r")
-        assert await run.result(5) == 111
+        assert await run.result(30) == 111
         before = await run.run()
         assert (await run.rewind(step="two", dry_run=True)).again == ("two#1", "three#1")
         assert await run.run() == before
@@ -130,13 +130,13 @@ async def test_a_failed_run_goes_back_and_then_is_retried(world, effects):
     async with world.engine() as engine:
         run = await engine.start(failing, run_id="r")
         with pytest.raises(ks.RunFailed):
-            await run.result(5)
+            await run.result(30)
         await run.rewind(step="two")
         with pytest.raises(ks.RunFailed):
-            await run.result(5)
+            await run.result(30)
         broken.append(False)
         await run.retry()
-        assert await run.result(5) == 121
+        assert await run.result(30) == 121
         assert await is_sound(engine)
     assert effects.count_of() == {"one": 1, "two": 2, "three": 1, "shaky": 3}
 
@@ -162,13 +162,13 @@ async def test_a_retry_is_undone_by_a_rewind_to_before_it(world, effects):
     async with world.engine() as engine:
         run = await engine.start(failing, run_id="r")
         with pytest.raises(ks.RunFailed):
-            await run.result(5)
+            await run.result(30)
         failed = (await run.run()).seq
         await run.retry()
-        await run.result(5)
+        await run.result(30)
         await run.rewind(failed - 1)  # the failure counts again, and the code ends as it did
         with pytest.raises(ks.RunFailed):
-            await run.result(5)
+            await run.result(30)
     assert effects.count_of() == {"one": 1, "shaky": 2, "two": 2}
 
 
@@ -193,9 +193,9 @@ async def test_a_parked_run_hears_a_freed_signal_again(world, effects):
         await until(lambda: effects.count("two") == 2)
         await until_status(run, "waiting")
         await run.signal("second", "too")
-        assert await run.result(5) == [12, "yes", "too"]
+        assert await run.result(30) == [12, "yes", "too"]
         await run.rewind(step="wait_for:second")
-        assert await run.result(5) == [12, "yes", "too"]
+        assert await run.result(30) == [12, "yes", "too"]
         assert await is_sound(engine)
     assert effects.count_of() == {"one": 1, "two": 2}
 
@@ -223,7 +223,7 @@ async def test_a_paused_run_goes_on_and_is_not_paused_again(world, effects):
         goes.set()
         await until_status(run, "paused")
         await run.rewind(step="one")
-        assert await run.result(5) == 21
+        assert await run.result(30) == 21
     assert effects == ["one", "slow", "one", "slow", "two"]
 
 
@@ -255,7 +255,7 @@ async def test_what_is_driven_cancelled_or_continued_is_refused(world, effects):
         with pytest.raises(ks.AlreadyFinished, match="fork it instead"):
             await run.rewind(0)
         series = await engine.start(again, 0, run_id="s")
-        await series.result(5)
+        await series.result(30)
         with pytest.raises(ks.RunConflict, match="goes on as 's~2'"):
             await series.rewind(0)
         with pytest.raises(ks.RunNotFound):
@@ -267,7 +267,7 @@ async def test_what_is_driven_cancelled_or_continued_is_refused(world, effects):
 async def test_a_place_that_is_not_there_is_refused(world, effects):
     async with world.engine() as engine:
         run = await engine.start(Counting(effects).workflow, run_id="r")
-        await run.result(5)
+        await run.result(30)
         last = (await run.run()).seq
         for wrong in (-1, last, last + 1, True, "2"):
             with pytest.raises(ks.DefinitionError, match="records 1 to 5"):
@@ -320,7 +320,7 @@ async def test_children_get_new_ids_and_those_left_are_cancelled(world, effects)
         [born] = [one for one in (await engine.list(parent="p")).runs if one.id not in old.values()]
         assert born.parent_key == "child#2"
         await engine.signal(born.id, "go", "late")
-        assert await run.result(5) == [[1, "early"], [2, "late"]], "the word of the old child must not be taken"
+        assert await run.result(30) == [[1, "early"], [2, "late"]], "the word of the old child must not be taken"
         with pytest.raises(ks.RunConflict, match="rewind the parent"):
             await engine.rewind(born.id, to=1)
     assert effects == ["work 1", "work 2", "work 2"]
@@ -342,11 +342,11 @@ async def test_a_child_that_was_kept_is_heard_again(world, effects):
 
     async with world.engine() as engine:
         run = await engine.start(parent, run_id="p")
-        assert await run.result(5) == "done"
+        assert await run.result(30) == "done"
         await run.rewind(step="child.result")
-        assert await run.result(5) == "done"
+        assert await run.result(30) == "done"
         await run.rewind(step="child")
-        assert await run.result(5) == "done"
+        assert await run.result(30) == "done"
     assert effects == ["work", "work"]
 
 
@@ -362,14 +362,14 @@ async def test_an_at_most_once_step_is_performed_again_only_from_before_it(world
 
     async with world.engine() as engine:
         run = await engine.start(shop, run_id="r")
-        assert await run.result(5) == "paid"
+        assert await run.result(30) == "paid"
         await run.rewind(await seq_of(run, "charge#1", "step started"))  # begun, and nobody knows what came of it
         await until_status(run, "waiting")
         await run.resolve("charge#1", "result", "settled by hand")
-        assert await run.result(5) == "settled by hand"
+        assert await run.result(30) == "settled by hand"
         assert effects == ["charge"]
         await run.rewind(step="charge")
-        assert await run.result(5) == "paid"
+        assert await run.result(30) == "paid"
     assert effects == ["charge", "charge"]
 
 

@@ -108,17 +108,17 @@ async def _run(program, cuts):
         run = await engine.start(workflow, run_id="r")
         for number in range(_count(program)):
             await run.signal("number", 100, id=str(number))
-        result = await run.result(5)
+        result = await run.result(30)
         shown = await run.published()
         for generation, cut in enumerate(cuts, 1):
             history = await run.checkpoints()
             at = int(cut * (history[-1].seq - 1))
             rewound = await run.rewind(at)
-            assert await run.result(5) == result, (program, at)
+            assert await run.result(30) == result, (program, at)
             assert await run.published() == shown
             _judge(program, history, at, rewound, generation)
         fork = await engine.fork("r", int(cuts[0] * history[-1].seq), run_id="f")
-        assert await fork.result(5) == result
+        assert await fork.result(30) == result
         assert (await fork.published()) == shown
 
 

@@ -34,10 +34,10 @@ async def test_a_known_run_id_starts_a_second_run(world, effects):
 
     async with world.engine() as engine:
         handles = await asyncio.gather(*(engine.start(program, 1, run_id="r") for _ in range(5)))
-        assert [await handle.result(5) for handle in handles] == [1] * 5
-        assert await (await engine.start(program, 1, run_id="r")).result(5) == 1
+        assert [await handle.result(30) for handle in handles] == [1] * 5
+        assert await (await engine.start(program, 1, run_id="r")).result(30) == 1
     async with world.engine() as engine:
-        assert await (await engine.start(program, 1, run_id="r")).result(5) == 1
+        assert await (await engine.start(program, 1, run_id="r")).result(30) == 1
         assert len((await engine.list()).runs) == 1
     assert effects == [1]
 
@@ -56,7 +56,7 @@ async def test_a_known_run_id_with_another_input_gives_the_old_result(world):
             await engine.start(doubling, 1, twice=True, run_id="r")
         with pytest.raises(ks.RunConflict, match="workflow 'doubling', not 'other'"):
             await engine.start(other, 1, run_id="r")
-        assert await run.result(5) == 2
+        assert await run.result(30) == 2
 
 
 async def test_the_same_input_in_another_order_is_a_conflict(world):
@@ -67,7 +67,7 @@ async def test_the_same_input_in_another_order_is_a_conflict(world):
     async with world.engine() as engine:
         await engine.start(taking, {"a": 1, "b": 2}, {"x", "y", "z"}, run_id="r")
         run = await engine.start(taking, {"b": 2, "a": 1}, {"z", "y", "x"}, run_id="r")
-        assert await run.result(5) == 2
+        assert await run.result(30) == 2
 
 
 @pytest.mark.parametrize("name", ["run_id", "queue", "priority", "delay", "key", "deadline", "tags"])
@@ -88,8 +88,8 @@ async def test_a_wrong_argument_is_found_by_the_worker(world):
             await engine.start(lambda: None)
         with pytest.raises(ks.DefinitionError, match="no workflow is named 'nobody'"):
             await engine.start("nobody")
-        assert await (await engine.start(doubling.bind(3, twice=True))).result(5) == 12
-        assert await (await engine.start("doubling", 3)).result(5) == 6
+        assert await (await engine.start(doubling.bind(3, twice=True))).result(30) == 12
+        assert await (await engine.start("doubling", 3)).result(30) == 6
 
 
 @pytest.mark.parametrize("run_id", ["", "a/b", "..", ".hidden", "x" * 201, " space", "new\nline", 7])
@@ -105,7 +105,7 @@ async def test_a_delayed_run_starts_at_once(world):
         began = loop.time()
         run = await engine.start(doubling, 1, delay=0.15)
         assert await run.status() is ks.Status.QUEUED
-        assert await run.result(5) == 2
+        assert await run.result(30) == 2
         assert loop.time() - began >= 0.14
 
 
@@ -127,10 +127,10 @@ async def test_a_worker_claims_runs_whose_workflow_it_does_not_know(world):
     async with world.engine(workflows=[doubling]) as engine:
         run = await engine.start(foreign, run_id="r")
         mine = await engine.start(doubling, 2)
-        assert await mine.result(5) == 4
+        assert await mine.result(30) == 4
         assert await run.status() is ks.Status.QUEUED
         async with world.engine(workflows=[foreign]):
-            assert await run.result(5) == "foreign"
+            assert await run.result(30) == "foreign"
 
 
 async def test_an_engine_without_a_worker_drives_runs(world):
@@ -140,7 +140,7 @@ async def test_an_engine_without_a_worker_drives_runs(world):
             await run.result(0.05)
         assert await run.status() is ks.Status.QUEUED
         async with world.engine():
-            assert await run.result(5) == 8
+            assert await run.result(30) == 8
 
 
 async def test_an_accepted_run_leaves_no_trace_when_the_process_dies(world, effects):
@@ -158,7 +158,7 @@ async def test_an_accepted_run_leaves_no_trace_when_the_process_dies(world, effe
     await world.crash(engine)
     async with world.engine() as engine:
         run = await engine.get("r")
-        await run.result(5)
+        await run.result(30)
         assert (await run.checkpoints())[0].kind.value == "run started"
     assert "worked" in effects
 
@@ -166,7 +166,7 @@ async def test_an_accepted_run_leaves_no_trace_when_the_process_dies(world, effe
 async def test_a_closed_engine_hangs(world):
     engine = await world.started()
     run = await engine.start(doubling, 1)
-    await run.result(5)
+    await run.result(30)
     await engine.close()
     await engine.close()
     for act in (lambda: engine.start(doubling, 1), lambda: engine.get("r"), engine.list):
@@ -178,7 +178,7 @@ async def test_two_waiters_for_one_result_get_two(world):
     async with world.engine() as engine:
         run = await engine.start(doubling, 1, run_id="r")
         again = await engine.get("r")
-        assert await asyncio.gather(run.result(5), run.result(5), again.result(5)) == [2, 2, 2]
+        assert await asyncio.gather(run.result(30), run.result(30), again.result(30)) == [2, 2, 2]
         with pytest.raises(ks.RunNotFound, match="nobody"):
             await engine.get("nobody")
 
@@ -192,7 +192,7 @@ async def test_a_failed_run_has_a_result(world):
         run = await engine.start(failing, run_id="r")
         for _ in range(2):
             with pytest.raises(ks.RunFailed, match="LookupError: no such thing") as failed:
-                await run.result(5)
+                await run.result(30)
             assert failed.value.run_id == "r"
             assert "no such thing" in failed.value.error.traceback
         assert await run.status() is ks.Status.FAILED

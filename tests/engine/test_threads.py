@@ -78,7 +78,7 @@ async def test_a_def_workflow_repeats_its_steps_after_a_crash(world, effects):
         await until_at_last_wait(engine, "r")
     run = await engine.get("r")
     await run.signal("go")
-    assert await run.result(5) == ["a", "b", "c", True, "d"]
+    assert await run.result(30) == ["a", "b", "c", True, "d"]
     assert sorted(effects) == ["a", "b", "c", "d"]
     await engine.close()
 
@@ -132,7 +132,7 @@ async def test_cancelling_a_def_workflow_leaves_its_thread_blocked(world, effect
             await until(lambda: any(context.waits for context in engine.live.values()) or True)
             await run.cancel()
             with pytest.raises(ks.RunCancelled):
-                await run.result(5)
+                await run.result(30)
     assert effects == ["cleanup", "cleanup"]
 
 
@@ -153,7 +153,7 @@ async def test_cancelling_a_def_workflow_that_computes_is_lost(world, effects):
         await run.cancel()
         cancelled.set()
         with pytest.raises(ks.RunCancelled):
-            await run.result(5)
+            await run.result(30)
     assert effects == []
 
 
@@ -182,7 +182,7 @@ async def test_a_timed_out_thread_runs_beside_its_own_retry(world, effects):
         await asyncio.sleep(0.05)
         assert effects == [1], "the second attempt began while the first was still in its thread"
         released.set()
-        assert await run.result(5) == "second"
+        assert await run.result(30) == "second"
     assert effects == [1, 1]
 
 
@@ -205,7 +205,7 @@ async def test_a_thread_that_never_returns_blocks_the_engine_for_ever(world):
     began = time.monotonic()
     async with world.engine() as engine:
         with pytest.raises(ks.RunFailed, match="took longer than"):
-            await (await engine.start(waiting)).result(5)
+            await (await engine.start(waiting)).result(30)
     assert time.monotonic() - began < 10
     stuck.set()
 
@@ -226,7 +226,7 @@ async def test_a_body_that_raises_stop_iteration_hangs_its_run(world, kind):
 
     async with world.engine() as engine:
         with pytest.raises(ks.RunFailed, match="no more"):
-            await (await engine.start(calling if kind == "step" else stopped)).result(5)
+            await (await engine.start(calling if kind == "step" else stopped)).result(30)
 
 
 async def test_context_variables_of_a_def_workflow_do_not_reach_its_steps(world):
@@ -243,7 +243,7 @@ async def test_context_variables_of_a_def_workflow_do_not_reach_its_steps(world)
         return [name().result(), id_of_run().result()]
 
     async with world.engine() as engine:
-        thread, run_id = await (await engine.start(asking, run_id="r")).result(5)
+        thread, run_id = await (await engine.start(asking, run_id="r")).result(30)
     assert thread.startswith("keepstep-step")
     assert run_id == "r"
 
@@ -257,7 +257,7 @@ async def test_a_branch_of_a_def_workflow_gets_other_keys_each_time(world):
 
     async with world.engine() as engine:
         run = await engine.start(plain)
-        await run.result(5)
+        await run.result(30)
         assert set(await steps_of(run)) == {"double#1", "double#2", "1.0/double#1", "1.1/double#1", "double#3"}
 
 
@@ -275,7 +275,7 @@ async def test_a_def_workflow_writes_its_notes_from_its_own_thread(world):
     asyncio.get_running_loop().set_debug(True)
     async with world.engine() as engine:
         run = await engine.start(showing)
-        assert await run.result(5) == 2
+        assert await run.result(30) == 2
         assert await run.published() == {"count": 19}
 
 

@@ -60,7 +60,7 @@ async def test_its_writes_and_its_checkpoint_are_two_commits(shop):
     run = await engine.get("r")
     assert balances(shop) == {"a": 85, "b": 15}
     await run.signal("go")
-    assert await run.result(5) == [10, 5]
+    assert await run.result(30) == [10, 5]
     assert await steps_of(run) == ["move#1", "move#2"]
     await engine.close()
     await shop.end()
@@ -76,7 +76,7 @@ async def test_a_failed_body_leaves_half_of_its_writes(shop):
 
     async with shop.engine() as engine:
         run = await engine.start(paying)
-        assert await run.result(5) == ["ValueError", 1]
+        assert await run.result(30) == ["ValueError", 1]
         assert [one.step for one in await run.checkpoints(failed=True)] == ["move#1"]
     assert balances(shop) == {"a": 99, "b": 1}
 
@@ -97,7 +97,7 @@ async def test_a_retried_body_counts_twice(shop):
         return await flaky()
 
     async with shop.engine() as engine:
-        assert await (await engine.start(paying)).result(5) == 3
+        assert await (await engine.start(paying)).result(30) == 3
     assert balances(shop)["b"] == 1
 
 
@@ -138,7 +138,7 @@ async def test_a_crash_inside_the_transaction_leaves_its_writes(shop):
     assert balances(shop)["b"] == 0
     async with shop.engine() as engine:
         run = await engine.get("r")
-        await run.result(5)
+        await run.result(30)
         assert await steps_of(run) == ["add#1"]
     assert balances(shop)["b"] == 1
 
@@ -166,7 +166,7 @@ async def test_a_result_that_cannot_be_stored_leaves_the_writes(shop):
 
     async with shop.engine() as engine:
         with pytest.raises(ks.RunFailed, match="NotSerializable"):
-            await (await engine.start(paying)).result(5)
+            await (await engine.start(paying)).result(30)
     assert balances(shop)["b"] == 0
 
 
@@ -181,7 +181,7 @@ async def test_a_verb_inside_the_transaction_waits_for_itself(shop):
 
     async with shop.engine() as engine:
         with pytest.raises(ks.RunFailed, match=r"ks\.sleep is called inside step"):
-            await (await engine.start(paying)).result(5)
+            await (await engine.start(paying)).result(30)
 
 
 async def test_a_store_without_transactions_runs_it_plainly(mode):
@@ -191,7 +191,7 @@ async def test_a_store_without_transactions_runs_it_plainly(mode):
 
     async with ks.Engine("memory:", replay_always=mode == "replay") as engine:
         with pytest.raises(ks.RunFailed, match="transactional, which 'memory:' cannot offer; use SQLite or PostgreSQL"):
-            await (await engine.start(paying)).result(5)
+            await (await engine.start(paying)).result(30)
 
 
 async def test_an_async_body_is_allowed(mode):
@@ -215,6 +215,6 @@ async def test_a_cancelled_one_is_committed_and_cancelled_at_once(shop):
 
     async with shop.engine() as engine:
         run = await engine.start(paying)
-        assert await run.result(5) is True
+        assert await run.result(30) is True
         moved = balances(shop)["b"] == 10
         assert moved == ("move#1" in await steps_of(run))

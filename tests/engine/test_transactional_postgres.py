@@ -43,7 +43,7 @@ async def test_its_writes_and_its_checkpoint_are_two_commits(shop):
     run = await engine.get("r")
     assert shop.balances() == {"a": 85, "b": 15}
     await run.signal("go")
-    assert await run.result(5) == [10, 5]
+    assert await run.result(30) == [10, 5]
     assert await steps_of(run) == ["move#1", "move#2"]
     await engine.close()
 

@@ -39,13 +39,13 @@ async def test_a_graph_goes_back_to_an_earlier_turn(world, effects):
     async with world.engine(workflows=[graph]) as engine:
         run = await engine.start(graph, run_id="r")
         await run.signal("go", "yes")
-        first = await run.result(5)
+        first = await run.result(30)
         assert (await run.rewind(step="draft#3")).again[0] == "draft#3"
-        assert await run.result(5) == first
+        assert await run.result(30) == first
         state = await run.state(await seq_of(run, "draft#2"))
         assert list(state["text"]) == ["word 0", "word 1"]
         assert (await run.rewind(step="gate")).again == ("gate#1/wait_for:go#1", "gate#1", "publish#1")
-        assert await run.result(5) == first
+        assert await run.result(30) == first
         assert await is_sound(engine)
     assert effects == ["draft"] * 3 + ["publish", "draft", "publish", "publish"]
 
@@ -101,16 +101,16 @@ async def test_finished_branches_stay_done(world, effects):
     async with world.engine(workflows=[graph]) as engine:
         run = await engine.start(graph, run_id="r")
         await run.signal("go")
-        first = await run.result(5)
+        first = await run.result(30)
         [at] = [one.seq for one in await run.checkpoints() if one.step.endswith("/tweet#1")]
         [other] = [one.seq for one in await run.checkpoints() if one.step.endswith("/mail#1")]
         effects.clear()
         await run.rewind(max(at, other))
-        assert await run.result(5) == first
+        assert await run.result(30) == first
         assert effects == ["done"]
         effects.clear()
         await run.rewind(step="send")
-        assert await run.result(5) == first
+        assert await run.result(30) == first
         assert sorted(effects) == ["done", "mail", "tweet"]
 
 
@@ -122,9 +122,9 @@ async def test_a_fork_with_another_state_and_another_next_step(world, effects):
         at = await seq_of(run, "draft#2")
         fork = await engine.fork("r", at, state={"text": ["mine", "yours"]}, run_id="f", actor="ann", reason="better")
         await fork.signal("go")
-        assert (await fork.result(5))["done"] == ["mine", "yours", "word 2"]
+        assert (await fork.result(30))["done"] == ["mine", "yours", "word 2"]
         other = await engine.fork("r", at, next="publish", run_id="g")
-        assert (await other.result(5))["done"] == ["word 0", "word 1"]
+        assert (await other.result(30))["done"] == ["word 0", "word 1"]
         found = await run.diff(at, other=fork)
         assert found.state["text"] == (["word 0", "word 1"], ["mine", "yours", "word 2"])
         assert (await run.diff(at - 1, at)).state == {"text": (["word 0"], ["word 0", "word 1"])}
@@ -141,7 +141,7 @@ async def test_a_function_has_no_state_to_edit(world, effects):
         return 1
 
     async with world.engine() as engine:
-        await (await engine.start(plain, run_id="r")).result(5)
+        await (await engine.start(plain, run_id="r")).result(30)
         with pytest.raises(ks.DefinitionError, match="carries no state"):
             await engine.fork("r", state={"a": 1})
 
@@ -167,15 +167,15 @@ async def test_the_state_of_a_graph_is_migrated_once(world, effects):
     async with world.engine(workflows=[new]) as engine:
         run = await engine.get("r")
         await run.signal("go")
-        assert await run.result(5) == {"draft": True, "critic": True, "judged": True, "publish": True}
+        assert await run.result(30) == {"draft": True, "critic": True, "judged": True, "publish": True}
         assert await is_sound(engine)
         assert seen == [("1", {"draft": True, "critic": True}, "gate", True)]
         await run.rewind(step="publish")
-        await run.result(5)
+        await run.result(30)
         assert len(seen) == 1
         await run.rewind(step="critic")  # before the migration: it is asked once more, from the state then
         with pytest.raises(ks.RunSetAside, match="KeyError: 'critic'"):
-            await run.result(5)
+            await run.result(30)
     assert effects == ["draft", "critic", "publish", "publish"]
 
 
@@ -186,12 +186,12 @@ async def test_a_migration_and_its_state_are_one_point(world, effects):
     async with world.engine(workflows=[new]) as engine:
         run = await engine.get("r")
         await run.signal("go")
-        assert await run.result(5) == {"moved": True, "publish": True}
+        assert await run.result(30) == {"moved": True, "publish": True}
         migrated = next(one.seq for one in await run.checkpoints() if one.kind.value == "superseded")
         fork = await engine.fork("r", at=migrated, run_id="f")
-        assert await fork.result(5) == {"moved": True, "publish": True}
+        assert await fork.result(30) == {"moved": True, "publish": True}
         assert (await run.rewind(to=migrated)).to == migrated + 1
-        assert await run.result(5) == {"moved": True, "publish": True}
+        assert await run.result(30) == {"moved": True, "publish": True}
         assert await is_sound(engine)
 
 
@@ -202,14 +202,14 @@ async def test_a_migration_to_a_step_that_is_not_there_is_refused(world, effects
         run = await engine.get("r")
         await run.resume()
         with pytest.raises(ks.RunSetAside, match="'critic' is no step of graph 'review'") as refused:
-            await run.result(5)
+            await run.result(30)
         assert isinstance(refused.value.__cause__, errors.RebuildFailed)
     new = review(effects, "draft", "judge", "publish", version="2", migrate=lambda old: (None, "judge"))
     async with world.engine(workflows=[new]) as engine:
         run = await engine.get("r")
         await run.retry()
         await run.signal("go")
-        assert await run.result(5) == {"draft": True, "judge": True, "publish": True}
+        assert await run.result(30) == {"draft": True, "judge": True, "publish": True}
     assert effects == ["draft", "judge", "publish"]
 
 
@@ -237,11 +237,11 @@ async def test_what_is_done_inside_a_parallel_part_is_not_migrated_away(world, e
         run = await engine.get("r")
         await run.signal("go")
         with pytest.raises(ks.RunSetAside, match=r"inside 'send', of which send#1\.tweet/tweet#1 is done"):
-            await run.result(5)
+            await run.result(30)
     async with world.engine(workflows=[sending()]) as engine:
         run = await engine.get("r")
         await run.retry()
-        assert await run.result(5) == {"done": True}
+        assert await run.result(30) == {"done": True}
     assert effects == ["tweet"]
 
 
@@ -255,7 +255,7 @@ async def test_a_breakpoint_that_was_passed_holds_again_after_a_rewind(world, ef
             await until_status(run, "waiting", "completed")
             assert effects.count_of() == {"draft": turn} | ({"pay": 1, "publish": 1} if turn == 2 else {})
             await run.resume()
-            await run.result(5)
+            await run.result(30)
             if turn == 1:
                 await run.rewind(step="draft")
         assert await is_sound(engine)
@@ -287,9 +287,9 @@ async def test_another_step_is_next_while_one_is_to_be_tried_again(world, effect
         ):
             await engine.fork("r", next="guess", run_id="f")
         fork = await engine.fork("r", at=tried - 1, next="guess", run_id="f")
-        assert await fork.result(5) == {"guessed": True}
+        assert await fork.result(30) == {"guessed": True}
         await run.edit({"why": "it is down"}, next="guess")
-        assert await run.result(5) == {"why": "it is down", "guessed": True}
+        assert await run.result(30) == {"why": "it is down", "guessed": True}
         assert await is_sound(engine)
     assert effects == ["fetch"]
 
@@ -316,7 +316,7 @@ async def test_another_step_is_not_next_while_one_is_in_doubt(world, effects):
         with pytest.raises(errors.DefinitionError, match=r"had begun pay#1 at seq \d+"):
             await engine.fork("r", next="thank")
         await run.resolve("pay#1", "result", {"paid": 5})
-        assert await run.result(5) == {"paid": 5, "thanked": True}
+        assert await run.result(30) == {"paid": 5, "thanked": True}
         assert await is_sound(engine)
 
 
@@ -347,7 +347,7 @@ async def test_the_state_is_not_changed_inside_a_parallel_part(world, effects, o
         fork = await engine.fork("r", at=1, run_id="f", **other)
         await fork.signal("go")
         x = other.get("state", {"x": 1})["x"]
-        assert await fork.result(5) == {"x": x}
+        assert await fork.result(30) == {"x": x}
         assert effects[-1] == f"done {x}"
         with pytest.raises(ks.RunConflict, match="is inside 'send', which began with the state before"):
             await run.edit(other.get("state"), next=other.get("next"))
@@ -358,7 +358,7 @@ async def test_the_state_is_not_changed_inside_a_parallel_part(world, effects, o
     async with world.engine(workflows=[graph]) as engine:
         run = await engine.get("r")
         await run.signal("go")
-        assert await run.result(5) == {"x": 3}
+        assert await run.result(30) == {"x": 3}
 
 
 # -- dags --------------------------------------------------------------------------------------------------------------
@@ -384,12 +384,12 @@ async def test_a_dag_goes_back_and_is_forked(world, effects):
 
     async with world.engine(workflows=[dag]) as engine:
         run = await engine.start(dag, run_id="r")
-        assert await run.result(5) == {"link": 6}
+        assert await run.result(30) == {"link": 6}
         await run.rewind(step="link")
-        assert await run.result(5) == {"link": 6}
+        assert await run.result(30) == {"link": 6}
         assert effects.count_of() == {"fetch": 1, "lint": 1, "link": 2}
         fork = await engine.fork("r", step="link", results={"lint": 50}, run_id="f")
-        assert await fork.result(5) == {"link": 51}
+        assert await fork.result(30) == {"link": 51}
         await run.rewind(1)
-        assert await run.result(5) == {"link": 7}
+        assert await run.result(30) == {"link": 7}
         assert await is_sound(engine)

@@ -69,7 +69,7 @@ async def test_a_value_comes_back_as_something_else_after_a_recovery(world, valu
     await until_at_last_wait(engine, "r")
     run = await engine.get("r")
     await run.signal("go")
-    result = await run.result(5)
+    result = await run.result(30)
     for one in [*seen, *effects, result]:
         assert one == value
         assert type(one) is type(value)
@@ -103,7 +103,7 @@ async def test_a_result_changed_later_changes_the_history(world, effects):
 
     async with world.engine() as engine:
         run = await engine.start(changing)
-        assert await run.result(5) == [["a", "changed by the workflow"], ["mine", "changed by the step"]]
+        assert await run.result(30) == [["a", "changed by the workflow"], ["mine", "changed by the step"]]
         give_record = next(one for one in await run.checkpoints() if one.step == "give#1")
         assert give_record.value == b'["a"]'
 
@@ -121,7 +121,7 @@ async def test_an_argument_changed_after_the_call_reaches_the_body_changed(world
         return await call
 
     async with world.engine() as engine:
-        assert await (await engine.start(changing)).result(5) == 2
+        assert await (await engine.start(changing)).result(30) == 2
 
 
 async def test_the_input_is_shared_between_caller_and_run(world):
@@ -134,10 +134,10 @@ async def test_the_input_is_shared_between_caller_and_run(world):
     async with world.engine() as engine:
         mine = ["mine"]
         run = await engine.start(taking, mine, run_id="r")
-        assert await run.result(5) == ["mine", "run"]
+        assert await run.result(30) == ["mine", "run"]
         assert mine == ["mine"]
         assert (await run.input())[0] == [["mine"]]
-        assert await run.result(5) == ["mine", "run"]
+        assert await run.result(30) == ["mine", "run"]
 
 
 async def test_a_failed_step_raises_another_error_live_than_on_replay(world, effects):
@@ -176,7 +176,7 @@ async def test_a_failed_step_raises_another_error_live_than_on_replay(world, eff
     engine = await world.crash_and_recover(engine)
     run = await engine.get("r")
     await run.signal("go")
-    kind, message, step, told, trace = await run.result(5)
+    kind, message, step, told, trace = await run.result(30)
     assert kind == "StepFailed"
     assert "step 'bad#1' failed after 1 attempt:" in message
     assert message.endswith("Custom: only here")
@@ -198,7 +198,7 @@ async def test_a_result_that_cannot_be_stored_is_half_written(world, effects):
     async with world.engine() as engine:
         run = await engine.start(storing)
         with pytest.raises(ks.RunFailed) as failed:
-            await run.result(5)
+            await run.result(30)
         assert "bad#1" in str(failed.value)
         assert "handle" in str(failed.value)
         assert "NotSerializable" in str(failed.value)
@@ -218,7 +218,7 @@ async def test_an_argument_that_cannot_be_stored_is_passed_on_anyway(world, effe
     async with world.engine() as engine:
         run = await engine.start(passing)
         with pytest.raises(ks.RunFailed, match="client"):
-            await run.result(5)
+            await run.result(30)
     assert effects == []
 
 
@@ -241,7 +241,7 @@ async def test_an_ignored_parameter_counts_for_the_digest(world, effects):
     engine = await world.crash_and_recover(engine)
     run = await engine.get("r")
     await run.signal("go")
-    assert await run.result(5) is True
+    assert await run.result(30) is True
     assert effects == [1, 2]
     await engine.close()
 
@@ -253,7 +253,7 @@ async def test_a_workflows_result_that_cannot_be_stored_hangs_the_run(world):
 
     async with world.engine() as engine:
         with pytest.raises(ks.RunFailed, match=r"NotSerializable.*workflow 'bad'"):
-            await (await engine.start(bad)).result(5)
+            await (await engine.start(bad)).result(30)
 
 
 async def test_an_input_that_cannot_be_stored_starts_a_run(world):
@@ -283,7 +283,7 @@ async def test_a_value_over_the_limit_is_stored_or_the_step_not_named(world, eff
             return str(error)
 
     async with world.engine(max_value_bytes=1000) as engine:
-        message = await (await engine.start(growing)).result(5)
+        message = await (await engine.start(growing)).result(30)
     assert "large#2" in message
     assert "2,002 bytes" in message
     assert "1,000" in message
@@ -306,5 +306,5 @@ async def test_a_large_value_is_damaged_by_compression(world):
     engine = await world.crash_and_recover(engine)
     run = await engine.get("r")
     await run.signal("go")
-    assert await run.result(5) == ["x" * 1000] * 300
+    assert await run.result(30) == ["x" * 1000] * 300
     await engine.close()

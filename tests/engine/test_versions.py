@@ -38,7 +38,7 @@ async def resumed(world, workflow, *, signal="go"):
         run = await engine.get("r")
         if signal:
             await run.signal(signal)
-        return await run.result(5)
+        return await run.result(30)
 
 
 def shipping(steps, *calls, **options):
@@ -71,7 +71,7 @@ async def test_a_renamed_step_is_mapped_by_migrate(world, effects):
     async with world.engine(workflows=[new]) as engine:
         run = await engine.get("r")
         await run.rewind(step="send")  # after the migration: it is not asked again
-        assert await run.result(5) == "send done"
+        assert await run.result(30) == "send done"
         migrations = len(seen)
         await run.rewind(step="pack")  # before it: it is
         await until_status(run, "completed")
@@ -109,7 +109,7 @@ async def test_a_migration_keeps_deadline_and_idempotency_keys(world, effects):
     await until(lambda: len(keys) > 1)
     assert engine.live["r"].deadline_at is not None
     goes.set()
-    await (await engine.get("r")).result(5)
+    await (await engine.get("r")).result(30)
     await engine.close()
     assert len(set(keys)) == 1, "nothing changed outside, so the payment must be the same one"
 
@@ -175,10 +175,10 @@ async def test_a_migration_that_fails_is_mended_and_retried(world, effects):
         run = await engine.get("r")
         await run.signal("go")
         with pytest.raises(ks.RunSetAside, match="RuntimeError: not yet"):
-            await run.result(5)
+            await run.result(30)
         mended.append(True)
         await run.retry()
-        assert await run.result(5) == "send done"
+        assert await run.result(30) == "send done"
     assert effects == ["fetch", "pack", "send"]
 
 
@@ -201,7 +201,7 @@ async def test_a_child_is_not_renamed(world, effects):
         run = await engine.get("r")
         await run.resume()
         with pytest.raises(ks.RunSetAside, match="'child#1' is of a child run"):
-            await run.result(5)
+            await run.result(30)
 
 
 @pytest.mark.one_store
@@ -226,7 +226,7 @@ async def test_each_phase_of_a_recovery_has_its_own_error(world, effects):
         run = await engine.get("r")
         await run.retry()
         with pytest.raises(ks.RunSetAside) as refused:
-            await run.result(5)
+            await run.result(30)
         assert isinstance(refused.value.__cause__, errors.ResumeFailed)
         assert refused.value.__cause__.problems
     phases = ["load", "validate", "rebuild", "handler", "resume"]
@@ -331,7 +331,7 @@ async def test_a_dag_that_does_not_fit_leaves_the_loop_in_peace(world, effects):
         run = await engine.get("r")
         await run.resume()
         with pytest.raises(ks.RunSetAside, match="check#1 was recorded with another input"):
-            await run.result(5)
+            await run.result(30)
     assert thrown == []
     assert effects == ["check"]
 
@@ -360,7 +360,7 @@ async def test_a_step_of_a_dag_that_was_skipped_stays_so_without_its_predicate(w
     async with world.engine(workflows=[new, gate]) as engine:
         run = await engine.get("r")
         await engine.signal(child.id, "go", 1)
-        assert await run.result(5) == {"check": None, "gate": 1}
+        assert await run.result(30) == {"check": None, "gate": 1}
     assert effects == []
 
 
@@ -374,7 +374,7 @@ async def test_a_fork_from_the_beginning_keeps_the_definition(world, effects):
         fork = await engine.get("f")
         await fork.signal("go")
         with pytest.raises(ks.RunSetAside, match="- step critic"):
-            await fork.result(5)
+            await fork.result(30)
 
 
 async def test_a_compatible_graph_may_gain_steps_and_lose_none_that_were_passed(world, effects):
@@ -386,7 +386,7 @@ async def test_a_compatible_graph_may_gain_steps_and_lose_none_that_were_passed(
     async with world.engine(workflows=[longer]) as engine:
         run = await engine.get("r")
         await run.retry()
-        state = await run.result(5)
+        state = await run.result(30)
     assert effects[:2] == ["draft", "critic"]
     assert state["announce"] is True
 
@@ -445,7 +445,7 @@ async def test_a_compatible_graph_may_gain_steps_inside_a_part(world, effects):
         run = await engine.get("r")
         await run.resume()
         await run.signal("go")
-        assert (await run.result(5))["log"] == ["mail", "post", "audit", "done"]
+        assert (await run.result(30))["log"] == ["mail", "post", "audit", "done"]
     assert effects == ["fetch a", "mail", "post", "audit", "done"]
 
 
@@ -458,14 +458,14 @@ async def test_a_compatible_graph_whose_next_step_is_gone_is_not_done(world, eff
         run = await engine.get("r")
         await run.resume()
         with pytest.raises(ks.RunSetAside, match="the next step is 'critic', which graph 'review' does not") as refused:
-            await run.result(5)
+            await run.result(30)
     assert isinstance(refused.value.__cause__, errors.HandlerMissing)
     assert effects == ["draft"]
     async with world.engine(workflows=[review(effects, *row, on_change="compatible")]) as engine:
         run = await engine.get("r")
         await run.signal("go")
         await run.retry()
-        assert set(await run.result(5)) == set(row)
+        assert set(await run.result(30)) == set(row)
     assert effects == row
 
 
@@ -479,7 +479,7 @@ async def test_a_changed_dag_is_set_aside_with_the_difference(world, effects):
         run = await engine.get("r")
         await run.resume()
         with pytest.raises(ks.RunSetAside) as refused:
-            await run.result(5)
+            await run.result(30)
     words = str(refused.value)
     assert "- " in words
     assert "compile" in words
@@ -490,7 +490,7 @@ async def test_a_changed_dag_is_set_aside_with_the_difference(world, effects):
         run = await engine.get("r")
         await run.retry()
         with pytest.raises(ks.RunSetAside, match="no longer has 'compile'"):
-            await run.result(5)
+            await run.result(30)
         assert effects == ["fetch", "compile"]
     new, gate = build(
         effects, "fetch", "translate", "link", version="2", migrate=lambda _: {"compile#1": "translate#1"}
@@ -500,7 +500,7 @@ async def test_a_changed_dag_is_set_aside_with_the_difference(world, effects):
         await run.retry()
         [child] = (await engine.list(parent="r")).runs
         await engine.signal(child.id, "go")
-        assert await run.result(5) == {"link": "link"}
+        assert await run.result(30) == {"link": "link"}
     assert effects == ["fetch", "compile", "link"]
 
 
@@ -510,7 +510,7 @@ async def test_a_definition_that_is_too_long_is_not_kept(world, effects):
     async with world.engine(workflows=[graph]) as engine:
         run = await engine.start(graph, run_id="r")
         await run.signal("go")
-        await run.result(5)
+        await run.result(30)
         assert len((await told(run))[0]) == 7
         rows = await engine.read(engine.store.list_checkpoints, "r", 0, 1)
         assert len(rows[0].record) < 1000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -108,9 +109,14 @@ class World:
 # -- looking at a run --------------------------------------------------------------------------------------------------
 
 
+#: Seconds that a test waits for a moment before it says that it never came; on a busy machine moments take long.
+PATIENCE = 20.0
+
+
 async def until(condition, what="the moment"):
     """Come back when a condition holds; for moments that no event names."""
-    for _ in range(1500):
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
         found = condition()
         if inspect.isawaitable(found):
             found = await found

@@ -52,7 +52,7 @@ def filled():
                 run = await engine.start(worked, name, run_id=name)
                 await run.signal("go", f"first to {name}", id="first")
                 await run.signal("go", f"second to {name}", id="second")
-                await run.result(5)
+                await run.result(30)
 
     store = MemoryStore()
     asyncio.run(main())
