@@ -138,6 +138,121 @@ async def test_a_retry_repeats_the_siblings_of_a_failed_branch(world, effects):
     assert sorted(effects) == ["middle", "middle", "quick 1", "quick 2", "slow", "slow"]
 
 
+def working(effects, broken):
+    """A step that fails for number 1, and says whenever it runs."""
+
+    @ks.step(name="work")
+    async def work(number):
+        effects.append(number)
+        await asyncio.sleep(0)
+        if number == 1 and broken:
+            raise ValueError("not yet")
+        return number
+
+    return work
+
+
+async def all_of(work, numbers):
+    """Everything is waited for, and then the first error raised."""
+    done = await ks.gather(*[work(number) for number in numbers], return_exceptions=True)
+    raise_first(done)
+    return done
+
+
+async def all_of_asyncio(work, numbers):
+    done = await asyncio.gather(*[work(number) for number in numbers], return_exceptions=True)
+    raise_first(done)
+    return done
+
+
+async def all_of_rows(work, numbers):
+    async def row(number):
+        winner = await ks.race(work(number), ks.sleep(60))
+        return [winner, await work(number + 10)]
+
+    done = await ks.gather(*[row(number) for number in numbers], return_exceptions=True)
+    raise_first(done)
+    return [number for part in done for number in part]
+
+
+async def all_of_a_map(work, numbers):
+    done = await ks.map(work, numbers, concurrency=2, collect=True)
+    raise_first(done.failures.values())
+    return list(done)
+
+
+def raise_first(done):
+    for one in done:
+        if isinstance(one, BaseException):
+            raise one
+
+
+@pytest.mark.parametrize("together", [all_of, all_of_asyncio, all_of_rows, all_of_a_map])
+async def test_a_retry_repeats_what_was_done_beside_the_failure_after_it(world, effects, together):
+    broken = [True]
+    work = working(effects, broken)
+
+    @ks.workflow(name="together")
+    async def program():
+        return await together(work, [1, 2, 3, 4, 5, 6])
+
+    async with world.engine() as engine:
+        run = await engine.start(program, run_id="r")
+        with pytest.raises(ks.RunFailed, match="not yet"):
+            await run.result(30)
+        broken.clear()
+        await run.retry()
+        assert sorted(set(await run.result(30))) == sorted(set(effects))
+    assert effects.count(1) == 2
+    assert [number for number in set(effects) if effects.count(number) > 1] == [1]
+
+
+async def test_a_retry_keeps_what_a_cancelled_sibling_did_to_clean_up(world, effects):
+    """Its clean-up stands where other steps come when it is not cancelled, and comes again when it is."""
+    broken, goes = [True, True], asyncio.Event()
+    work = working(effects, broken)
+
+    @ks.step
+    async def slow():
+        effects.append("slow")
+        await goes.wait()
+        return "slow"
+
+    @ks.step
+    async def tidy():
+        effects.append("tidy")
+
+    async def sibling():
+        try:
+            return [await slow(), await work(7)]
+        except asyncio.CancelledError:
+            await tidy()
+            raise
+
+    async def failing():
+        await until(lambda: "slow" in effects)
+        return await work(1)
+
+    @ks.workflow(name="siblings")
+    async def program():
+        async with asyncio.TaskGroup() as group:  # which waits for those that it cancels
+            parts = [group.create_task(sibling()), group.create_task(failing())]
+        return [part.result() for part in parts]
+
+    async with world.engine() as engine:
+        run = await engine.start(program, run_id="r")
+        for tidied in (1, 2):
+            with pytest.raises(ks.RunFailed):
+                await run.result(30)
+            assert effects.count("tidy") == tidied
+            broken.pop()
+            if not broken:
+                goes.set()
+            await run.retry()
+        assert await run.result(30) == [["slow", 7], 1]
+    assert effects.count("tidy") == 2
+
+
 async def test_a_retry_of_a_run_whose_own_code_failed_does_nothing(world, effects):
     broken = Broken(effects)
     wrong = [True]

@@ -160,6 +160,7 @@ class DurableCall(Call[T]):
         "error",
         "event",
         "key",
+        "knew",
         "ordinal",
         "run",
         "state",
@@ -179,6 +180,7 @@ class DurableCall(Call[T]):
         counts[name] = count = counts.get(name, 0) + 1
         self.key = key = f"{branch.prefix}{name}#{count}"
         self.digest = digest
+        self.knew = run.told
         self.state = NEW
         self.waiter: Pending | None = None
         self.event: threading.Event | None = None
@@ -278,6 +280,7 @@ class DurableCall(Call[T]):
             worker=run.worker,
             finished_at=run.time(),
             value=msgspec.UNSET if value is None else msgspec.Raw(value),
+            asked=self.knew,
             **fields,
         )
 
@@ -346,6 +349,7 @@ class DurableCall(Call[T]):
             self.stop()
         run.unrecorded_cancels += 1  # what the code does instead starts only when the cancel is durable
         record = self.record(Kind.STEP_CANCELLED, outcome=Outcome.CANCELLED.value, error=doubt, data=spent)
+        record.asked = run.told  # what made the code cancel it
         run.append(record, then=run.cancel_recorded)
         run.watch()
 
@@ -443,6 +447,7 @@ class StepCall(DurableCall[T]):
             started_at=started_at,
             finished_at=run.time(),
             value=msgspec.Raw(value),
+            asked=self.knew,
             **more,
         )
 

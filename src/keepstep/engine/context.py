@@ -93,6 +93,7 @@ class RunContext:
         self.telling = False
         self.arrived: deque[Draft] = deque()
         self.now_at: datetime = run.created_at
+        self.told = 1  # the record that the code was told last: that the run began, and then outcomes
         self.generation = 0
         self.tried: dict[str, Any] = {}
         self.marks: dict[str, Record] = {}
@@ -325,6 +326,7 @@ class RunContext:
         order.popleft()
         del history.entries[entry.key]
         self.now_at = entry.record.finished_at or self.now_at
+        self.told = entry.seq
         call.state = ASKED
         call.settle(entry.record)
         return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Sequence
-from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -150,28 +149,59 @@ async def failures(engine: Engine, run: Run) -> list[int]:
 
 
 def _reactions(records: list[Record], failure: Record) -> set[int]:
-    """What the code did after it was told of a failure: clean-up, fallbacks, compensation.
+    """What the code did because it was told of a failure: clean-up, fallbacks, compensation.
 
-    They stand in the branch of the failure, in those that wait for it, or in new ones; what was under way beside it
-    when it failed is no reaction, and is not done again.
+    They were asked for when it knew of it, in the branch of the failure, in those that wait for it, or in new ones.
+    What branches beside it did is no reaction, and is not done again, but for what they did once they were cancelled.
     """
-    at, path = failure.finished_at, failure.step.rpartition("/")[0]
-    if at is None:
-        return set()
-    begun: dict[str, datetime] = {}  # when each branch was first heard of
-    for record in records:
-        if record.step and record.finished_at is not None:
-            begun.setdefault(record.step.rpartition("/")[0], record.started_at or record.finished_at)
-    found = set()
-    for record in records:
-        if record.seq <= failure.seq or record.kind not in _OUTCOMES or record.step.startswith(RESERVED):
+    path = _branch(failure)
+    calls = [one for one in records if one.step and not one.step.startswith(RESERVED)]
+    older = {_branch(one) for one in calls if not _knew(one, failure)}
+    cancelled: set[str] = set()
+    found: set[int] = set()
+    for one in calls:
+        if one.seq <= failure.seq:
             continue
-        own = record.step.rpartition("/")[0]
-        concerned = own in ("", path) or path.startswith(f"{own}/") or begun.get(own, at) >= at
-        started = record.started_at or (record.finished_at if record.ordinal > failure.ordinal or own != path else None)
-        if concerned and started is not None and started >= at:
-            found.add(record.seq)
+        own = _branch(one)
+        if one.kind == Kind.STEP_CANCELLED:
+            last_told = one.asked or one.seq - 1
+            if last_told == failure.seq or last_told in found:  # that made the code cancel it
+                cancelled.add(own)
+        elif one.kind in _OUTCOMES and _knew(one, failure):
+            beside = _is_beside(own, path, older)
+            if not beside or any(_lies_in(other, own) for other in cancelled):
+                found.add(one.seq)
     return found
+
+
+def _knew(record: Record, failure: Record) -> bool:
+    """Whether the code knew of a failure when it asked for something; older records tell by their times alone."""
+    if record.asked:
+        return record.asked >= failure.seq
+    begun = record.started_at
+    if begun is None and (record.ordinal > failure.ordinal or _branch(record) != _branch(failure)):
+        begun = record.finished_at
+    return begun is not None and failure.finished_at is not None and begun >= failure.finished_at
+
+
+def _is_beside(own: str, path: str, older: set[str]) -> bool:
+    """Whether a branch lies in one that was there before the failure and does not wait for it, or in its map."""
+    steps, way = own.split("/"), path.split("/")
+    for depth, step in enumerate(steps):
+        branch = "/".join(steps[: depth + 1])
+        if not branch or _lies_in(path, branch):
+            continue
+        group = step.rpartition(".")[0]
+        return branch in older or bool(group and depth < len(way) and way[depth].rpartition(".")[0] == group)
+    return False
+
+
+def _lies_in(branch: str, other: str) -> bool:
+    return branch == other or branch.startswith(f"{other}/")
+
+
+def _branch(record: Record) -> str:
+    return record.step.rpartition("/")[0]
 
 
 def _child_of(record: Record) -> str:

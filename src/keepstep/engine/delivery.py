@@ -51,6 +51,7 @@ def _deliver(run: RunContext, draft: Draft) -> bool:
         return False
     if record.finished_at is not None:
         run.now_at = record.finished_at
+    run.told = max(run.told, record.seq)  # it has no number yet if it is told before it is written
     run.moves += 1
     run.steps += 1
     if run.steps == MANY_STEPS and not run.carries_state:
@@ -102,6 +103,7 @@ def _replay_next(run: RunContext, history: History) -> bool:
     del history.entries[entry.key]
     if not entry.cancelled:  # the code made it cancelled itself, and learnt nothing from it
         run.now_at = record.finished_at or run.now_at
+        run.told = max(run.told, entry.seq)
     if call.settle(record):
         run.watch()
         return True

@@ -88,6 +88,7 @@ class Record(msgspec.Struct, omit_defaults=True, gc=False):
     retry_at: Instant | None = None
     data: dict[str, Any] | None = None
     claimed: Claimed | None = None
+    asked: Count = 0
     format: Count = 0
     previous: str = ""
 
@@ -172,6 +173,8 @@ def seal(record: Record, seq: int, previous: str, cipher: Cipher | None = None) 
     record.seq = seq
     record.previous = previous
     record.format = FORMAT
+    if record.asked == seq - 1:  # as a rule, and left out
+        record.asked = 0
     if cipher is not None:
         return _sealed_and_hidden(record, cipher)
     body = None
