@@ -444,6 +444,18 @@ def test_a_commit_under_way_waits_for_nobody_and_a_lost_connection_leaves_it_unk
     assert begun(store, holder.change()).wait()[0].verdict is Verdict.DONE
 
 
+@pytest.mark.parametrize("way", ["whole", "begun"])
+def test_a_connection_that_rolled_something_back_writes_on(store, way):
+    holder = started(store, "r")
+    holder.write()
+    store._writer.run(lambda connection: connection.execute("BEGIN"))  # and it is rolled back, as after a deadlock
+    if way == "begun":
+        with pytest.raises(WouldBlock):
+            begun(store, holder.change()).wait()
+    assert holder.write().verdict is Verdict.DONE
+    assert begun(store, holder.change()).wait()[0].verdict is Verdict.DONE
+
+
 def test_a_begun_commit_that_no_socket_takes_at_once_is_sent_to_its_end(store):
     holder = started(store, "r")
     holder.write()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import select
@@ -306,18 +307,22 @@ def execute_binary(
     pgconn = connection.pgconn
     formats = _BINARY[: len(values)]
     if not prepare:
-        result = pgconn.exec_params(sql, values, oids, formats)
-    else:
-        known = _prepared.get(connection)
-        if known is None:
-            known = _prepared[connection] = {}
-        name = known.get(sql)
-        if name is None:
-            name = b"keepstep_%d" % len(known)
-            check_result(connection, pgconn.prepare(name, sql, oids))
-            known[sql] = name
-        result = pgconn.exec_prepared(name, values, formats)  # type: ignore[arg-type]  # None is NULL
+        check_result(connection, pgconn.exec_params(sql, values, oids, formats))
+        return
+    name = prepared_name(connection, sql) or _prepare(connection, sql, oids)
+    result = pgconn.exec_prepared(name, values, formats)  # type: ignore[arg-type]  # None is NULL
+    if result.error_field(pq.DiagnosticField.SQLSTATE) == _NOT_PREPARED:
+        _prepared.pop(connection, None)  # psycopg has the server forget all names when it rolls back
+        name = _prepare(connection, sql, oids)
+        result = pgconn.exec_prepared(name, values, formats)  # type: ignore[arg-type]
     check_result(connection, result)
+
+
+def _prepare(connection: Connection, sql: bytes, oids: tuple[int, ...]) -> bytes:
+    name = b"keepstep_%d" % next(_numbers)
+    check_result(connection, connection.pgconn.prepare(name, sql, oids))
+    _prepared.setdefault(connection, {})[sql] = name
+    return name
 
 
 def prepared_name(connection: Connection, sql: bytes) -> bytes | None:
@@ -326,6 +331,8 @@ def prepared_name(connection: Connection, sql: bytes) -> bytes | None:
 
 
 _BINARY = [pq.Format.BINARY] * 100
+_NOT_PREPARED = b"26000"
+_numbers = itertools.count()
 _prepared: weakref.WeakKeyDictionary[Connection, dict[bytes, bytes]] = weakref.WeakKeyDictionary()
 
 

@@ -11,8 +11,8 @@ from psycopg import pq
 from ..ports import Answer, WouldBlock
 from .postgres_connection import Address, Connection, Connections, check_result, prepared_name
 
-#: What the server says of a batch that must be looked at change by change, or made again: `commit` does both.
-_ANOTHER_WAY = frozenset(("23505", "22P02", "40001", "40P01"))
+#: What the server says of a batch that must be looked at change by change, prepared or made again: `commit` does that.
+_ANOTHER_WAY = frozenset(("23505", "22P02", "40001", "40P01", "26000"))
 
 
 class Underway:
