@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import psycopg
@@ -442,6 +443,23 @@ def test_a_commit_under_way_waits_for_nobody_and_a_lost_connection_leaves_it_unk
     assert store.begin_commit([holder.change()]) is None  # to connect anew would be to wait
     assert holder.write().verdict is Verdict.DONE
     assert begun(store, holder.change()).wait()[0].verdict is Verdict.DONE
+
+
+def test_a_connection_that_is_lost_under_a_whole_commit_leaves_it_unknown(store, admin):
+    holder = started(store, "r")
+    holder.write()
+    (writer,) = store._writer._all
+    with contextlib.closing(psycopg.connect(session_dsn())) as other, ThreadPoolExecutor(1) as pool:
+        other.execute(f"SELECT 1 FROM {store._address.table('head')} WHERE run = 'r' FOR UPDATE")
+        written = pool.submit(holder.write)
+        waits = "SELECT FROM pg_locks WHERE pid = %s AND NOT granted"
+        while not admin.execute(waits, (writer.info.backend_pid,)).fetchall():
+            time.sleep(0.005)
+        with socket.socket(fileno=os.dup(writer.fileno())) as end:
+            end.shutdown(socket.SHUT_RDWR)
+        with pytest.raises(StoreUnavailable) as caught:
+            written.result(10)
+        assert caught.value.unknown
 
 
 @pytest.mark.parametrize("way", ["whole", "begun"])

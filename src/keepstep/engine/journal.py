@@ -81,7 +81,9 @@ class Journal:
         self._in_flight = False
         self._typical_seconds = 0.0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="keepstep-writer")
-        self._begin: Callable[[Sequence[Change]], Underway | None] | None = getattr(store, "begin_commit", None)
+        self._begin: Callable[[Sequence[Change]], Underway | None] | None = None
+        if not store.quick:  # else it is done here and now, and nothing is gained by not waiting for what comes next
+            self._begin = getattr(store, "begin_commit", None)
         self._underway: Underway | None = None
         self._idle: asyncio.Event = asyncio.Event()
         self._idle.set()

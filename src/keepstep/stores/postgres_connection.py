@@ -115,7 +115,7 @@ class Address:
             return CheckpointCorrupt(f"{said}; restore it, or copy out what can be read")
         if code in _LACKING:
             return SchemaMismatch(f"{said}: it is no whole Keepstep store; restore it from a copy")
-        if _UNAVAILABLE.fullmatch(code) or (not code and isinstance(error, psycopg.OperationalError)):
+        if _UNAVAILABLE.fullmatch(code) or (not code and _is_of_no_answer(error)):
             unavailable = StoreUnavailable(said, unknown=unknown)
             unavailable.denied = code == _READ_ONLY
             return unavailable
@@ -128,6 +128,11 @@ class Address:
     def _said(self, error: Exception) -> str:
         text = " ".join(str(error).split())
         return text.replace(self._password, "***") if self._password else text
+
+
+def _is_of_no_answer(error: Exception) -> bool:
+    """Whether it is the client's own, about its connection: in place of a result, libpq gives it no better name."""
+    return isinstance(error, psycopg.OperationalError) or type(error) is psycopg.DatabaseError
 
 
 def _take_ours(url: str) -> tuple[str, dict[str, str]]:
@@ -217,13 +222,13 @@ class Connections:
             try:
                 return work(connection)
             except (psycopg.Error, UnicodeEncodeError, OverflowError) as error:
-                lost = connection.closed
+                lost, unknown = connection.closed, not again and is_unknown(connection, error)
                 if getattr(error, "sqlstate", None) == _READ_ONLY:
                     connection.close()  # it leads to a server that was the first; another may be so now
                 conflict = getattr(error, "sqlstate", None) in _CONFLICTS and not lost
                 if (conflict and tries < TRIES) or (lost and again and used):
                     continue
-                raise self._address.translated(error, unknown=lost and not again) from error
+                raise self._address.translated(error, unknown=unknown) from error
             finally:
                 self.give(connection)
 
@@ -347,6 +352,12 @@ def numbered(sql: str) -> bytes:
     """The statement with its placeholders as PostgreSQL writes them."""
     first, *rest = sql.split("%s")
     return (first + "".join(f"${place}{part}" for place, part in enumerate(rest, 1))).encode()
+
+
+def is_unknown(connection: Connection, error: Exception) -> bool:
+    """Whether what was sent before an error may have been done: the server has refused nothing, or was ending."""
+    code = getattr(error, "sqlstate", None)
+    return connection.closed or not code or code.startswith(("08", "57P"))
 
 
 def close_socket(connection: Connection) -> None:

@@ -9,7 +9,7 @@ import psycopg
 from psycopg import pq
 
 from ..ports import Answer, WouldBlock
-from .postgres_connection import Address, Connection, Connections, check_result, prepared_name
+from .postgres_connection import Address, Connection, Connections, check_result, is_unknown, prepared_name
 
 #: What the server says of a batch that must be looked at change by change, prepared or made again: `commit` does that.
 _ANOTHER_WAY = frozenset(("23505", "22P02", "40001", "40P01", "26000"))
@@ -104,6 +104,6 @@ class Underway:
         return self._done()
 
     def _given_up(self, error: psycopg.Error) -> Exception:
-        lost = self._connection.closed
+        unknown = is_unknown(self._connection, error)
         self._connections.give(self._connection)
-        return self._address.translated(error, unknown=lost)
+        return self._address.translated(error, unknown=unknown)
