@@ -77,7 +77,27 @@ TOTAL = Workflow(total, name="care total")
 PATIENT = Workflow(patient, name="care patient")
 BREAKING = Workflow(breaking, name="care breaking")
 PARENT = Workflow(parent, name="care parent")
-WORKFLOWS = [TOTAL, PATIENT, BREAKING, PARENT]
+GRAPH = ks.Graph("care graph")
+
+
+@GRAPH.step
+async def turn(state):
+    return {"words": [*state.get("words", ()), len(state.get("words", ()))]}
+
+
+@GRAPH.step
+async def told(state):
+    return {"told": [*state["words"], state["last"]]}
+
+
+GRAPH.wait("gate", signal="last", into="last")
+GRAPH.edge("turn", "turn", when=lambda state: len(state["words"]) < 4)
+GRAPH.edge("turn", "gate")
+GRAPH.edge("gate", "told")
+GRAPH.entry("turn")
+GRAPH.exit("told")
+
+WORKFLOWS = [TOTAL, PATIENT, BREAKING, PARENT, GRAPH]
 
 
 def driven(store, act, **options):
@@ -104,7 +124,7 @@ async def heard(engine, run_id):
 
 
 async def fill(engine) -> None:
-    """A run that is done, one that failed, one that waits with signals, one that is to come, and a parent."""
+    """Runs that are done, failed, wait with signals, are to come; a parent; and a graph with a consolidated state."""
     await (await engine.start(TOTAL, 1, 2, 3, run_id="done")).result()
     await (await engine.start(TOTAL, 4, run_id="neighbour", tags={"team": "a"})).result()
     for name, size in (("waits", 10), ("large", 150_000)):
@@ -118,6 +138,9 @@ async def fill(engine) -> None:
     with contextlib.suppress(ks.RunFailed):
         await handle.result()
     await engine.start(TOTAL, 9, run_id="later", delay=3600)
+    graph = await engine.start(GRAPH, run_id="graph")
+    await parked(engine, "graph")
+    await graph.consolidate()
     await engine.start(PARENT, run_id="parent")
     while not [run for run in (await engine.list(parent="parent")).runs if run.status is ks.Status.COMPLETED]:
         await engine.changed(0.05)

@@ -76,7 +76,7 @@ def begun(store, name):
 def test_what_has_not_ended_is_left_and_named(store, target):
     before = everything(store)
     done = copied(store, target)
-    assert set(done.left) == {"waits", "large", "later", "parent"}
+    assert set(done.left) == {"waits", "large", "later", "parent", "graph"}
     assert everything(store) == before
 
 
