@@ -518,7 +518,7 @@ MUTANTS = [
     mutant(
         "edge not recorded",
         "the record of a graph's step does not say which edge was taken, and nothing else does",
-        ("engine.changes:GraphCall.encode", 'self.data["next"] = walk.recorded(target)', "pass"),
+        ("engine.changes:Change.checked", 'data["next"] = walk.recorded(target)', "pass"),
         (f"{WALK}._write", "run.append(record)", "pass"),
         (f"{WALK}._write", "run.append(record, then=partial(fulfil, gate))", "fulfil(gate, None)"),
     ),

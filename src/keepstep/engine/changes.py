@@ -91,7 +91,21 @@ class Change:
         self.delta, self.text = whole, walk.trees.encode(whole)
         return self.text
 
-    def check(self, walk: Walk, key: str) -> None:
+    def checked(self, walk: Walk, key: str, name: str, target: str | None) -> tuple[dict[str, Any], State]:
+        """What stands beside a change that may be stored, such as the step that comes next, and the state after it."""
+        self._check_size(walk, key)
+        data: dict[str, Any] = {"given": self.given} if self.given and walk.position.tracks else {}
+        after = walk.position.then(walk.trees, walk.run.id, self.levels)
+        if target is None and name not in walk.graph.interrupt_after:
+            try:
+                target = walk.choose(name, after)
+            except (Exception, SystemExit):  # noqa: BLE001 - told when the walk decides, since the step itself is done
+                target = None
+        if target is not None:
+            data["next"] = walk.recorded(target)
+        return data, after
+
+    def _check_size(self, walk: Walk, key: str) -> None:
         """Refuse a change that must not be stored, or after which the state is too large to be."""
         engine, position = walk.run.engine, walk.position
         engine.check_value(self.text, key)
@@ -176,21 +190,11 @@ class GraphCall(StepCall[None]):
         return self.args, {}  # a state cannot be changed by whoever sees it
 
     def encode(self, value: Any) -> bytes:
-        walk, name = self.walk, self.node.name
+        walk = self.walk
         change, target = changed(walk, self.key, self.node, value)
-        text = change.text
-        change.check(walk, self.key)
-        self.data = {"given": change.given} if change.given else {}
+        self.data, self.after = change.checked(walk, self.key, self.node.name, target)
         self.change = change
-        self.after = after = walk.position.then(walk.trees, walk.run.id, change.levels)
-        if target is None and name not in walk.graph.interrupt_after:
-            try:
-                target = walk.choose(name, after)
-            except (Exception, SystemExit):  # noqa: BLE001 - told when the walk decides, since the step itself is done
-                target = None
-        if target is not None:
-            self.data["next"] = walk.recorded(target)
-        return text
+        return change.text
 
     def completed(self, value: bytes, attempt: int, started_at: datetime | None, **more: Any) -> Record:
         node = self.node
@@ -227,30 +231,15 @@ class CloseCall(DurableCall[None]):
         super().__init__(walk.branch, node.name, "")
 
     def begin_live(self) -> None:
+        joined = None if self.levels is None else (self.levels, self.given)
         try:
-            text, data, after = self._written()
+            change = laid(self.walk, self.key, {"": self.change}, joined)
+            data, after = change.checked(self.walk, self.key, self.node.name, self.target)
         except KeepstepError as error:
             self.fail(error)
             return
         kind = Kind.BARRIER if isinstance(self.node, ParallelNode) else Kind.STEP_COMPLETED
-        self.run.append(self.record(kind.value, text, attempt=1, data=data), self, state=after)
-
-    def _written(self) -> tuple[bytes, dict[str, Any], State]:
-        walk, name = self.walk, self.node.name
-        change = laid(walk, self.key, {"": self.change}, None if self.levels is None else (self.levels, self.given))
-        text = change.text
-        change.check(walk, self.key)
-        data: dict[str, Any] = {"given": change.given} if change.given and walk.position.tracks else {}
-        target = self.target
-        after = walk.position.then(walk.trees, walk.run.id, change.levels)
-        if target is None and name not in walk.graph.interrupt_after:
-            try:
-                target = walk.choose(name, after)
-            except (Exception, SystemExit):  # noqa: BLE001 - told when the walk decides
-                target = None
-        if target is not None:
-            data["next"] = walk.recorded(target)
-        return text, data, after
+        self.run.append(self.record(kind.value, change.text, attempt=1, data=data), self, state=after)
 
     def fail(self, error: BaseException) -> None:
         """What came of it cannot be stored: the walk raises that, and nothing is recorded."""
