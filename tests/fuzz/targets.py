@@ -32,6 +32,7 @@ from keepstep.engine import rewind as rewinding
 from keepstep.engine.audit import audit
 from keepstep.engine.compare import compare
 from keepstep.engine.encryption import Encryption
+from keepstep.engine.guard import Guard
 from keepstep.engine.handle import RunHandle
 from keepstep.engine.history import History
 from keepstep.engine.transfer import import_runs
@@ -45,8 +46,9 @@ from keepstep.ports import ClaimRequest, Create, Row, Send
 from keepstep.stores.liveness import network_file_system
 from keepstep.stores.memory import MemoryStore
 from keepstep.stores.open import open_store
-from keepstep.stores.records import Record, checkpoint, origin, seal, unseal
+from keepstep.stores.records import MAX_VALUE, Record, checkpoint, origin, seal, unseal
 from keepstep.stores.sqlite import SQLiteStore
+from keepstep.values import Redactor
 from keepstep.workflows.declarative_build import Builder, Names
 from keepstep.workflows.declarative_cel import VARIABLES, compiled
 from keepstep.workflows.declarative_check import examine
@@ -240,15 +242,13 @@ class Looking:
         self.workflows: dict[str, Any] = {}
         self.live: dict[str, Any] = {}
         self.encryption = Encryption(None)
+        self.guard = Guard(Redactor(()), MAX_VALUE, self.encryption)
         self.actor = "fuzz"
 
     async def read(self, function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
 
     call = read
-
-    def redact(self, text: str) -> str:
-        return text
 
     async def changed(self, seconds: float) -> None:
         raise StoreError("nothing changes here")

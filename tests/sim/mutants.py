@@ -238,7 +238,7 @@ MUTANTS = [
         (f"{JOURNAL}._change", "change.progress = False", "pass"),
         (
             f"{RUNNER}.begin",
-            '        engine.observe("run.recovering", context, taken_from=context.claim.taken_from)\n',
+            '        engine.teller.observe("run.recovering", context, taken_from=context.claim.taken_from)\n',
             "        engine.journal.add(context, context.pending.pop())\n",
         ),
     ),

@@ -129,7 +129,7 @@ async def _objection(call: StepCall[Any], ready: Callable[..., Any]) -> str | No
 async def _block(call: StepCall[Any], why: str) -> None:
     """Wait until the step is to be asked again, with the run put away if nothing else happens in it."""
     run, seconds = call.run, call.step.ready_every
-    run.engine.observe("step.blocked", run, step=call.key, why=why, again_seconds=seconds)
+    run.engine.teller.observe("step.blocked", run, step=call.key, why=why, again_seconds=seconds)
     await pause_until(run, run.engine.clock.now() + seconds, blocked=call.key)
 
 
@@ -174,7 +174,7 @@ def _report(run: RunContext, hook: Any, occasion: Occasion, error: BaseException
     log.warning("run %s: %s=%s of %s is ignored", run.id, occasion.moment, name, where, exc_info=error)
     told = f"{type(error).__name__}: {error}"
     moment, step, attempt = occasion.moment, occasion.step, occasion.attempt
-    run.engine.observe("hook.failed", run, step=step, attempt=attempt, moment=moment, hook=name, error=told)
+    run.engine.teller.observe("hook.failed", run, step=step, attempt=attempt, moment=moment, hook=name, error=told)
 
 
 # -- hooks of the run itself -------------------------------------------------------------------------------------------

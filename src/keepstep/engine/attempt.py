@@ -98,8 +98,8 @@ async def perform(call: StepCall[Any]) -> None:
         while run.may_start_body():
             started_at = instant(engine.clock.now())
             first_at = first_at or started_at
-            if engine.observed:
-                engine.observe("step.started", run, step=call.key, attempt=scope.number)
+            if engine.teller.observed:
+                engine.teller.observe("step.started", run, step=call.key, attempt=scope.number)
             failure = await _attempt(call, scope, started_at, first_at)
             if failure is None or not await _may_try_again(call, scope, failure, started_at, first_at):
                 return
@@ -266,7 +266,7 @@ def _draw(call: StepCall[Any], scope: Attempt) -> float:
 
 def stored_error(error: BaseException, error_class: str, attempt: int, run: RunContext) -> StoredError:
     """What is kept of an exception, with secrets taken out."""
-    redact = run.engine.redact
+    redact = run.engine.guard.redact
     lines = traceback.format_exception(error)
     text = "".join(lines)
     if len(text) > MAX_TRACEBACK:
@@ -353,7 +353,7 @@ async def _resolve(call: StepCall[Any]) -> bool:
             if hasattr(answer, "__await__"):
                 answer = await answer
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a verify that fails leaves the doubt to a person
-            run.engine.observe("step.in_doubt", run, step=call.key, error=repr(error))
+            run.engine.teller.observe("step.in_doubt", run, step=call.key, error=repr(error))
             answer = None
         if isinstance(answer, Done):
             data = call.encode(answer.result)
@@ -363,7 +363,7 @@ async def _resolve(call: StepCall[Any]) -> bool:
             return run.cancel_signal is None  # nothing starts between a cancel and its delivery
         if answer is not None:
             raise DefinitionError(f"verify= of step {step.name!r} must return ks.Done, ks.NotDone or None")
-    run.engine.observe("step.in_doubt", run, step=call.key)
+    run.engine.teller.observe("step.in_doubt", run, step=call.key)
     call.doubtful = True
     cancel_when_settled(run)  # it does not wait for a person
     signal = await signal_named(run, f"{RESOLVE}:{call.key}")
@@ -439,9 +439,9 @@ async def _transact(call: StepCall[Any], scope: Attempt, started_at: datetime) -
 
 def emit(scope: Attempt, value: Any) -> None:
     """Keep a token for readers; it is written with the next flush."""
-    engine = scope.run.engine
-    data = VALUES.encode(engine.redact(value) if isinstance(value, str) else value, f"step {scope.key!r}: emitted")
-    engine.check_value(data, scope.key, "token of step")
+    guard = scope.run.engine.guard
+    data = VALUES.encode(guard.redact(value) if isinstance(value, str) else value, f"step {scope.key!r}: emitted")
+    guard.check(data, scope.key, "token of step")
     token = msgspec.Raw(data)
     if not scope.emitted:
         scope.run.loop.call_soon_threadsafe(_flush_soon, scope)

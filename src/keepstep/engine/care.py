@@ -45,7 +45,8 @@ class Care:
         engine = self._engine
 
         def accept() -> Loss:
-            return repair.accept_loss(self._store, run_id, aside, actor=engine.actor, reason=engine.redact(reason))
+            told = engine.guard.redact(reason)
+            return repair.accept_loss(self._store, run_id, aside, actor=engine.actor, reason=told)
 
         return await asyncio.to_thread(accept)
 

@@ -241,7 +241,7 @@ class RunContext:
                 self.arrived.append(draft)
             if draft.then is not None:
                 draft.then(answer)
-        if self.engine.observed:
+        if self.engine.teller.observed:
             self._tell(drafts)
         if at_rest and self.arrived and not self.thread_busy:
             try:
@@ -254,7 +254,7 @@ class RunContext:
     def _tell(self, drafts: list[Draft]) -> None:
         for draft in drafts:
             if draft.record is not None:
-                self.engine.tell_record(self, draft.record)
+                self.engine.teller.tell_record(self, draft.record)
         if self.guard is not None:
             self.guard.look()
 
@@ -285,14 +285,14 @@ class RunContext:
                 log.error("run %s: the store refused a change: %s %s", self.id, answer.verdict, answer.about)
             self.detach("its lease was lost")
             self.engine.give_back_later(self)  # should the store have it as this worker's all the same
-            self.engine.observe("lease.lost", self)
+            self.engine.teller.observe("lease.lost", self)
         else:
             handler(answer)
 
     def halt(self, error: BaseException) -> None:
         """The store could not save: the run is put down where it stands, to be recovered."""
         log.error("run %s is halted, recoverable: %s", self.id, error)
-        self.engine.observe("run.halted", self, error=str(error))
+        self.engine.teller.observe("run.halted", self, error=str(error))
         self.detach("the store could not save")
         self.engine.give_back_later(self)
 

@@ -142,7 +142,7 @@ def _go_round(run: RunContext, history: History) -> bool:
 def _replayed(run: RunContext) -> None:
     """Everything recorded has been told; what was held back may start now."""
     run.history = None
-    run.engine.observe("run.resumed", run)
+    run.engine.teller.observe("run.resumed", run)
     run.release_held()
 
 

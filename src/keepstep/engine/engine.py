@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import re
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,22 +14,19 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
-import msgspec
-
 from ..errors import (
     CheckpointCorrupt,
     DefinitionError,
     DuplicateName,
     EncryptionError,
     KeepstepError,
-    NotSerializable,
     RunConflict,
     RunError,
     RunNotFound,
     StoreError,
 )
 from ..executors.thread import ThreadExecutor
-from ..model import Claim, Event, Kind, Lease, News, Run, RunPage, RunQuery, Status
+from ..model import Claim, Event, Lease, News, Run, RunPage, RunQuery, Status
 from ..model.ids import check_id, new_run_id, new_seed
 from ..observers import resolve
 from ..observers.log import RedactedLog
@@ -38,18 +34,19 @@ from ..policies import RecoveryLimit, Retain
 from ..ports import Clock, Create, Store, SystemClock, Verdict, instant
 from ..stores.keys import Keys
 from ..stores.open import is_store, open_store
-from ..stores.records import MAX_VALUE, Record
+from ..stores.records import MAX_VALUE
 from ..stores.sealed import Rekeyed
 from ..values import Redactor
 from ..workflows import definition
 from ..workflows.definition import KNOWN, Bound, Workflow
-from ..workflows.options import LONGEST_SECONDS, check_options, checked_tags
+from ..workflows.options import LONGEST_SECONDS, check_options
 from . import control
 from .asides import ASIDE_THREADS
 from .attempt import perform
 from .context import RunContext
 from .encryption import Encryption
-from .handle import RunHandle, event_name, this_process
+from .guard import Guard
+from .handle import RunHandle, this_process
 from .journal import Journal
 from .outage import Outage
 from .pace import Pace
@@ -57,6 +54,7 @@ from .parking import LINGER_SECONDS, hand_back
 from .rest import RestWatch
 from .runner import Runner
 from .tasks import install, uninstall
+from .telling import Teller
 from .upkeep import keep_swept, refuse_damaged
 from .wakeups import receive
 from .worker import Worker
@@ -119,20 +117,18 @@ class Engine:
         self._store_options = store_options
         self._with_worker = worker
         self._given = None if workflows is None else {workflow.name: workflow for workflow in workflows}
-        self._observers = resolve(observers)
-        self.observed = bool(self._observers)
         self._clock = clock
         self.clock: Clock = clock or SystemClock()
         self.max_runs = max_runs
-        self.max_value_bytes = max_value_bytes
         self.recovery_limit = RecoveryLimit(recovery_limit)
         self.stop_seconds = stop_seconds
         self.linger_seconds = linger_seconds
         #: For tests: forget a run after each new outcome and go on by replay, as if its worker had just taken it over.
         self.replay_always = replay_always
-        self._redactor = redact or Redactor()
-        self._filter = RedactedLog(self.redact)
         self.encryption = Encryption(keys)
+        self.guard = Guard(redact or Redactor(), max_value_bytes, self.encryption)
+        self.teller = Teller(self, resolve(observers))
+        self._filter = RedactedLog(self.guard.redact)
         self._actor = actor
         self.actor = actor or ""
         self._retain = retain
@@ -327,12 +323,12 @@ class Engine:
             updated_at=at,
             version=workflow.version,
             fingerprint=workflow.fingerprint,
-            input=self.input_of(workflow, args, kwargs),
+            input=self.guard.input_of(workflow, args, kwargs),
             seed=new_seed(),
             queue=queue,
             priority=priority,
             key=key,
-            tags=self._checked_tags(tags) if tags else {},
+            tags=self.guard.tags(tags) if tags else {},
             deadline_at=_deadline(deadline, now),
             due_at=None if leased else instant(now + max(0.0, delay)),
             worker=worker.id if leased and worker is not None else None,
@@ -355,8 +351,8 @@ class Engine:
             if answer.run is not None:
                 self._check_same(workflow, run, answer.run, arguments)
             return RunHandle(self, run.id, workflow)
-        if self.observed:
-            self.tell(Event("run.created", run.id, run.created_at, run.workflow))
+        if self.teller.observed:
+            self.teller.tell(Event("run.created", run.id, run.created_at, run.workflow))
         if run.worker is None or self.worker is None or run.worker != self.worker.id:  # or given up meanwhile
             self.poke()
             return RunHandle(self, run.id, workflow)
@@ -682,90 +678,6 @@ class Engine:
 
     def _poll_again(self, cursor: int) -> None:
         self.loop.call_later(self._pace.pause(), self._poll_as_reader, cursor, context=self.context)
-
-    # -- telling ------------------------------------------------------------------------------------------------------
-
-    def redact(self, text: str) -> str:
-        """The text with secrets taken out; not shown at all if that fails."""
-        try:
-            return self._redactor.text(text)
-        except Exception:  # noqa: BLE001 - better nothing than a secret
-            return "[not shown: redaction failed]"
-
-    def heed(self, workflow: Workflow[..., Any]) -> None:
-        """From now on, keep out what a workflow says must not be stored or told."""
-        if workflow.redacting:
-            self._redactor = self._redactor.also(workflow.redacting)
-
-    def check_value(self, data: bytes, name: str, what: str = "step") -> None:
-        """Refuse a value that must not be stored: it is too large, or holds what looks like a secret."""
-        if len(data) > self.max_value_bytes:
-            raise NotSerializable(
-                f"{what} {name!r}: its value takes {len(data):,} bytes, over the limit of {self.max_value_bytes:,}; "
-                "store the data elsewhere and return a reference, or raise max_value_bytes"
-            )
-        if self.encryption.of_everything and what != "tag":
-            return  # it is stored encrypted; tags are not
-        try:
-            path = self._redactor.hit(data)
-        except Exception as error:
-            raise NotSerializable(f"{what} {name!r} is not stored, because redaction failed: {error!r}") from error
-        if path is not None:
-            place = _argument(path) if what == "input of workflow" else path
-            raise NotSerializable(
-                f"{what} {name!r}: {place or 'its value'} looks like a secret, which must not be stored; "
-                "pass ks.Secret(name) and reveal() it where it is used"
-            )
-
-    def _checked_tags(self, tags: dict[str, str]) -> dict[str, str]:
-        for name, text in checked_tags(tags).items():
-            self.check_value(msgspec.json.encode(text), name, "tag")
-        return dict(tags)
-
-    def input_of(self, workflow: Workflow[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> bytes:
-        """The arguments of a run as they are stored."""
-        self.heed(workflow)
-        data = workflow.values.encode([[*args], kwargs], f"workflow {workflow.name!r}: input")
-        self.check_value(data, workflow.name, "input of workflow")
-        return data
-
-    def observe(self, name: str, context: RunContext, *, step: str = "", attempt: int = 0, **data: Any) -> None:
-        """Tell observers of something about a run that no record holds."""
-        if self.observed:
-            at = instant(self.clock.now())
-            data = {key: self.redact(value) if isinstance(value, str) else value for key, value in data.items()}
-            self.tell(
-                Event(name, context.id, at, context.run.workflow, context.seq, step, attempt, context.worker, data)
-            )
-
-    def tell_record(self, context: RunContext, record: Record) -> None:
-        """Tell observers of a record, now that it is durable; the run's start and end are told by their statuses."""
-        if record.kind in (Kind.RUN_STARTED, Kind.RUN_FINISHED):
-            return
-        data: dict[str, Any] = {"outcome": record.outcome}
-        if record.error is not None:
-            data["error"] = f"{record.error.type}: {record.error.message}"
-        if record.retry_at is not None:
-            data["retry_at"] = record.retry_at.isoformat()
-        at = record.finished_at or instant(self.clock.now())
-        name = event_name(record.kind)
-        self.tell(
-            Event(
-                name, context.id, at, context.run.workflow, record.seq, record.step, record.attempt, record.worker, data
-            )
-        )
-
-    def tell(self, event: Event) -> None:
-        self._observers.observe(event)
-
-
-def _argument(path: str) -> str:
-    """Where in the arguments of a workflow a path into its stored input leads."""
-    place = re.match(r"\[0\]\[(\d+)\]|\[1\]\['(\w+)'\]", path)
-    if place is None:
-        return path
-    name = f"argument {int(place[1]) + 1}" if place[1] else f"argument {place[2]!r}"
-    return name + path[place.end() :]
 
 
 def _heard(task: asyncio.Future[Any]) -> None:

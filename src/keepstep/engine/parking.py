@@ -113,7 +113,7 @@ def move(
     run.moving = True
 
     def then(_: Answer) -> None:
-        run.engine.observe(f"run.{status.value}", run)
+        run.engine.teller.observe(f"run.{status.value}", run)
         run.detach(reason)
         if status is Status.QUEUED:
             run.engine.poke()

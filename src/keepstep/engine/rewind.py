@@ -91,7 +91,7 @@ async def rewind(
         data = {
             "beyond": plan.to,
             "actor": actor,
-            "reason": engine.redact(reason),
+            "reason": engine.guard.redact(reason),
             "before": (claim.before or run.status).value,
             "act": "rewind",
         }

@@ -87,7 +87,7 @@ class Runner:
         try:
             known = engine.workflows.get(run.workflow) or next(iter(engine.workflows.values()))  # if its row is damaged
             context = RunContext(engine, known, claim)
-            engine.heed(known)
+            engine.guard.heed(known)
         except EncryptionError as error:
             engine.encryption.cannot_read(error)
             await engine.put_back(claim, error)
@@ -167,7 +167,7 @@ class Runner:
                 raise
             history = await read_history(self.engine, run, History(run, without_states=True))
             log.warning("run %s: a consolidated state is damaged and was derived anew: %s", run.id, error)
-            self.engine.observe("run.state_rebuilt", context, error=str(error))
+            self.engine.teller.observe("run.state_rebuilt", context, error=str(error))
         context.history = history
         context.generation = history.generation
         context.tried, context.marks, context.notes = history.tried, history.marks, history.notes
@@ -207,9 +207,9 @@ class Runner:
             record = Record(run.id, Kind.RECOVERED.value, worker=context.worker, trigger="recovery", data=data)
             record.finished_at = context.time()
             context.pending.append(Draft(record))
-            engine.observe("run.recovering", context, taken_from=context.claim.taken_from)
+            engine.teller.observe("run.recovering", context, taken_from=context.claim.taken_from)
         else:
-            engine.observe("run.started", context)
+            engine.teller.observe("run.started", context)
         passed = context.history is not None and DEADLINE in context.history.entries  # its clean-up is not cut short
         if context.deadline_at is not None and not passed:
             self._arm_deadline(context)
@@ -398,7 +398,7 @@ class Runner:
         if error is None:
             try:
                 value = context.workflow.values.encode(future.result(), f"workflow {context.workflow.name!r}: result")
-                self.engine.check_value(value, context.workflow.name, "result of workflow")
+                self.engine.guard.check(value, context.workflow.name, "result of workflow")
             except NotSerializable as refusal:
                 error = refusal
             else:
@@ -478,7 +478,7 @@ class Runner:
         error = record.error.info() if record.error is not None else None
         continued = (record.data or {}).get("continued_as")
         context.end = (status, value, error, continued)
-        self.engine.observe(f"run.{status.value}", context)
+        self.engine.teller.observe(f"run.{status.value}", context)
         context.detach("it ended")
         if context.run.parent is not None:
             self.engine.signalled(context.run.parent)
@@ -519,7 +519,7 @@ class Runner:
         if context.detached:
             return
         context.detach(f"set aside: {reason}")
-        reason = self.engine.redact(reason)
+        reason = self.engine.guard.redact(reason)
         log.error("run %s is set aside: %s", context.id, reason)
         code = f"{RECOVERY}{phase}"
         error = StoredError(clean(kind), clean(reason), error_class="permanent", code=code, id=new_id("error"))
@@ -554,7 +554,7 @@ class Runner:
             self.engine.give_back_later(context)
             return
         if answer.verdict is Verdict.DONE:
-            self.engine.observe("run.set aside", context, reason=error.message)
+            self.engine.teller.observe("run.set aside", context, reason=error.message)
             self.engine.pulse()
 
 

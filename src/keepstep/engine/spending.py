@@ -167,7 +167,7 @@ class Guard:
         for use in self._budget.uses(run.spent.used(run.time())):
             if use.warns and use.kind not in self._warned:
                 self._warned.add(use.kind)
-                run.engine.observe(
+                run.engine.teller.observe(
                     "run.budget", run, kind=use.kind, used=use.used, limit=use.limit, share=round(use.share, 3)
                 )
 

@@ -159,9 +159,9 @@ class Walk:
         if name in self.inside:  # counts begin anew in each branch, so nothing else would end it
             told = f"parallel {name!r} begins again inside one of its own branches"
             raise self._failed(name, None, f"{told}; lead the branch to where it joins, and back from there")
-        engine = self.run.engine
-        if visits and engine.observed and self.run.history is None:
-            engine.observe("step.revisited", self.run, step=f"{self.branch.prefix}{name}#{visits + 1}", visits=visits)
+        teller = self.run.engine.teller
+        if visits and teller.observed and self.run.history is None:
+            teller.observe("step.revisited", self.run, step=f"{self.branch.prefix}{name}#{visits + 1}", visits=visits)
 
     def _failed(self, name: str, error: BaseException | None, told: str = "") -> ExecutionError:
         path = tuple(self.position.trail)
@@ -193,7 +193,7 @@ class Walk:
 
     async def _stop_at(self, key: str, when: str) -> None:
         """A breakpoint: wait until a person lets the run go on."""
-        self.run.engine.observe("run.interrupted", self.run, step=key, when=when)
+        self.run.engine.teller.observe("run.interrupted", self.run, step=key, when=when)
         place = f"{key}.{when}"
         await SignalCall(Branch(self.run, place), f"{GO}{place}", None, None)
 
