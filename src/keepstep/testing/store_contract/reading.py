@@ -1,0 +1,191 @@
+"""What a store must tell: pages of checkpoints and runs, and what others wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from ...errors import DefinitionError
+from ...model import Kind, RunQuery, Signal, Status
+from ...ports import Create, Row, Send, Store
+from .ground import Ground, SteppedClock, at, commit, get, queued, record, started
+
+
+class Reading(Ground):
+    """Reading pages, news."""
+
+    # -- reading pages -----------------------------------------------------------------------------------------------
+
+    def test_checkpoints_are_paged_in_order(self, store: Store) -> None:
+        writer = started(store, "r")
+        other = started(store, "r2")
+        for _ in range(9):
+            store.commit([other.change(), writer.change()])
+            writer.seq += 1
+            other.seq += 1
+        assert [row.seq for row in store.list_checkpoints("r")] == list(range(1, 11))
+        assert [row.seq for row in store.list_checkpoints("r", after=4, limit=3)] == [5, 6, 7]
+        assert store.list_checkpoints("r", after=10) == []
+        assert store.list_checkpoints("r", limit=0) == []
+
+    def test_checkpoints_are_listed_by_kind(self, store: Store) -> None:
+        kinds = [Kind.TIMER, Kind.STEP_COMPLETED, Kind.STATE, Kind.TIMER, Kind.STATE]
+        started(store, "r").write(*(record("r", kind) for kind in kinds))
+        assert [row.seq for row in store.list_checkpoints("r", kinds=[Kind.TIMER])] == [2, 5]
+        assert [row.seq for row in store.list_checkpoints("r", kinds=(Kind.TIMER, Kind.STATE), limit=3)] == [2, 4, 5]
+        assert [row.seq for row in store.list_checkpoints("r", after=4, kinds=iter([Kind.STATE]))] == [6]
+        assert store.list_checkpoints("r", kinds=["no such kind"]) == []
+
+    def test_a_page_of_large_checkpoints_is_short(self, store: Store) -> None:
+        rows = [Row(n, Kind.STEP_COMPLETED, b"{}", b"x" * 1_500_000) for n in range(2, 8)]
+        started(store, "r").write(rows=rows, checksum="x")
+        seen: list[int] = []
+        while page := store.list_checkpoints("r", after=seen[-1] if seen else 0):
+            assert sum(len(row.body or b"") for row in page) < 6_000_000
+            seen += [row.seq for row in page]
+        assert seen == list(range(1, 8))
+
+    def test_one_checkpoint_is_given_however_large_it_is(self, store: Store) -> None:
+        started(store, "r").write(rows=[Row(2, Kind.STATE, b"{}", b"x" * 9_000_000)], checksum="x")
+        assert [row.seq for row in store.list_checkpoints("r", after=1)] == [2]
+
+    def test_runs_are_listed_newest_first_in_pages(self, store: Store) -> None:
+        for n in range(7):
+            commit(store, Create(queued(f"r{n}", created_at=at(n), due_at=at(n))))
+        seen: list[str] = []
+        query = RunQuery(limit=3)
+        for expected in (3, 3, 1):
+            page = store.list_runs(query)
+            assert len(page.runs) == expected
+            seen += [run.id for run in page.runs]
+            query = replace(query, after=page.next)
+        assert query.after is None
+        assert seen == [f"r{n}" for n in reversed(range(7))]
+        assert store.list_runs(RunQuery()).runs[0] == get(store, "r6")
+        assert store.list_runs(RunQuery()).unreadable == ()
+
+    def test_a_page_that_never_was_is_refused(self, store: Store) -> None:
+        with pytest.raises(DefinitionError, match="not the `next`"):
+            store.list_runs(RunQuery(after="no page; DROP TABLE"))
+
+    def test_a_full_last_page_ends_the_list(self, store: Store) -> None:
+        store.commit([Create(queued(f"r{n}")) for n in range(4)])
+        assert store.list_runs(RunQuery(limit=4)).next is None
+        assert store.list_runs(RunQuery(limit=0)).runs == ()
+
+    def test_a_page_is_not_disturbed_by_what_comes_and_goes(self, store: Store) -> None:
+        for n in range(6):
+            commit(store, Create(queued(f"r{n}", created_at=at(n))))
+        page = store.list_runs(RunQuery(limit=2))
+        commit(store, Create(queued("r9", created_at=at(9))))
+        store.delete_runs(["r4", "r3"])
+        assert [run.id for run in store.list_runs(RunQuery(limit=9, after=page.next)).runs] == ["r2", "r1", "r0"]
+
+    @pytest.mark.parametrize(
+        "query, expected",
+        [
+            (RunQuery(), "abcdefg"),
+            (RunQuery(workflow="w"), "bc"),
+            (RunQuery(status=frozenset({Status.RUNNING})), "cd"),
+            (RunQuery(status=frozenset({Status.RUNNING, Status.COMPLETED})), "cde"),
+            (RunQuery(status=frozenset({Status.QUEUED}), workflow="w"), "b"),
+            (RunQuery(parent="a"), "bf"),
+            (RunQuery(worker="w1"), "c"),
+            (RunQuery(tags={"team": "x"}), "fg"),
+            (RunQuery(tags={"team": "x", "env": "p"}), "g"),
+            (RunQuery(tags={"team' OR 1=1 --": "x"}), ""),
+            (RunQuery(tags={"$.team": "x"}), ""),
+            (RunQuery(created_before=at(2)), "ab"),
+            (RunQuery(created_after=at(4)), "fg"),
+            (RunQuery(created_after=at(1), created_before=at(4)), "cd"),
+            (RunQuery(updated_before=at(3)), "abcf"),
+            (RunQuery(id_prefix="run-c"), "c"),
+            (RunQuery(id_prefix="run-"), "abcde"),
+            (RunQuery(id_prefix="run_"), ""),
+            (RunQuery(id_prefix="RUN"), ""),
+            (RunQuery(id_prefix="%"), "f"),
+            (RunQuery(id_prefix="é"), "g"),
+            (RunQuery(workflow="' OR 1=1 --"), ""),
+        ],
+    )
+    def test_runs_are_found_by_what_is_asked(self, store: Store, query: RunQuery, expected: str) -> None:
+        commit(store, Create(queued("run-a", created_at=at(0))))
+        commit(store, Create(queued("run-b", created_at=at(1), workflow="w", parent="a")))
+        started(store, "run-c", created_at=at(2), workflow="w")
+        started(store, "run-d", "w2", created_at=at(3))
+        started(store, "run-e", created_at=at(4)).write(status=Status.COMPLETED, release=True, at=at(9))
+        other = {"team": "x", "env": "q"}
+        commit(store, Create(queued("%f", created_at=at(5), parent="a", tags=other, updated_at=at(2))))
+        commit(store, Create(queued("ég", created_at=at(6), tags={**other, "env": "p"})))
+        assert "".join(sorted(run.id[-1] for run in store.list_runs(query).runs)) == expected
+        assert sorted(self._paged(store, replace(query, limit=1))) == list(expected)
+
+    @staticmethod
+    def _paged(store: Store, query: RunQuery) -> Iterator[str]:
+        while True:
+            page = store.list_runs(query)
+            yield from (run.id[-1] for run in page.runs)
+            if page.next is None:
+                return
+            query = replace(query, after=page.next)
+
+    # -- news --------------------------------------------------------------------------------------------------------
+
+    def test_news_names_my_runs_that_were_signalled(self, store: Store) -> None:
+        for name, worker in (("mine", "w1"), ("mine too", "w1"), ("theirs", "w2")):
+            started(store, name, worker)
+        commit(store, Create(queued("free")))
+        cursor = store.news("w1", 0).cursor
+        store.commit([Send(Signal(run, "x")) for run in ("theirs", "mine", "free", "mine")])
+        news = store.news("w1", cursor)
+        assert (news.runs, news.changed) == (("mine",), True)
+        assert news.cursor > cursor
+        assert store.news("w1", news.cursor).runs == ()
+        assert store.news("w1", cursor).runs == ("mine",)
+        assert store.news("w2", cursor).runs == ("theirs",)
+
+    def test_news_from_the_beginning_names_all(self, store: Store) -> None:
+        for name in ("a", "b", "c"):
+            started(store, name)
+        store.commit([Send(Signal(run, "x")) for run in ("c", "a")])
+        news = store.news("w1", 0)
+        assert sorted(news.runs) == ["a", "c"]
+        assert store.news("w1", news.cursor).runs == ()
+
+    def test_the_cursor_never_goes_back(self, store: Store) -> None:
+        started(store, "r")
+        commit(store, Create(queued("gone")))
+        store.commit([Send(Signal("r", "x")), Send(Signal("gone", "x"))])
+        cursor = store.news("w1", 0).cursor
+        store.delete_runs(["gone"])
+        assert store.news("w1", cursor).cursor >= cursor
+        commit(store, Send(Signal("r", "y")))
+        assert store.news("w1", cursor).runs == ("r",)
+
+    def test_nothing_written_is_no_news(self, store: Store) -> None:
+        cursor = store.news("w1", 0).cursor
+        news = store.news("w1", cursor)
+        assert (news.cursor, news.runs, news.changed) == (cursor, (), False)
+
+    def test_what_the_worker_itself_writes_is_no_news(self, store: Store) -> None:
+        writer = started(store, "r")
+        cursor = store.news("w1", 0).cursor
+        store.news("w2", 0)
+        writer.write()
+        assert store.news("w1", cursor).changed is False
+        assert store.news("w2", cursor).changed is True
+        assert store.news("w2", cursor).changed is False
+
+    def test_what_others_write_is_news(self, store: Store, clock: SteppedClock) -> None:
+        started(store, "r")
+        cursor = store.news("w1", 0).cursor
+        other = self.make_store(clock)
+        commit(other, Create(queued("new")))
+        assert store.news("w1", cursor).changed is True
+        assert store.news("w1", cursor).changed is False
+        commit(other, Send(Signal("r", "x")))
+        news = store.news("w1", cursor)
+        assert (news.runs, news.changed) == (("r",), True)
+        other.close()
