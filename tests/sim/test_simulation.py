@@ -17,7 +17,7 @@ import pytest
 from keepstep.testing.simulation import FAULTS, draw, play
 from keepstep.testing.simulation.graphs import SEGMENTS
 from keepstep.testing.simulation.programs import STATEMENTS
-from keepstep.testing.simulation.promises import wanted
+from keepstep.testing.simulation.run_promises import wanted
 from keepstep.testing.simulation.shrink import shrink
 from tests.sim.seeds import CASES, FIRST_SEED, SEEDS
 

@@ -27,8 +27,6 @@ def folded(state: dict[str, Any], delta: dict[str, Any]) -> dict[str, Any]:
     state.update(delta.get("set", {}))
     for key, moved in delta.get("items", {}).items():
         state[key] = [moved.get(str(number), item) for number, item in enumerate(state[key])]
-    for key, moved in delta.get("items", {}).items():
-        state[key] = [moved.get(str(number), item) for number, item in enumerate(state[key])]
     for key, tail in delta.get("appended", {}).items():
         state[key] = state[key] + tail
     for key, inner in delta.get("within", {}).items():
