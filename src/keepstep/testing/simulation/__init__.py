@@ -3,10 +3,11 @@
 `play(draw(42))` plays the history of seed 42 and gives its outcome: `broken` lists what was promised and not kept,
 `story` who did what when. The same seed gives the same history, byte for byte.
 
-`programs` makes up workflows (`STATEMENTS`), `plans` what befalls them (`FAULTS`), `world` plays a plan, and `promises`
-says what must hold (`PROMISES`). `shrink` makes a failing plan short enough to read and to keep. `python -m
-keepstep.testing.simulation` plays many. To see whether a broken engine is caught, break it (a mutant is a monkeypatch
-round `play`), play seeds until `outcome.broken` is not empty, and look at which promise it names.
+`programs` makes up workflows (`STATEMENTS`), `plans` what befalls them (`FAULTS`), `world` plays a plan with a
+`process` for each worker and one for the `client`, and `promises` says what must hold (`PROMISES`). `shrink` makes a
+failing plan short enough to read and to keep. `python -m keepstep.testing.simulation` plays many. To see whether a
+broken engine is caught, break it (a mutant is a monkeypatch round `play`), play seeds until `outcome.broken` is not
+empty, and look at which promise it names.
 """
 
 from __future__ import annotations

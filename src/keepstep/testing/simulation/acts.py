@@ -41,7 +41,7 @@ async def pause(world: World, handle: RunHandle[Any], seconds: float) -> None:
     """Pause a run, and resume it later, whatever befalls the client meanwhile."""
     await handle.pause()
     await asyncio.sleep(seconds)
-    await world.insist(lambda _: handle.resume())
+    await world.client.insist(lambda _: handle.resume())
 
 
 async def ask(world: World, handle: RunHandle[Any], name: str, number: int) -> None:
@@ -69,7 +69,7 @@ async def rewind(world: World, handle: RunHandle[Any], part: float) -> None:
 
     async def back(run: Run) -> None:
         await handle.rewind(to=min(int(part * run.seq), run.seq - 1), reason="to see what comes of it")
-        world.client_sends(handle.id)  # what the run had ended before it could hear
+        world.client.sends(handle.id)  # what the run had ended before it could hear
 
     await _at_rest(world, handle, back)
 
@@ -79,7 +79,7 @@ async def edit(world: World, handle: RunHandle[Any], value: int) -> None:
     run = await handle.run()
     if run.workflow.startswith(PREFIX):
         await _at_rest(world, handle, lambda _: handle.edit({BY_HAND: value}, reason="by hand"))
-        world.client_sends(handle.id)
+        world.client.sends(handle.id)
 
 
 async def fork(world: World, handle: RunHandle[Any], part: float) -> None:
@@ -92,10 +92,10 @@ async def fork(world: World, handle: RunHandle[Any], part: float) -> None:
         return
     at = world.forks.setdefault(f"{run.id}{FORK}", int(part * run.seq))
     try:
-        await world.client.engine.fork(run.id, at, run_id=f"{run.id}{FORK}", reason="to see what comes of it")
+        await world.client.process.engine.fork(run.id, at, run_id=f"{run.id}{FORK}", reason="to see what comes of it")
     except DefinitionError:  # beyond its cancel or its deadline
         return
-    world.is_forked(run.id)
+    world.client.has_forked(run.id)
 
 
 async def _at_rest(world: World, handle: RunHandle[Any], act: Callable[[Run], Awaitable[None]]) -> None:
@@ -118,7 +118,7 @@ async def _at_rest(world: World, handle: RunHandle[Any], act: Callable[[Run], Aw
             await asyncio.sleep(PAUSE_SECONDS)
     finally:
         if paused:
-            await world.insist(lambda _: _resumed(handle))
+            await world.client.insist(lambda _: _resumed(handle))
 
 
 async def _resumed(handle: RunHandle[Any]) -> None:

@@ -12,7 +12,8 @@ from .promise import Promise
 
 if TYPE_CHECKING:
     from ...model import Claim
-    from .world import Body, Head, Process
+    from .process import Process
+    from .world import Body, Head
 
 #: Kinds of records that a run may write again each time before it kills its worker.
 _NO_PROGRESS = frozenset({Kind.RECOVERED.value, Kind.EMITTED.value, Kind.PUBLISHED.value})

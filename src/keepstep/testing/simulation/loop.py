@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .world import Process
+    from .process import Process
 
 #: Timers that are nearer to each other than this ring together.
 RESOLUTION = 1e-6

@@ -17,7 +17,8 @@ from .graphs import draw_graph
 from .programs import Maker
 
 if TYPE_CHECKING:
-    from .world import Process, World
+    from .process import Process
+    from .world import World
 
 Event = dict[str, Any]
 Plan = dict[str, Any]
@@ -99,23 +100,23 @@ def _deafen(world: World, process: Process, event: Event) -> None:
 
 
 def _cancel(world: World, process: Process, event: Event) -> None:
-    world.client_does(world.now, event["run"], "cancel")
+    world.client.does(world.now, event["run"], "cancel")
 
 
 def _pause_run(world: World, process: Process, event: Event) -> None:
-    world.client_does(world.now, event["run"], "pause", event["seconds"])
+    world.client.does(world.now, event["run"], "pause", event["seconds"])
 
 
 def _rewind(world: World, process: Process, event: Event) -> None:
-    world.client_does(world.now, event["run"], "rewind", event["part"])
+    world.client.does(world.now, event["run"], "rewind", event["part"])
 
 
 def _edit(world: World, process: Process, event: Event) -> None:
-    world.client_does(world.now, event["run"], "edit", event["value"])
+    world.client.does(world.now, event["run"], "edit", event["value"])
 
 
 def _fork(world: World, process: Process, event: Event) -> None:
-    world.client_does(world.now, event["run"], "fork", event["part"])
+    world.client.does(world.now, event["run"], "fork", event["part"])
 
 
 def _seconds(random: Random, *choices: float) -> float:

@@ -12,7 +12,8 @@ from .counted import counting
 if TYPE_CHECKING:
     from ...model import Claim
     from ...ports import Answer, Change
-    from .world import Body, Head, Process, World
+    from .process import Process
+    from .world import Body, Head, World
 
 
 class Promise:

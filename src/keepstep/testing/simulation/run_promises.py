@@ -19,7 +19,8 @@ from .promise import Promise
 
 if TYPE_CHECKING:
     from ...model import Claim
-    from .world import Head, Process
+    from .process import Process
+    from .world import Head
 
 
 class ChainsAreWhole(Promise):

@@ -17,7 +17,8 @@ from .promise import Promise
 
 if TYPE_CHECKING:
     from ...model import Claim
-    from .world import Body, Head, Process
+    from .process import Process
+    from .world import Body, Head
 
 
 def swallows(plan: dict[str, Any]) -> bool:

@@ -11,7 +11,8 @@ from .counted import generation_of
 from .promise import Promise
 
 if TYPE_CHECKING:
-    from .world import Body, Head, Process
+    from .process import Process
+    from .world import Body, Head
 
 #: Kinds of records that are the last word on a step.
 _LAST_WORDS = frozenset({Kind.STEP_COMPLETED.value, Kind.STEP_FAILED.value, Kind.STEP_CANCELLED.value})

@@ -10,7 +10,7 @@ from ...model import Claims, Flaw, News, Run, RunPage, RunQuery, Signal, WorkerI
 from ...ports import Answer, Change, ClaimRequest, Row, WouldBlock
 
 if TYPE_CHECKING:
-    from .world import Process
+    from .process import Process
 
 T = TypeVar("T")
 

@@ -6,54 +6,32 @@ the plan's seed, so the same plan gives the same history, byte for byte.
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import hashlib
 import heapq
-import logging
-import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
-from contextvars import Context
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from random import Random
 from typing import Any
 
-from ...engine import engine as engine_module
-from ...engine import history as history_module
-from ...engine import position as position_module
-from ...engine import worker as worker_module
-from ...engine.engine import Engine
-from ...errors import (
-    AlreadyFinished,
-    CheckpointCorrupt,
-    DefinitionError,
-    KeepstepError,
-    RunConflict,
-    StoreError,
-    TimedOut,
-)
-from ...model import FINISHED, Claims, Kind, Status, WorkerInfo, ids
-from ...model.signal import GO, RESOLVE
+from ...errors import CheckpointCorrupt, KeepstepError
+from ...model import FINISHED, Claims, Kind, Status, WorkerInfo
 from ...ports import Advance, Answer, Change, ClaimRequest, Create, Row, Send, Verdict
 from ...stores.memory import MemoryStore
 from ...stores.records import Record, unseal
 from ...stores.rules import ENDED
 from ..virtual import EPOCH
 from . import programs
-from .acts import ACTS, AWAITED, FORK
-from .counted import counting, generation_of
-from .dags import dag_of
-from .graphs import first_state, graphs_of
-from .loop import ProcessLoop
+from .acts import AWAITED, FORK
+from .client import Client
+from .counted import counting
+from .plans import CLIENT, FAULTS, Plan
+from .process import Process, StoreClock
 from .promise import Promise
 from .promises import PROMISES
-from .wire import Killed, Wire
-
-Plan = dict[str, Any]
+from .surroundings import its_own_chance, listening, nothing_collected
+from .wire import Killed
 
 #: How long the world goes on after the last thing that befell it: long enough for every lease, backoff and sleep.
 PATIENCE_SECONDS = 240.0
@@ -61,187 +39,6 @@ PATIENCE_SECONDS = 240.0
 LOOK_SECONDS = 0.5
 #: A process that died or was stopped comes back after this, unless the plan says otherwise.
 BACK_SECONDS = 0.7
-
-#: The engine looks at the store so often here; in a world without waiting, more looks would only cost time.
-PACE = (
-    (worker_module, "POLL_SECONDS", 0.1),
-    (engine_module, "READ_SECONDS", 0.2),
-    # Graphs are short here: their whole states are written, and looked for, sooner.
-    (position_module, "ENOUGH_DELTAS", 3),
-    (position_module, "MOST_RECORDS", 8),
-    (history_module, "FIRST_SPAN", 4),
-)
-
-
-class _ProcessClock:
-    """The clocks of a process: its wall clock may be wrong and may be set, the other one cannot."""
-
-    on_loop = True
-
-    def __init__(self, world: World, slot: int) -> None:
-        self._world, self._slot = world, slot
-
-    def now(self) -> float:
-        return EPOCH + self._world.now + self._world.offsets[self._slot]
-
-    def boot(self) -> tuple[str, float]:
-        return "simulated", self._world.now
-
-
-class _StoreClock:
-    """The store is a file on the same machine: it has the clock of the process that asks."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-
-    def now(self) -> float:
-        process = self._world.current
-        return process.clock.now() if process is not None else EPOCH + self._world.now
-
-    def boot(self) -> tuple[str, float]:
-        return "simulated", self._world.now
-
-
-class _NoThreads:
-    """Runs plain def steps on the loop, a moment later."""
-
-    at_work = 0
-
-    def __init__(self, process: Process) -> None:
-        self._process = process
-
-    def submit(self, context: Context, function: Callable[[], Any]) -> Future[Any]:
-        future: Future[Any] = Future()
-
-        def do() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                future.set_result(context.run(function))
-            except BaseException as error:  # noqa: BLE001 - it belongs to the one who asked
-                future.set_exception(error)
-
-        self._process.loop.call_later(self._process.latency(), do)
-        return future
-
-
-class Process:
-    """One life of a process: a loop, an engine on it, and its wire to the store."""
-
-    def __init__(self, world: World, slot: int, life: int) -> None:
-        self.world, self.slot, self.life = world, slot, life
-        self.name = f"{'client' if slot == CLIENT else f'worker {slot}'}.{life}"
-        self.clock = _ProcessClock(world, slot)
-        self.loop = ProcessLoop(self)
-        self.dead = False
-        self.paused_until = 0.0
-        self.ids: list[str] = []  # under which the store knows it
-        self.stop = asyncio.Event()
-        self.code = world.codes[slot]
-        self.workflows = programs_of(world.plan, self.code)
-        self.engine = Engine(
-            Wire(self),
-            worker=slot != CLIENT,
-            clock=self.clock,
-            workflows=self.workflows.values(),
-            linger_seconds=0.3,
-            stop_seconds=0.5,
-            recovery_limit=world.plan["limit"],
-            actor="the client",
-        )
-        self.opened = False
-        self.loop.create_task(self._live())
-
-    def __str__(self) -> str:
-        return self.name
-
-    async def _live(self) -> None:
-        try:
-            await self.engine.open()
-        except StoreError as error:
-            self.die(f"it could not open the store: {error}")
-            return
-        threads: Any = _NoThreads(self)
-        self.engine.step_threads = self.engine.aside_threads = threads
-        self.opened = True
-        await self.stop.wait()
-        await self.engine.close()
-        self.world.tell(f"{self} has stopped")
-        self.leave()
-
-    def die(self, how: str) -> None:
-        """End this process at once: nothing of it ever runs again."""
-        if not self.dead:
-            self.world.tell(f"{self} dies {how}")
-            if self.world.chance.random() < 0.7:  # its locks are seen to be free; otherwise its leases must run out
-                for worker in self.ids:
-                    self.world.store.bury(worker)
-            self.leave()
-
-    def leave(self) -> None:
-        self.dead = True
-        self.world.killed.update(self.ids)
-        self.world.comes_back(self)
-
-    # -- taking turns --------------------------------------------------------------------------------------------------
-
-    def may_go_on(self) -> bool:
-        """Asked between any two callbacks, and where the plan may have the process killed or paused."""
-        world, slot = self.world, self.slot
-        world.callbacks[slot] += 1
-        for event in world.due_at("callback", slot, world.callbacks[slot]):
-            world.befalls(event, self)
-        return not self.dead and self.paused_until <= world.now
-
-    def latency(self) -> float:
-        world = self.world
-        usual: float = world.chance.random() * world.plan["latency"]
-        return usual + (world.slow[self.slot] if world.slow_calls[self.slot] > 0 else 0.0)
-
-    def fate_of_call(self, kind: str) -> str:
-        world, slot = self.world, self.slot
-        world.calls[slot] += 1
-        for event in world.due_at("call", slot, world.calls[slot]):
-            world.befalls(event, self)
-        fate: str = world.next_fate.pop(slot, "")
-        if fate:
-            world.tell(f"{self}: {kind} {FATES[fate]}")
-            return fate
-        if world.now < world.down_until:
-            return "fail"
-        if world.slow_calls[slot] > 0:
-            world.slow_calls[slot] -= 1
-            return "slow"
-        return ""
-
-    def loses_claim(self) -> bool:
-        """Whether the answer to a claim that gave something is lost."""
-        world, slot = self.world, self.slot
-        world.given[slot] += 1
-        for event in world.due_at("claim", slot, world.given[slot]):
-            world.befalls(event, self)
-        if slot not in world.lost_claims:
-            return False
-        world.lost_claims.discard(slot)
-        world.tell(f"{self}: the answer to its claim is lost")
-        return True
-
-    def fate_of_news(self) -> str:
-        world = self.world
-        if world.now < world.down_until:
-            return "fail"
-        return world.deaf[self.slot][0] if world.now < world.deaf[self.slot][1] else ""
-
-
-CLIENT = -1
-FATES = {
-    "fail": "fails",
-    "lose": "is made, and its answer lost",
-    "vanish": "is not made, which nobody knows",
-    "die before": "is never made",
-    "die after": "is made, and then",
-    "slow": "is slow",
-}
 
 
 @dataclass
@@ -279,7 +76,8 @@ class World:
         self.now = 0.0
         self.over = False
         self.current: Process | None = None
-        self.store = MemoryStore(clock=_StoreClock(self), lease_seconds=plan["lease"])
+        self.client = Client(self)
+        self.store = MemoryStore(clock=StoreClock(self), lease_seconds=plan["lease"])
         slots = [*range(plan["workers"]), CLIENT]
         self.offsets = dict.fromkeys(slots, 0.0)
         self.codes = dict.fromkeys(slots, 0)
@@ -305,7 +103,6 @@ class World:
         self.bodies: dict[tuple[str, str], list[Body]] = {}
         self.running: dict[int, Body] = {}
         self._unrecorded = 0
-        self._looked: set[tuple[str, str, object]] = set()
         self.accepted: dict[str, dict[str, Any]] = {}
         self.results: dict[str, Any] = {}
         self.cancelled: set[str] = set()
@@ -330,7 +127,7 @@ class World:
 
     def play(self) -> Outcome:
         """Play the plan to its end, and see whether every promise was kept."""
-        with _its_own_chance(self), _listening(self), _nothing_collected():
+        with its_own_chance(self), listening(self), nothing_collected():
             programs.HERE.append(self)
             try:
                 self._begin()
@@ -342,14 +139,14 @@ class World:
                 for process in self._past:
                     self._abandon(process)
                 programs.HERE.pop()
-        for run in self._runs():
+        for run in self.runs():
             for row in run.rows:
                 self._hash.update(row.record)
             self._hash.update(repr((run.status, run.signals)).encode())
-        counts = {**self.counts, "runs": len(self._runs())}
+        counts = {**self.counts, "runs": len(self.runs())}
         return Outcome(self.plan, self.broken, self.story, self._hash.hexdigest(), self.now, counts, self.befell)
 
-    def _runs(self) -> list[Any]:
+    def runs(self) -> list[Any]:
         return list(self.store._runs.values())  # noqa: SLF001 - the judge may look anywhere
 
     def _begin(self) -> None:
@@ -362,7 +159,7 @@ class World:
         for slot in (*range(self.plan["workers"]), CLIENT):
             self._start_process(slot, 1)
         for run in self.plan["runs"]:
-            self.at(run["at"], partial(self._start_run, run))
+            self.at(run["at"], partial(self.client.starts, run))
 
     def _go_on(self) -> None:
         chance, agenda = self.chance, self._agenda
@@ -378,7 +175,7 @@ class World:
                 look_at = self.now + LOOK_SECONDS
                 if self._all_over():
                     return
-                self._look_after_runs()
+                self.client.looks_after_runs()
             ready, soonest = self._who_can_go(agenda[0][0] if agenda else end)
             if not ready:
                 self.now = min(soonest, look_at)
@@ -407,15 +204,13 @@ class World:
         """Everything that was to be started has been, and has ended."""
         if self.acts_to_come or len(self.accepted) < len(self.plan["runs"]):
             return False
-        return all(run.status in ENDED or self.waits_for_a_person(run) for run in self._runs())
+        return all(run.status in ENDED or self.waits_for_a_person(run) for run in self.runs())
 
     def waits_for_a_person(self, entry: Any) -> bool:
         """Whether a run waits for a child, and that for another, and the last of them was set aside."""
         if entry.status is not Status.WAITING:
             return entry.status is Status.SET_ASIDE
-        children = [
-            child for child in self._runs() if child.run.parent == entry.run.id and child.status not in FINISHED
-        ]
+        children = [child for child in self.runs() if child.run.parent == entry.run.id and child.status not in FINISHED]
         return bool(children) and all(self.waits_for_a_person(child) for child in children)
 
     def at(self, moment: float, action: Callable[[], None]) -> None:
@@ -455,8 +250,6 @@ class World:
 
     def befalls(self, event: dict[str, Any], process: Process | None) -> None:
         """Something of the plan happens now."""
-        from .plans import FAULTS  # noqa: PLC0415 - the registry speaks of worlds
-
         if process is None or process.dead:
             return
         self.befell[event["what"]] = self.befell.get(event["what"], 0) + 1
@@ -464,103 +257,6 @@ class World:
 
     def _befalls_slot(self, event: dict[str, Any]) -> None:
         self.befalls(event, self.processes.get(event["slot"]))
-
-    # -- the client ----------------------------------------------------------------------------------------------------
-
-    def _start_run(self, run: dict[str, Any]) -> None:
-        """The client starts a run: in a worker's process, so that it is leased at birth, or from its own."""
-        process = self.processes.get(run["by"], self.processes[CLIENT])
-        if process.slot != CLIENT and process.opened and not process.dead:
-            self._do(process, partial(self._started, process, run))
-        self._do(self.processes[CLIENT], partial(self.insist, lambda client: self._started(client, run), after=0.5))
-        self.client_sends(run["id"])
-
-    def client_sends(self, run_id: str) -> None:
-        """Have the client send what a run waits for, each at its time, or now if that is past."""
-        run = self.specs[run_id]
-        for name, number, at, twice in _signals(run["parts"]):
-            for extra in (0.0, 0.4) if twice else (0.0,):
-                self.client_does(at + extra, run["id"], "signal", name, number)
-        for name, number, at in _questions(run["parts"]):
-            self.client_does(at, run["id"], "ask", name, number)
-
-    @property
-    def client(self) -> Process:
-        return self.processes[CLIENT]
-
-    def is_forked(self, run_id: str) -> None:
-        """The client has forked a run: the other one must come to the same, and is sent the same."""
-        fork = f"{run_id}{FORK}"
-        if fork not in self.accepted:
-            self.specs[fork] = self.accepted[fork] = {**self.specs[run_id], "id": fork}
-            self.client_sends(fork)
-
-    async def _started(self, process: Process, run: dict[str, Any]) -> None:
-        options = {"run_id": run["id"], "deadline": run.get("deadline"), "delay": run.get("delay", 0.0)}
-        workflow = process.workflows[run["id"] if run["workflow"] in ("graph", "dag") else run["workflow"]]
-        handle = await process.engine.start(workflow, *arguments_of(run), **options)
-        if run["id"] not in self.accepted:
-            self.accepted[run["id"]] = run
-            self.tell(f"{run['id']} is accepted by {process}")
-        result = await _result(handle)
-        self.results.setdefault(run["id"], []).append(result)
-
-    def client_does(self, at: float, run: str, act: str, *args: Any) -> None:
-        """Have the client signal, cancel, pause or resume a run, until it is told that it is done or too late."""
-
-        async def do(client: Process) -> None:
-            handle = await client.engine.get(run)
-            too_late = False
-            try:
-                await ACTS[act](self, handle, *args)
-            except (AlreadyFinished, RunConflict, TimedOut):
-                too_late = True
-            self.acts_to_come -= act in AWAITED
-            if not too_late:
-                self.tell(f"client: {act} {' '.join(map(str, args))} to {run}")
-
-        started = run if any(one["id"] == run for one in self.plan["runs"]) else ""
-        self.at(max(self.now, at), lambda: self._do(self.processes[CLIENT], partial(self.insist, do, started)))
-
-    def _look_after_runs(self) -> None:
-        """A person says what has become of steps that are in doubt, and lets runs go on from their breakpoints."""
-        for entry in self._runs():
-            for wake in entry.wakes:
-                if wake.startswith(GO):
-                    self._looks(entry, wake, int(self.now), "resume")
-                elif wake.startswith(RESOLVE):
-                    step = wake.removeprefix(f"{RESOLVE}:")
-                    begun = sum(row.kind == Kind.STEP_STARTED for row in entry.rows)  # again, and in doubt again
-                    self._looks(entry, wake, (generation_of(entry.rows), begun), "resolve", step)
-
-    def _looks(self, entry: Any, wake: str, turn: object, act: str, *args: Any) -> None:
-        if (entry.run.id, wake, turn) not in self._looked:
-            self._looked.add((entry.run.id, wake, turn))
-            self.client_does(self.now, entry.run.id, act, *args)
-
-    async def insist(self, act: Callable[[Process], Awaitable[None]], run: str = "", after: float = 0.0) -> None:
-        await asyncio.sleep(after)
-        while True:
-            client = self.processes[CLIENT]
-            try:
-                if client.opened and (not run or run in self.accepted):
-                    await act(client)
-                    return
-            except StoreError:
-                pass
-            await asyncio.sleep(0.3)
-
-    def _do(self, process: Process, act: Callable[[], Awaitable[None]]) -> None:
-        if not process.dead:
-            process.loop.create_task(self._watched(act))
-
-    async def _watched(self, act: Callable[[], Awaitable[None]]) -> None:
-        try:
-            await act()
-        except StoreError:  # the client tries again from its own process
-            pass
-        except Exception as error:  # noqa: BLE001 - whatever it is, a client must not be told it
-            self.note_failure("the client was told an error that is no one's", error)
 
     # -- what the wire does --------------------------------------------------------------------------------------------
 
@@ -713,65 +409,9 @@ class World:
             self.breaks("nothing fails inside the engine", f"{what}: {error!r}")
 
 
-def programs_of(plan: Plan, code: int) -> dict[str, Any]:
-    """What a process knows: the workflows that follow programs, and the graphs and dags of the plan, by their run."""
-    found = dict(programs.WORKFLOWS)
-    for run in plan["runs"]:
-        if run["workflow"] == "graph":
-            *inside, found[run["id"]] = graphs_of(run, code)
-            found.update({one.name: one for one in inside})
-        elif run["workflow"] == "dag":
-            found[run["id"]] = dag_of(run, code)
-    return found
-
-
-def arguments_of(run: dict[str, Any]) -> list[Any]:
-    """What a run is started with."""
-    if run["workflow"] == "graph":
-        return [first_state(run)]
-    return [] if run["workflow"] == "dag" else [run["parts"], []]
-
-
-# -- small things ------------------------------------------------------------------------------------------------------
-
-
 def _until(event: dict[str, Any]) -> float:
     what, moment = event["at"]
     return float((moment if what == "time" else 0.0) + event.get("seconds", 0.0))
-
-
-async def _result(handle: Any) -> Any:
-    try:
-        return ["completed", await handle.result()]
-    except (StoreError, DefinitionError):  # the store was down, or the engine closed: no word about the run
-        return None
-    except KeepstepError as error:
-        return [type(error).__name__]
-
-
-def _signals(parts: Any) -> Iterator[tuple[str, int, float, bool]]:
-    """What the client has to send: every statement that waits for it says what and when."""
-    if isinstance(parts, list):
-        if parts and parts[0] == "wait":
-            yield parts[1], parts[2], parts[3], parts[4]
-        elif parts and parts[0] == "maybe":
-            yield parts[1], parts[2], parts[3], False
-        elif parts and parts[0] == "pair":
-            yield parts[1], parts[2], parts[4], False
-            yield parts[1], parts[3], parts[4] + 0.5, False
-        else:
-            for part in parts:
-                yield from _signals(part)
-
-
-def _questions(parts: Any) -> Iterator[tuple[str, int, float]]:
-    """What the client has to ask."""
-    if isinstance(parts, list):
-        if parts and parts[0] == "reply":
-            yield parts[1], parts[2], parts[3]
-        else:
-            for part in parts:
-                yield from _questions(part)
 
 
 def _run_of(change: Change) -> str:
@@ -804,51 +444,3 @@ def _told(change: Change, answer: Answer, records: list[Record]) -> str:
     moved = f" → {status.value}" if status else ""
     refused = "" if answer.verdict is Verdict.DONE else f" REFUSED: {answer.verdict.value}"
     return f"{run}: {what}{moved}{refused}"
-
-
-@contextmanager
-def _its_own_chance(world: World) -> Iterator[None]:
-    """Draw every id from the seed, and look at the store less often than in the real world."""
-    kept = [(module, name, getattr(module, name)) for module, name, _ in PACE]
-    kept += [(ids, "draw", ids.draw)]
-    for module, name, value in PACE:
-        setattr(module, name, value)
-    ids.draw = Random(f"ids {world.plan['seed']}").randbytes  # type: ignore[assignment]  # noqa: S311
-    try:
-        yield
-    finally:
-        for module, name, value in kept:
-            setattr(module, name, value)
-
-
-@contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """Keep the collector still: what it finds, and when, depends on everything else in this Python."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-@contextmanager
-def _listening(world: World) -> Iterator[None]:
-    """Errors that the engine logs with their traceback are its own failures; a record would ask for the real time."""
-    log: Any = logging.getLogger("keepstep")
-
-    def heard(level: int, message: str, args: Any, exc_info: Any = None, **_: Any) -> None:
-        error = exc_info if isinstance(exc_info, BaseException) else sys.exc_info()[1] if exc_info else None
-        if error is not None:
-            world.note_failure(message % args if args else message, error)
-
-    before, filters = log.level, list(log.filters)
-    log.setLevel(logging.ERROR)
-    log._log = heard  # noqa: SLF001 - what every call of the logger comes to
-    try:
-        yield
-    finally:
-        del log._log  # noqa: SLF001
-        log.setLevel(before)
-        log.filters[:] = filters  # a process that dies does not take its own away
