@@ -535,7 +535,7 @@ MUTANTS = [
     mutant(
         "consolidated without the signals",
         "a consolidated state does not say which signals were read",
-        (f"{CONTEXT}.facts", '"signals": ranges(self.consumed)', '"signals": []'),
+        (f"{CONTEXT}.facts", "facts(self, self.consumed)", "facts(self, [])"),
     ),
     mutant(
         "iterations not limited",

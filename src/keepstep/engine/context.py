@@ -23,7 +23,7 @@ from .branch import ASKED, CANCELLED, DONE, NEW, PATIENCE, Branch, Detached, Dur
 from .delivery import tell_next
 from .history import History
 from .journal import Draft
-from .position import Position, ranges
+from .position import Position, facts
 from .spending import Guard, Spent
 from .steering import cancel_when_settled
 from .wakeups import Wait, end_wait, fulfil
@@ -269,13 +269,7 @@ class RunContext:
 
     def facts(self) -> dict[str, Any]:
         """What a consolidated state says of its run, beside the position of the walk."""
-        return {
-            "generation": self.generation,
-            "steps": self.steps,
-            "signals": ranges(self.consumed),
-            "started_at": self.started_at,
-            "spent": self.spent.as_data(),
-        }
+        return facts(self, self.consumed)
 
     def refused(self, drafts: list[Draft], answer: Answer) -> None:
         """The store refused them: either the lease is gone, or the one who asked has a way out."""

@@ -14,7 +14,7 @@ from ..errors import CheckpointCorrupt
 from ..model import Kind
 from ..model.signal import GO, RESERVED
 from ..stores.records import Record, check_origin, origin, unseal, unseal_some
-from .position import EDITS, Position, ranges
+from .position import EDITS, Position, facts
 from .spending import Spent
 
 if TYPE_CHECKING:
@@ -375,13 +375,7 @@ class History:
 
     def facts(self) -> dict[str, Any]:
         """What a consolidated state says of its run, beside the position of the walk."""
-        return {
-            "generation": self.generation,
-            "steps": self.steps,
-            "signals": ranges(self.signals),
-            "started_at": self.started_at,
-            "spent": self.spent.as_data(),
-        }
+        return facts(self, self.signals)
 
     def refill(self, rows: Iterable[Row], after: int) -> None:
         """Take values into memory again, for the entries that come next."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -14,6 +14,10 @@ from ..model import Kind, Outcome, State
 from ..model.tree import frozen, patch
 from ..stores.records import Record
 from ..values.trees import Trees
+
+if TYPE_CHECKING:
+    from .context import RunContext
+    from .history import History
 
 #: So many names of the steps passed are remembered, for the path in an error.
 TRAIL = 50
@@ -242,7 +246,18 @@ def level_of(stage: str | None, agent: str | None) -> str:
     return f"stage:{stage}" if stage is not None else f"agent:{agent}" if agent is not None else ""
 
 
-def ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
+def facts(past: RunContext | History, read: Iterable[int]) -> dict[str, Any]:
+    """What a consolidated state says of its run, beside the position; `read` are the signals that the run has read."""
+    return {
+        "generation": past.generation,
+        "steps": past.steps,
+        "signals": _ranges(read),
+        "started_at": past.started_at,
+        "spent": past.spent.as_data(),
+    }
+
+
+def _ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
     """Numbers as ranges, both ends included."""
     found: list[tuple[int, int]] = []
     for number in sorted(numbers):
