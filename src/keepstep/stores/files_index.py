@@ -23,6 +23,7 @@ import msgspec
 from ..model import Run, Status
 from ..ports import ClaimRequest, Clock
 from . import rules
+from .authors import Authors
 from .files_disk import Disk, finish, translating
 from .files_entry import Facts
 from .files_log import State
@@ -147,8 +148,7 @@ class Index:
         self._doubtful: set[str] = set()
         self._position = 0
         self._arrivals: deque[tuple[int, str]] = deque(maxlen=_ARRIVALS)
-        self._writes = 0
-        self._own_writes: dict[str, int] = {}
+        self._authors = Authors()
         self._seen: dict[str, int] = {}
 
     # -- writing -----------------------------------------------------------------------------------------------------
@@ -170,10 +170,7 @@ class Index:
             self._append(_encode(Line(did=batch)) + b"\n" if batch else b"\n")
             self._pending.pop(batch, None)
             self._owed.pop(batch, None)
-            self._writes += 1
-            author = next(iter(authors)) if len(authors) == 1 else None
-            if author is not None:
-                self._own_writes[author] = self._own_writes.get(author, 0) + 1
+            self._authors.wrote(authors)
 
     def failed(self, batch: int) -> None:
         """Nobody knows what became of a batch: its runs must be looked at."""
@@ -316,7 +313,7 @@ class Index:
         if line.run:
             self._apply(line, settled=False)
         elif not (line.will or line.boot or line.closed):
-            self._writes += 1
+            self._authors.wrote((None,))
 
     def _apply(self, line: Line, *, settled: bool) -> None:
         old = self._lines.get(line.run)
@@ -325,9 +322,7 @@ class Index:
         if old is not None and not settled and (old.born != line.born or _is_back(old, line)):
             self._doubtful.add(line.run)  # which of two lives is the later one, its folder tells
         if not settled:
-            self._writes += 1
-            if line.author is not None:
-                self._own_writes[line.author] = self._own_writes.get(line.author, 0) + 1
+            self._authors.wrote((line.author,))
         self._put(old, line)
 
     def _put(self, old: Line | None, line: Line) -> None:
@@ -539,7 +534,7 @@ class Index:
     def news(self, worker: str, cursor: int) -> tuple[int, tuple[str, ...], bool]:
         """The newest position, the worker's runs that received signals after `cursor`, and whether others wrote."""
         with self._lock:
-            foreign = self._writes - self._own_writes.get(worker, 0)
+            foreign = self._authors.others(worker)
             changed = self._seen.get(worker) != foreign
             self._seen[worker] = foreign
             if cursor >= self._position:

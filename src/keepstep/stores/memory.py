@@ -28,6 +28,7 @@ from ..model import (
 )
 from ..ports import Advance, Answer, Change, ClaimRequest, Clock, Create, Rekey, Row, SystemClock, Verdict, instant
 from . import rules
+from .authors import Authors
 
 
 @dataclass(slots=True)
@@ -94,8 +95,7 @@ class MemoryStore:
         self._gone: set[str] = set()  # given up for dead; never valid again
         self._position = 0
         self._arrivals: list[tuple[int, str]] = []  # (position, run) of every signal
-        self._writes = 0
-        self._own_writes: dict[str, int] = {}
+        self._authors = Authors()
         self._seen_writes: dict[str, int] = {}
 
     # -- writing -----------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class MemoryStore:
                 rules.check_create(create)
         with self._lock:  # held for microseconds: never worth refusing to wait
             answers = [self._apply(change) for change in changes]
-            self._note_writers({rules.author(change) for change in changes})
+            self._authors.wrote({rules.author(change) for change in changes})
             return answers
 
     def _apply(self, change: Change) -> Answer:
@@ -295,7 +295,7 @@ class MemoryStore:
         entry.due_at = None
         entry.wakes = ()
         entry.updated_at = instant(self.clock.now())
-        self._note_writers({worker})
+        self._authors.wrote({worker})
         return Claim(entry.snapshot(), Lease(entry.run.id, worker, entry.epoch), owner, before, since)
 
     def renew_leases(self, worker: WorkerInfo, *, leaving: bool = False) -> bool:
@@ -379,7 +379,7 @@ class MemoryStore:
 
     def news(self, worker: str, cursor: int) -> News:
         with self._lock:
-            foreign = self._writes - self._own_writes.get(worker, 0)
+            foreign = self._authors.others(worker)
             changed = self._seen_writes.get(worker) != foreign
             self._seen_writes[worker] = foreign
             if cursor >= self._position:
@@ -388,13 +388,6 @@ class MemoryStore:
             fresh = sorted({run for _, run in self._arrivals[start:]})
             mine = tuple(run for run in fresh if run in self._runs and self._runs[run].worker == worker)
             return News(self._position, mine, changed)
-
-    def _note_writers(self, authors: set[str | None]) -> None:
-        self._writes += 1
-        if len(authors) == 1:
-            author = authors.pop()
-            if author is not None:
-                self._own_writes[author] = self._own_writes.get(author, 0) + 1
 
     def list_workers(self) -> list[WorkerInfo]:
         with self._lock:
@@ -415,7 +408,7 @@ class MemoryStore:
             for run in free:
                 self._forget(run)
             self._arrivals = [arrival for arrival in self._arrivals if arrival[1] in self._runs]
-            self._note_writers({None})
+            self._authors.wrote({None})
             return len(free)
 
     def _forget(self, run: str) -> None:

@@ -34,6 +34,7 @@ from ..model import (
 from ..model.ids import check_id
 from ..ports import Advance, Answer, Change, ClaimRequest, Clock, Create, Row, Verdict, instant
 from . import rules
+from .authors import Authors
 from .liveness import abandon_in_children
 from .postgres_check import Inspector, raw_rows
 from .postgres_claims import Claimer
@@ -125,8 +126,7 @@ class PostgresStore:
         self._claimer = Claimer(address, self.clock, self._presence, lease_seconds)
         self._enrolled: set[str] = set()
         self._closed = False
-        self._writes = 0  # of this instance, to tell its workers what others of them wrote
-        self._own_writes: dict[str, int] = {}
+        self._authors = Authors()
         self._signals = 0
         self._seen: dict[str, _Seen] = {}
         self._signalled: dict[str, dict[str, int]] = {}  # worker: its runs, and how many signals of each are known
@@ -224,7 +224,7 @@ class PostgresStore:
 
     def _tell(self, changes: Sequence[Change], written: Written) -> None:
         self._signals += len(written.signals)
-        self._note_writers({rules.author(change) for change in changes})
+        self._authors.wrote({rules.author(change) for change in changes})
         if written.tidings and not self._address.proxy:
             self._presence.tell(written.tidings)
 
@@ -238,7 +238,7 @@ class PostgresStore:
             removed += self._pool.run(lambda connection: self._delete(connection, some, finished=finished))  # noqa: B023
         if scrub and wanted:
             self._pool.run(lambda connection: self._scrub(connection, wanted))
-        self._note_writers({None})
+        self._authors.wrote({None})
         return removed
 
     def _delete(self, connection: Connection, runs: Array, *, finished: bool) -> int:
@@ -344,7 +344,7 @@ class PostgresStore:
             return Claims()
         claims = self._pool.run(lambda connection: self._claimer.claim(connection, request, self._now()))
         if claims.claims:
-            self._note_writers({request.worker})
+            self._authors.wrote({request.worker})
         return claims
 
     # -- reading -----------------------------------------------------------------------------------------------------
@@ -428,7 +428,7 @@ class PostgresStore:
 
     def _news(self, worker: str, cursor: int) -> News:
         now = time.monotonic()
-        foreign = self._writes - self._own_writes.get(worker, 0)
+        foreign = self._authors.others(worker)
         stamp = (self._presence.heard, self._presence.called.get(worker, 0), foreign)
         before = self._seen.get(worker)
         changed = before is None or stamp != before.stamp or now - before.asked_at >= ASK_SECONDS
@@ -451,13 +451,6 @@ class PostgresStore:
                 position = self._arrivals[-1][0] + 1 if self._arrivals else 1
                 self._arrivals.append((position, worker, run))
 
-    def _note_writers(self, authors: set[str | None]) -> None:
-        self._writes += 1
-        if len(authors) == 1:
-            author = authors.pop()
-            if author is not None:
-                self._own_writes[author] = self._own_writes.get(author, 0) + 1
-
     # -- ends --------------------------------------------------------------------------------------------------------
 
     def check(self, *, mend: bool = False) -> list[Flaw]:
@@ -470,7 +463,7 @@ class PostgresStore:
 
         flaws = self._pool.run(look, again=not mend)
         if mend:
-            self._note_writers({None})
+            self._authors.wrote({None})
         return flaws
 
     def raw_rows(self, run_id: str) -> list[dict[str, Any]]:

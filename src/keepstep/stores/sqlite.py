@@ -19,6 +19,7 @@ from ..model.ids import check_id
 from ..ports import Answer, Change, ClaimRequest, Clock, Row, SystemClock, instant
 from ..values.kinds import is_text
 from . import rules
+from .authors import Authors
 from .liveness import WorkerLocks, abandon_in_children, network_file_system
 from .sqlite_check import Finding, Mender, look_into, mend_all, mended, raw_rows
 from .sqlite_claims import Found, by_name, due_runs, later_times, orphans
@@ -113,8 +114,7 @@ class SQLiteStore:
         self._busy_seconds = busy_seconds
         self._locks = WorkerLocks(f"{self._path}-workers")
         self._enrolled: set[str] = set()
-        self._writes = 0  # of this instance, to tell its workers what others of them wrote
-        self._own_writes: dict[str, int] = {}
+        self._authors = Authors()
         self._signals = 0
         self._seen: dict[str, _Seen] = {}
         self._open(POWER_LOSS[power_loss], busy_seconds)
@@ -152,7 +152,7 @@ class SQLiteStore:
         batch = Batch(writer.connection, writer.cursor, self._now(), self._within_seconds)
         answers = batch.apply(changes, undone)
         self._signals += batch.signals
-        self._note_writers({rules.author(change) for change in changes})
+        self._authors.wrote({rules.author(change) for change in changes})
         return answers
 
     def delete_runs(self, run_ids: Sequence[str], *, finished: bool = False, scrub: bool = False) -> int:
@@ -174,7 +174,7 @@ class SQLiteStore:
             if connection.changes():
                 removed += 1
                 forget(cursor, run)
-        self._note_writers({None})
+        self._authors.wrote({None})
         return removed
 
     # -- leases ------------------------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ class SQLiteStore:
             log.error("run %s is set aside: %s", one.run, error)  # noqa: TRY400 - said briefly
             cursor.execute(_PUT_ASIDE, (one.run,))
             return None
-        self._note_writers({worker})
+        self._authors.wrote({worker})
         return Claim(run, Lease(run.id, worker, run.epoch), one.owner, old, _since(one.updated_at))
 
     def _roll_call(self, cursor: Cursor, me: str) -> tuple[set[str], list[str]]:
@@ -411,7 +411,7 @@ class SQLiteStore:
 
     def news(self, worker: str, cursor: int) -> News:
         version = self._writer.foreign_writes()
-        foreign, signals = self._writes - self._own_writes.get(worker, 0), self._signals
+        foreign, signals = self._authors.others(worker), self._signals
         before = self._seen.get(worker)
         if version is None:  # the writer is busy: look without it, and ask again next time
             version, changed = -1, True
@@ -422,13 +422,6 @@ class SQLiteStore:
         position, runs = self._reader.read(lambda sql: _arrivals(sql, worker, cursor))
         self._seen[worker] = _Seen(version, foreign, signals, position)
         return News(max(position, cursor), runs, changed)
-
-    def _note_writers(self, authors: set[str | None]) -> None:
-        self._writes += 1
-        if len(authors) == 1:
-            author = authors.pop()
-            if author is not None:
-                self._own_writes[author] = self._own_writes.get(author, 0) + 1
 
     def list_workers(self) -> list[WorkerInfo]:
         return self._reader.read(self._workers)
@@ -477,7 +470,7 @@ class SQLiteStore:
         def mend() -> list[Flaw]:
             alive, _ = self._roll_call(self._writer.cursor, "")
             mender = Mender(self._writer.cursor, self._now(), alive)
-            self._note_writers({None})
+            self._authors.wrote({None})
             return [mended(one, mender) for one in found]
 
         return self._writer.run(mend)
