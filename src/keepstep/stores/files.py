@@ -35,7 +35,7 @@ from .files_check import Check
 from .files_commit import Commits
 from .files_disk import Disk, Steps, finish, translating
 from .files_entry import LAYOUT, Draft, run_of
-from .files_index import Index, Line, line_of, matches, may_match
+from .files_index import Index, Line, line_of, may_match
 from .files_log import Logs, State
 from .files_workers import Workers
 from .liveness import abandon_in_children, network_file_system
@@ -357,7 +357,7 @@ class FilesStore:
                     unreadable.append(line.run)
                     last = line.number
                     continue
-            if run is None or not matches(query, run):
+            if run is None or not rules.matches(query, run):
                 continue
             if len(runs) + len(unreadable) >= limit:
                 return RunPage(tuple(runs), None if last is None else str(last), tuple(unreadable))

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from ..errors import CheckpointCorrupt, DefinitionError, StoreError, StoreUnavailable
-from ..model import Kind, Run, Signal, Status, may_move
+from ..model import Kind, Run, Signal, Status
 from ..model.ids import draw
 from ..ports import Advance, Answer, Change, Create, Rekey, Send, Verdict
 from . import rules
@@ -163,11 +163,13 @@ class Commits:
         if change.signals_seen is not None and head.signals > change.signals_seen:
             return Answer(Verdict.MISSED)
         status = rules.next_status(head.status, change)
-        if not may_move(head.status, status) or (rules.releases(change, status) and status.active):
+        if status is None:
             return Answer(Verdict.ILLEGAL)
         if change.within is not None:
             return Answer(Verdict.FAILED, error=DefinitionError("a files store has no transactional steps"))
-        refusal = self._refuse_outbox(change)
+        refusal = rules.refuse_outbox(
+            change, self._conflicts, lambda signal: self._refuse_send(signal, self._logs.state(signal.run))
+        )
         if refusal is not None:
             return refusal
         return self._moved(change, state, status)
@@ -211,25 +213,9 @@ class Commits:
         tokens = [Sending(send.signal, f"{name}.{place}") for place, send in enumerate(sends, 1)]
         return Outbox((*carried.creates, *change.creates), (*carried.sends, *tokens))
 
-    def _refuse_outbox(self, change: Advance) -> Answer | None:
-        """Why the runs to create and the signals to send cannot be written, or None."""
-        created: dict[str, Run] = {}
-        for create in change.creates:
-            wanted = rules.check_create(create)
-            there = self.run(wanted.id) or created.get(wanted.id)
-            if there is not None and not rules.same_child(there, wanted):
-                return Answer(Verdict.CONFLICT, about=wanted.id)
-            created.setdefault(wanted.id, wanted)
-        for send in change.sends:
-            target = send.signal.run
-            if target in created and self._logs.state(target) is None:
-                if created[target].status.finished:
-                    return Answer(Verdict.FINISHED, about=target)
-                continue
-            refusal = self._refuse_send(send.signal, self._logs.state(target))
-            if refusal is not None and refusal.verdict is not Verdict.EXISTS:
-                return refusal
-        return None
+    def _conflicts(self, wanted: Run) -> bool:
+        existing = self.run(wanted.id)
+        return existing is not None and not rules.same_child(existing, wanted)
 
     # -- elsewhere -----------------------------------------------------------------------------------------------------
 

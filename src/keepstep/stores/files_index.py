@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from ..model import Run, Status
+from ..model import Status
 from ..ports import ClaimRequest, Clock
 from . import rules
 from .authors import Authors
@@ -591,20 +591,4 @@ def may_match(query: Any, line: Line) -> bool:
         and (query.worker is None or line.worker == query.worker)
         and all((line.tags or {}).get(name) == value for name, value in query.tags.items())
         and (query.id_prefix is None or line.run.startswith(query.id_prefix))
-    )
-
-
-def matches(query: Any, run: Run) -> bool:
-    """Whether a run is one that a query asks for."""
-    updated_at = run.updated_at or run.created_at
-    return (
-        (query.workflow is None or run.workflow == query.workflow)
-        and (not query.status or run.status in query.status)
-        and (query.parent is None or run.parent == query.parent)
-        and (query.worker is None or run.worker == query.worker)
-        and all(run.tags.get(name) == value for name, value in query.tags.items())
-        and (query.created_before is None or run.created_at < query.created_before)
-        and (query.created_after is None or run.created_at > query.created_after)
-        and (query.updated_before is None or updated_at < query.updated_before)
-        and (query.id_prefix is None or run.id.startswith(query.id_prefix))
     )

@@ -11,21 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from ..errors import DefinitionError
-from ..model import (
-    LEASE_SECONDS,
-    Claim,
-    Claims,
-    Flaw,
-    Lease,
-    News,
-    Run,
-    RunPage,
-    RunQuery,
-    Signal,
-    Status,
-    WorkerInfo,
-    may_move,
-)
+from ..model import LEASE_SECONDS, Claim, Claims, Flaw, Lease, News, Run, RunPage, RunQuery, Signal, Status, WorkerInfo
 from ..ports import Advance, Answer, Change, ClaimRequest, Clock, Create, Rekey, Row, SystemClock, Verdict, instant
 from . import rules
 from .authors import Authors
@@ -160,11 +146,10 @@ class MemoryStore:
         return Answer(Verdict.DONE)
 
     def _send(self, signal: Signal) -> Answer:
-        refusal = self._refuse_send(signal, self._runs.get(signal.run))
-        return refusal or Answer(Verdict.DONE, seq=self._deliver(signal))
+        return self._refuse_send(signal) or Answer(Verdict.DONE, seq=self._deliver(signal))
 
-    @staticmethod
-    def _refuse_send(signal: Signal, target: _Entry | None) -> Answer | None:
+    def _refuse_send(self, signal: Signal) -> Answer | None:
+        target = self._runs.get(signal.run)
         if target is None:
             return Answer(Verdict.NOT_FOUND, about=signal.run)
         if signal.id in target.signal_ids:
@@ -199,36 +184,19 @@ class MemoryStore:
         if change.signals_seen is not None and len(entry.signals) > change.signals_seen:
             return Answer(Verdict.MISSED)
         status = rules.next_status(entry.status, change)
-        if not may_move(entry.status, status) or (rules.releases(change, status) and status.active):
+        if status is None:
             return Answer(Verdict.ILLEGAL)
         if change.within is not None:
             return Answer(Verdict.FAILED, error=DefinitionError("the memory store has no transactional steps"))
-        refusal = self._refuse_outbox(change)
+        refusal = rules.refuse_outbox(change, self._conflicts, self._refuse_send)
         if refusal is not None:
             return refusal
         self._write(entry, change, status)
         return Answer(Verdict.DONE, seq=len(entry.rows))
 
-    def _refuse_outbox(self, change: Advance) -> Answer | None:
-        """Why the runs to create and the signals to send cannot be written, or None."""
-        created: dict[str, Run] = {}
-        for create in change.creates:
-            wanted = rules.check_create(create)
-            existing = self._runs.get(wanted.id)
-            there = existing.run if existing else created.get(wanted.id)
-            if there is not None and not rules.same_child(there, wanted):
-                return Answer(Verdict.CONFLICT, about=wanted.id)
-            created.setdefault(wanted.id, wanted)
-        for send in change.sends:
-            target = self._runs.get(send.signal.run)
-            if target is None and send.signal.run in created:
-                if created[send.signal.run].status.finished:
-                    return Answer(Verdict.FINISHED, about=send.signal.run)
-                continue
-            refusal = self._refuse_send(send.signal, target)
-            if refusal is not None and refusal.verdict is not Verdict.EXISTS:
-                return refusal
-        return None
+    def _conflicts(self, wanted: Run) -> bool:
+        existing = self._runs.get(wanted.id)
+        return existing is not None and not rules.same_child(existing.run, wanted)
 
     def _write(self, entry: _Entry, change: Advance, status: Status) -> None:
         at = change.at or instant(self.clock.now())
@@ -353,7 +321,8 @@ class MemoryStore:
             start = rules.page_start(query)
             before = self._number + 1 if start is None else start
             newest_first = reversed(self._runs.values())
-            found = [entry for entry in newest_first if entry.number < before and _matches(query, entry)]
+            older = (entry for entry in newest_first if entry.number < before)
+            found = [entry for entry in older if rules.matches(query, entry.run, entry)]
             page = found[: max(query.limit, 0)]
             more = page and len(found) > len(page)
             return RunPage(tuple(entry.snapshot() for entry in page), str(page[-1].number) if more else None)
@@ -434,19 +403,3 @@ def _knows(request: ClaimRequest, entry: _Entry) -> bool:
     if workflow not in request.workflows:
         return False
     return request.versions.get(workflow, entry.run.version) == entry.run.version
-
-
-def _matches(query: RunQuery, entry: _Entry) -> bool:
-    run = entry.run
-    updated_at = entry.updated_at or run.created_at
-    return (
-        (query.workflow is None or run.workflow == query.workflow)
-        and (not query.status or entry.status in query.status)
-        and (query.parent is None or run.parent == query.parent)
-        and (query.worker is None or entry.worker == query.worker)
-        and all(run.tags.get(name) == value for name, value in query.tags.items())
-        and (query.created_before is None or run.created_at < query.created_before)
-        and (query.created_after is None or run.created_at > query.created_after)
-        and (query.updated_before is None or updated_at < query.updated_before)
-        and (query.id_prefix is None or run.id.startswith(query.id_prefix))
-    )

@@ -17,7 +17,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from ..errors import CheckpointCorrupt
-from ..model import Kind, Run, Signal, Status, may_move
+from ..model import Kind, Run, Signal, Status
 from ..ports import Advance, Answer, Change, Create, Rekey, Send, Verdict
 from . import rules
 from .postgres_connection import Connection, execute_binary, numbered
@@ -108,9 +108,9 @@ class _Simple:
 def _move_of(change: Advance, now: datetime) -> Move | None:
     """What the change makes of a running run, or None if it may not."""
     status = rules.next_status(Status.RUNNING, change)
-    freed = rules.releases(change, status)
-    if not may_move(Status.RUNNING, status) or (freed and status.active) or (change.signals_seen or 0) < 0:
+    if status is None or (change.signals_seen or 0) < 0:
         return None
+    freed = rules.releases(change, status)
     at = change.at or now
     return Move(change, status, freed, at, rules.due_after(change, status, at) if freed else None)
 
@@ -201,13 +201,13 @@ class Batch:
 
     def _advance(self, change: Advance) -> Answer:
         head = self._heads.get(change.run)
-        refusal = fence(head, change)
+        refusal = rules.fence(head, change)
         if head is None or refusal is not None:
             return refusal or Answer(Verdict.FENCED, about=change.run)
         status = rules.next_status(head.status, change)
-        if not may_move(head.status, status) or (rules.releases(change, status) and status.active):
+        if status is None:
             return Answer(Verdict.ILLEGAL)
-        refusal = self._refuse_outbox(change)
+        refusal = rules.refuse_outbox(change, self._conflicts, self._refuse_send)
         if refusal is not None:
             return refusal
         self._move(head, change, status)
@@ -238,25 +238,11 @@ class Batch:
         else:
             self.written.heads[head.run] = head
 
-    def _refuse_outbox(self, change: Advance) -> Answer | None:
-        """Why the runs to create and the signals to send cannot be written, or None."""
-        created: dict[str, Run] = {}
-        for create in change.creates:
-            wanted = rules.check_create(create)
-            there = self._runs.get(wanted.id) or created.get(wanted.id)
-            if (there is None and wanted.id in self._runs) or (there and not rules.same_child(there, wanted)):
-                return Answer(Verdict.CONFLICT, about=wanted.id)
-            created.setdefault(wanted.id, wanted)
-        for send in change.sends:
-            target = self._heads.get(send.signal.run)
-            if target is None and send.signal.run in created:
-                if created[send.signal.run].status.finished:
-                    return Answer(Verdict.FINISHED, about=send.signal.run)
-                continue
-            refusal = self._refuse_send(send.signal, target)
-            if refusal is not None and refusal.verdict is not Verdict.EXISTS:
-                return refusal
-        return None
+    def _conflicts(self, wanted: Run) -> bool:
+        if wanted.id not in self._runs:
+            return False
+        existing = self._runs[wanted.id]
+        return existing is None or not rules.same_child(existing, wanted)
 
     # -- anyone's changes ----------------------------------------------------------------------------------------------
 
@@ -315,7 +301,8 @@ class Batch:
         self.written.keys.append(change)
         return Answer(Verdict.DONE)
 
-    def _refuse_send(self, signal: Signal, target: Head | None) -> Answer | None:
+    def _refuse_send(self, signal: Signal) -> Answer | None:
+        target = self._heads.get(signal.run)
         if target is None:
             return Answer(Verdict.NOT_FOUND, about=signal.run)
         if signal.id and (signal.run, plain(signal.id)) in self._signal_ids:
@@ -326,7 +313,7 @@ class Batch:
 
     def _send(self, signal: Signal) -> Answer:
         head = self._heads.get(signal.run)
-        refusal = self._refuse_send(signal, head)
+        refusal = self._refuse_send(signal)
         if head is None or refusal is not None:
             return refusal or Answer(Verdict.NOT_FOUND, about=signal.run)
         head.signals += 1
@@ -340,17 +327,6 @@ class Batch:
             self.written.tidings.add(DUE)
         self._put(head)
         return Answer(Verdict.DONE, None, head.signals)
-
-
-def fence(head: Head | None, change: Advance) -> Answer | None:
-    """Why a change may not extend this head, or None."""
-    if head is None or (head.worker, head.epoch, head.seq) != (change.worker, change.epoch, change.after):
-        return Answer(Verdict.FENCED, about=change.run)
-    if change.within is None and not rules.extends(change.rows, change.after):
-        return Answer(Verdict.FENCED, about=change.run)
-    if change.signals_seen is not None and head.signals > change.signals_seen:
-        return Answer(Verdict.MISSED)
-    return None
 
 
 def _concerned(change: Change, heads: set[str], runs: set[str], signals: set[tuple[str, str]]) -> None:

@@ -14,7 +14,8 @@ from psycopg.pq import TransactionStatus
 from ..errors import DefinitionError, StoreError
 from ..model.ids import new_id
 from ..ports import Advance, Answer, Verdict
-from .postgres_commit import Batch, fence, head_from
+from . import rules
+from .postgres_commit import Batch, head_from
 from .postgres_connection import Connection
 from .postgres_statements import Statements, Written
 
@@ -35,7 +36,7 @@ def commit_within(
     if change.within is None:
         raise ValueError(f"run {change.run!r}: there is nothing to call")
     rows = connection.execute(statements.look, (change.run,), binary=True).fetchall()
-    refusal = fence(head_from(rows[0]) if rows else None, change)
+    refusal = rules.fence(head_from(rows[0]) if rows else None, change)
     if refusal is not None:
         return refusal, None
     mark = new_id("transaction")

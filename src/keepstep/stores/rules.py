@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from hashlib import sha256
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from ..errors import CheckpointCorrupt, DefinitionError
-from ..model import FINISHED, Kind, Run, RunQuery, Signal, Status
+from ..model import FINISHED, Kind, Run, RunQuery, Signal, Status, may_move
 from ..model.run import ACTIVE
-from ..ports import Advance, Change, Create, Row
+from ..ports import Advance, Answer, Change, Create, Row, Verdict
 from .records import unseal
 
 #: A page of checkpoints stops after about this many bytes, so that loading a long history needs bounded memory.
@@ -26,6 +26,30 @@ _LONGEST_CURSOR = 18
 
 #: Statuses in which a run stays until a person acts: it has no owner, no wake-up and is never claimed by itself.
 ENDED = FINISHED | {Status.SET_ASIDE}
+
+
+class Head(Protocol):
+    """What a change of a run's holder is held to."""
+
+    @property
+    def worker(self) -> str | None: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def seq(self) -> int: ...
+    @property
+    def signals(self) -> int: ...
+
+
+class Standing(Protocol):
+    """What a query may ask about how a run stands."""
+
+    @property
+    def status(self) -> Status: ...
+    @property
+    def worker(self) -> str | None: ...
+    @property
+    def updated_at(self) -> datetime | None: ...
 
 
 def extends(rows: Sequence[Row], after: int) -> bool:
@@ -85,18 +109,53 @@ def _signal_checksum(signal: Signal) -> str:
     return sha256(_encode(facts) + signal.payload).hexdigest()
 
 
+def refuse_outbox(
+    change: Advance, conflicts: Callable[[Run], bool], refuse_send: Callable[[Signal], Answer | None]
+) -> Answer | None:
+    """Why the runs that a change creates and the signals that it sends cannot be written, or None.
+
+    `conflicts` says of a run to create whether another one has its id, `refuse_send` why a signal would be refused that
+    is sent by itself.
+    """
+    created: dict[str, Run] = {}
+    for create in change.creates:
+        wanted = check_create(create)
+        if conflicts(wanted) or not same_child(created.setdefault(wanted.id, wanted), wanted):
+            return Answer(Verdict.CONFLICT, about=wanted.id)
+    for send in change.sends:
+        refusal, target = refuse_send(send.signal), created.get(send.signal.run)
+        if target is not None and refusal is not None and refusal.verdict is Verdict.NOT_FOUND:
+            refusal = Answer(Verdict.FINISHED, about=target.id) if target.status.finished else None
+        if refusal is not None and refusal.verdict is not Verdict.EXISTS:
+            return refusal
+    return None
+
+
 def same_child(existing: Run, wanted: Run) -> bool:
     """Whether a run to create is the one that is there already."""
     return (existing.workflow, existing.input, existing.parent) == (wanted.workflow, wanted.input, wanted.parent)
 
 
-def next_status(old: Status, change: Advance) -> Status:
-    """The status after a change: progress makes a recovering run a running one."""
-    if change.status is not None:
-        return change.status
-    if old is Status.RECOVERING and change.progress and change.rows and not change.release:
-        return Status.RUNNING
-    return old
+def fence(head: Head | None, change: Advance) -> Answer | None:
+    """Why a change may not extend this head, or None. One with a function has no rows yet: those come of it."""
+    if head is None or (head.worker, head.epoch, head.seq) != (change.worker, change.epoch, change.after):
+        return Answer(Verdict.FENCED, about=change.run)
+    if change.within is None and not extends(change.rows, change.after):
+        return Answer(Verdict.FENCED, about=change.run)
+    if change.signals_seen is not None and head.signals > change.signals_seen:
+        return Answer(Verdict.MISSED)
+    return None
+
+
+def next_status(old: Status, change: Advance) -> Status | None:
+    """The status after a change, None if it may not be made: progress makes a recovering run a running one."""
+    status = change.status
+    if status is None:
+        recovered = old is Status.RECOVERING and change.progress and change.rows and not change.release
+        status = Status.RUNNING if recovered else old
+    if not may_move(old, status) or (status.active and releases(change, status)):
+        return None
+    return status
 
 
 def releases(change: Advance, status: Status) -> bool:
@@ -130,6 +189,22 @@ def page_start(query: RunQuery) -> int | None:
     if not query.after.isdecimal() or len(query.after) > _LONGEST_CURSOR:
         raise DefinitionError(f"after={query.after[:60]!r} is not the `next` of a page of runs")
     return int(query.after)
+
+
+def matches(query: RunQuery, run: Run, now: Standing | None = None) -> bool:
+    """Whether a run is one that a query asks for; `now` is how it stands, if the run itself is as it was created."""
+    now = now or run
+    return (
+        (query.workflow is None or run.workflow == query.workflow)
+        and (not query.status or now.status in query.status)
+        and (query.parent is None or run.parent == query.parent)
+        and (query.worker is None or now.worker == query.worker)
+        and all(run.tags.get(name) == value for name, value in query.tags.items())
+        and (query.created_before is None or run.created_at < query.created_before)
+        and (query.created_after is None or run.created_at > query.created_after)
+        and (query.updated_before is None or (now.updated_at or run.created_at) < query.updated_before)
+        and (query.id_prefix is None or run.id.startswith(query.id_prefix))
+    )
 
 
 def outcome_kind(status: Status) -> Kind | None:

@@ -12,7 +12,7 @@ import apsw
 import msgspec
 
 from ..errors import CheckpointCorrupt, DefinitionError, StoreError
-from ..model import Run, Signal, Status, may_move
+from ..model import Run, Signal, Status
 from ..ports import Advance, Answer, Change, Create, Rekey, Row, Verdict, instant
 from . import rules
 from .sqlite_connection import OUTAGES, Cursor, translated
@@ -214,7 +214,8 @@ class Batch:
         return answer
 
     def _settle(self, change: Advance) -> Answer:
-        head, refusal = self._fence(change)
+        head = self._head(change.run)
+        refusal = rules.fence(head, change)
         if head is None or refusal is not None:
             return refusal or Answer(Verdict.FENCED, about=change.run)
         if change.within is not None:
@@ -223,22 +224,10 @@ class Batch:
                 return Answer(Verdict.FAILED, error=error)
             if not rules.extends(change.rows, change.after):
                 return Answer(Verdict.FENCED, about=change.run)
-        old = head.status
-        status = rules.next_status(old, change)
-        if not may_move(old, status) or (status.active and rules.releases(change, status)):
+        status = rules.next_status(head.status, change)
+        if status is None:
             return Answer(Verdict.ILLEGAL)
         return self._create_children(change) or self._send_all(change) or self._move(head, change, status)
-
-    def _fence(self, change: Advance) -> tuple[_Head | None, Answer | None]:
-        """The head that the change extends, or why it may not."""
-        head = self._head(change.run)
-        if head is None or (head.worker, head.epoch, head.seq) != (change.worker, change.epoch, change.after):
-            return None, Answer(Verdict.FENCED, about=change.run)
-        if change.within is None and not rules.extends(change.rows, change.after):
-            return None, Answer(Verdict.FENCED, about=change.run)
-        if change.signals_seen is not None and head.signals > change.signals_seen:
-            return head, Answer(Verdict.MISSED)
-        return head, None
 
     def _head(self, run: str) -> _Head | None:
         found = self._cursor.execute(_HEAD, (run,)).fetchall()
