@@ -14,24 +14,13 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
-from ..errors import (
-    CheckpointCorrupt,
-    DefinitionError,
-    DuplicateName,
-    EncryptionError,
-    KeepstepError,
-    RunConflict,
-    RunError,
-    RunNotFound,
-    StoreError,
-)
+from ..errors import CheckpointCorrupt, DefinitionError, EncryptionError, RunError, RunNotFound, StoreError
 from ..executors.thread import ThreadExecutor
-from ..model import Claim, Event, Lease, News, Run, RunPage, RunQuery, Status
-from ..model.ids import check_id, new_run_id, new_seed
+from ..model import Claim, Event, Lease, News, RunPage, RunQuery, Status
 from ..observers import resolve
 from ..observers.log import RedactedLog
 from ..policies import RecoveryLimit, Retain
-from ..ports import Clock, Create, Store, SystemClock, Verdict, instant
+from ..ports import Clock, Create, Store, SystemClock, Verdict
 from ..stores.keys import Keys
 from ..stores.open import is_store, open_store
 from ..stores.records import MAX_VALUE
@@ -39,7 +28,6 @@ from ..stores.sealed import Rekeyed
 from ..values import Redactor
 from ..workflows import definition
 from ..workflows.definition import KNOWN, Bound, Workflow
-from ..workflows.options import LONGEST_SECONDS, check_options
 from . import control
 from .asides import ASIDE_THREADS
 from .attempt import perform
@@ -53,6 +41,7 @@ from .pace import Pace
 from .parking import LINGER_SECONDS, hand_back
 from .rest import RestWatch
 from .runner import Runner
+from .starting import Options, check_same, definition_of, new_run
 from .tasks import install, uninstall
 from .telling import Teller
 from .upkeep import keep_swept, refuse_damaged
@@ -298,46 +287,9 @@ class Engine:
         self._must_be_open()
         if isinstance(workflow, Bound):
             workflow, args, kwargs = workflow.workflow, workflow.args, workflow.kwargs
-        workflow = self._definition(workflow)
-        workflow.check_arguments(args, kwargs)
-        if workflow.starting:
-            queue = workflow.starting.get("queue", queue) if queue == "default" else queue
-            priority = workflow.starting.get("priority", priority) if priority == 0 else priority
-            deadline = workflow.starting.get("deadline") if deadline is None else deadline
-            tags = {**workflow.starting.get("tags", {}), **(tags or {})}
-        check_options(queue, priority, delay, key)
-        self.encryption.check_writing()
-        now = self.clock.now()
-        at = instant(now)
-        name = new_run_id(now) if run_id is None else check_id(run_id)
-        worker = self.worker
-        leased = (
-            delay <= 0 and worker is not None and worker.has_room() and self.workflows.get(workflow.name) is workflow
-        )
-        run = Run(
-            id=name,
-            workflow=workflow.name,
-            status=Status.RUNNING if leased else Status.QUEUED,
-            created_at=at,
-            created_by=self.actor,
-            updated_at=at,
-            version=workflow.version,
-            fingerprint=workflow.fingerprint,
-            input=self.guard.input_of(workflow, args, kwargs),
-            seed=new_seed(),
-            queue=queue,
-            priority=priority,
-            key=key,
-            tags=self.guard.tags(tags) if tags else {},
-            deadline_at=_deadline(deadline, now),
-            due_at=None if leased else instant(now + max(0.0, delay)),
-            worker=worker.id if leased and worker is not None else None,
-            epoch=1 if leased else 0,
-        )
-        first = None
-        if leased and worker is not None:  # leased at birth: the run is this worker's, and has its first record
-            first = Runner.started(name, workflow, worker.id, at)
-        return await self._create(workflow, self.encryption.born(run, first), [[*args], kwargs])
+        workflow = definition_of(self.workflows, workflow)
+        options = Options(run_id, queue, priority, delay, key, deadline, tags)
+        return await self._create(workflow, new_run(self, workflow, args, kwargs, options), [[*args], kwargs])
 
     async def _create(self, workflow: Workflow[..., Any], create: Create, arguments: list[Any]) -> RunHandle[Any]:
         run = create.run
@@ -349,7 +301,7 @@ class Engine:
             raise
         if answer.verdict is Verdict.EXISTS:
             if answer.run is not None:
-                self._check_same(workflow, run, answer.run, arguments)
+                check_same(self, workflow, run, answer.run, arguments)
             return RunHandle(self, run.id, workflow)
         if self.teller.observed:
             self.teller.tell(Event("run.created", run.id, run.created_at, run.workflow))
@@ -360,45 +312,6 @@ class Engine:
         self.entered(context)
         self.runner.begin(context)
         return RunHandle(self, run.id, workflow, context)
-
-    def _check_same(self, workflow: Workflow[..., Any], run: Run, existing: Run, arguments: list[Any]) -> None:
-        if existing.workflow != run.workflow:
-            raise RunConflict(
-                f"run id {run.id!r} is taken by a run of workflow {existing.workflow!r}, not {run.workflow!r}",
-                run.id,
-                existing,
-            )
-        if existing.input == run.input:
-            return
-        values, stored = workflow.values, self.encryption.input(existing)
-        try:
-            same = values.digest(values.decode(stored)) == values.digest(arguments)
-        except KeepstepError:
-            same = False
-        if not same:
-            raise RunConflict(
-                f"run id {run.id!r} is taken by a run of {run.workflow!r} with another input; "
-                "use another id, or get that run with engine.get",
-                run.id,
-                existing,
-            )
-
-    def _definition(self, workflow: Any) -> Workflow[..., Any]:
-        if isinstance(workflow, Workflow):
-            known = self.workflows.get(workflow.name)
-            if known is not None and known is not workflow:
-                raise DuplicateName(
-                    f"another workflow named {workflow.name!r} has been defined since this one; give each its own name="
-                )
-            return workflow
-        if isinstance(workflow, str):
-            found = self.workflows.get(workflow)
-            if found is None:
-                raise DefinitionError(
-                    f"no workflow is named {workflow!r}; known are {sorted(self.workflows) or 'none'}"
-                )
-            return found
-        raise DefinitionError(f"{workflow!r} is not a workflow; decorate it with @ks.workflow")
 
     async def get(self, run_id: str) -> RunHandle[Any]:
         """The run with this id."""
@@ -701,21 +614,6 @@ def _statuses(wanted: Any) -> frozenset[Status]:
         return frozenset(Status(one) for one in ([wanted] if isinstance(wanted, str) else wanted))
     except ValueError as error:
         raise DefinitionError(f"{error}; there are {', '.join(Status)}") from None
-
-
-def _deadline(deadline: float | timedelta | datetime | None, now: float) -> datetime | None:
-    if deadline is None:
-        return None
-    if isinstance(deadline, datetime):
-        if deadline.tzinfo is None:
-            raise DefinitionError("a deadline needs a time zone; use datetime.now(UTC) + ..., or a number of seconds")
-        return deadline
-    if not isinstance(deadline, timedelta | int | float):
-        raise DefinitionError(f"a deadline is a number of seconds, a timedelta or a datetime, not {deadline!r}")
-    seconds = deadline.total_seconds() if isinstance(deadline, timedelta) else float(deadline)
-    if not 0 < seconds < LONGEST_SECONDS:
-        raise DefinitionError(f"a deadline must lie ahead, within {LONGEST_SECONDS:,.0f} s, not {seconds:g} s away")
-    return instant(now + seconds)
 
 
 _warned = False
