@@ -515,7 +515,7 @@ async def test_a_signal_that_comes_while_the_history_is_loaded_brings_the_old_on
         if context.run.signals == 1:
             engine.store.commit([Send(Signal("r", "go", b"2"))])
             engine.signalled("r")
-            await until(lambda: not engine._fetching)
+            await until(lambda: not engine.hearing._fetching)
         await load(runner, context)
 
     engine = await world.started(linger_seconds=60)

@@ -14,9 +14,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
-from ..errors import CheckpointCorrupt, DefinitionError, EncryptionError, RunError, RunNotFound, StoreError
+from ..errors import DefinitionError, EncryptionError, RunError, RunNotFound
 from ..executors.thread import ThreadExecutor
-from ..model import Claim, Event, Lease, News, RunPage, RunQuery, Status
+from ..model import Claim, Event, Lease, RunPage, RunQuery, Status
 from ..observers import resolve
 from ..observers.log import RedactedLog
 from ..policies import RecoveryLimit, Retain
@@ -35,17 +35,18 @@ from .context import RunContext
 from .encryption import Encryption
 from .guard import Guard
 from .handle import RunHandle, this_process
+from .hearing import Hearing
 from .journal import Journal
 from .outage import Outage
 from .pace import Pace
 from .parking import LINGER_SECONDS, hand_back
+from .reader import Reader
 from .rest import RestWatch
 from .runner import Runner
 from .starting import Options, check_same, definition_of, new_run
 from .tasks import install, uninstall
 from .telling import Teller
 from .upkeep import keep_swept, refuse_damaged
-from .wakeups import receive
 from .worker import Worker
 
 if TYPE_CHECKING:
@@ -68,10 +69,6 @@ RUN_THREADS = 64
 STEP_THREADS = 64
 #: How long steps that are under way when the engine closes may take to finish before they are handed back.
 STOP_SECONDS = 5.0
-
-
-#: Signals that could not be read are asked for again after this.
-FETCH_AGAIN_SECONDS = 0.5
 #: How often an engine without a worker looks whether others wrote.
 READ_SECONDS = 0.02
 #: How long the store may take over the last writes of an engine that closes.
@@ -130,10 +127,8 @@ class Engine:
         self.context = Context()
         self._background: set[asyncio.Task[Any]] = set()
         self._pulse: asyncio.Future[None] | None = None
-        self._fetching: set[str] = set()
         self.outage = Outage(lambda: self.clock.boot()[1])
-        #: Runs that have signals which were told before their code began: they are read when it does.
-        self.unheard: set[str] = set()
+        self.hearing = Hearing(self)
 
     # -- opening and closing ------------------------------------------------------------------------------------------
 
@@ -177,7 +172,7 @@ class Engine:
                 if self._retain is not None:
                     self.background(keep_swept(self, self._retain))
             else:
-                self._poll_as_reader(0)
+                Reader(self, self._pace).poll()
         except BaseException:
             await self._shut()
             raise
@@ -466,7 +461,7 @@ class Engine:
         full = worker is not None and not worker.has_room()
         if self.live.get(context.id) is context:
             del self.live[context.id]
-        self.unheard.discard(context.id)
+        self.hearing.left(context.id)
         if worker is not None:
             worker.progress.pop(context.id, None)
             worker.progressed(context)
@@ -499,7 +494,7 @@ class Engine:
         """A signal was sent from here: whoever drives the run here is told at once."""
         context = self.live.get(run_id)
         if context is not None:
-            self.fetch_signals(context)
+            self.hearing.fetch(context)
         else:
             self.poke()
 
@@ -508,45 +503,6 @@ class Engine:
         context = self.live.get(run_id)
         waits = () if context is None else context.waits.values()
         return tuple(wait.name for wait in waits if wait.name is not None)
-
-    def fetch_signals(self, context: RunContext) -> None:
-        """Read the signals of a run that it has not seen; not before its history says which of them it has taken."""
-        if context.main is None:
-            self.unheard.add(context.id)
-        elif context.id not in self._fetching and not context.detached:
-            self._fetching.add(context.id)
-            self.background(self._fetch(context))
-
-    async def _fetch(self, context: RunContext) -> None:
-        try:
-            while not context.detached:
-                page = await self.read(self.store.list_signals, context.id, context.signals_seen)
-                self._fetching.discard(context.id)
-                if not page:
-                    if context.missed_signals:
-                        await self.check_missed(context)
-                    context.watch()
-                    return
-                receive(context, page)
-        except CheckpointCorrupt as error:
-            self.runner.set_aside(context, "CheckpointCorrupt", str(error))
-        except StoreError as error:
-            self.outage.tell(f"signals of run {context.id} cannot be read yet", error)
-            self.loop.call_later(FETCH_AGAIN_SECONDS, self.fetch_signals, context, context=self.context)
-        finally:
-            self._fetching.discard(context.id)
-
-    async def check_missed(self, context: RunContext) -> None:
-        """A write was refused because of signals that were not seen: raise if they are not there to be read."""
-        context.missed_signals = False
-        seen = context.signals_seen
-        run = await self.read(self.store.get_run, context.id)
-        if run is None or run.signals <= seen or context.signals_seen > seen:
-            return
-        if not await self.read(self.store.list_signals, context.id, seen):
-            raise CheckpointCorrupt(
-                f"run {context.id!r}: {run.signals} signals were accepted, and only {seen} are there"
-            )
 
     def pulse(self) -> None:
         """Something was written: whoever waits for a change looks again."""
@@ -564,33 +520,6 @@ class Engine:
         if self._pulse is None:
             self._pulse = self.loop.create_future()
         await asyncio.wait([self._pulse], timeout=max(seconds, self._pace.pause()))
-
-    def _poll_as_reader(self, cursor: int) -> None:
-        if self.closed:
-            return
-        if not self.store.quick:
-            self.background(self._poll_slowly(cursor))
-            return
-        try:
-            cursor = self._noticed(self.store.news("", cursor))
-        except StoreError as error:
-            self.outage.tell("the store cannot be polled", error)
-        self._poll_again(cursor)
-
-    async def _poll_slowly(self, cursor: int) -> None:
-        try:
-            cursor = self._noticed(await self.call(self.store.news, "", cursor))
-        except StoreError as error:
-            self.outage.tell("the store cannot be polled", error)
-        self._poll_again(cursor)
-
-    def _noticed(self, news: News) -> int:
-        if news.changed:
-            self.pulse()
-        return news.cursor
-
-    def _poll_again(self, cursor: int) -> None:
-        self.loop.call_later(self._pace.pause(), self._poll_as_reader, cursor, context=self.context)
 
 
 def _heard(task: asyncio.Future[Any]) -> None:

@@ -122,7 +122,7 @@ def move(
         run.moving = False
         if answer.verdict is Verdict.MISSED:
             run.missed_signals = True
-            run.engine.fetch_signals(run)
+            run.engine.hearing.fetch(run)
         else:
             log.error("run %s could not be %s: %s", run.id, reason, answer.verdict)
 

@@ -234,9 +234,7 @@ class Runner:
             context.main = asyncio.wrap_future(future, loop=engine.loop)
         context.main.add_done_callback(partial(self._code_ended, context), context=engine.context)
         context.watch()
-        if run.id in engine.unheard:
-            engine.unheard.discard(run.id)
-            engine.fetch_signals(context)
+        engine.hearing.begun(context)
 
     @staticmethod
     def started(run: str, workflow: Workflow[..., Any], worker: str, at: datetime) -> Record:
@@ -499,7 +497,7 @@ class Runner:
         try:
             signals = await self.engine.read(self.engine.store.list_signals, context.id, context.signals_seen)
             if not signals:
-                await self.engine.check_missed(context)
+                await self.engine.hearing.check_missed(context)
             receive(context, signals)
         except CheckpointCorrupt as error:
             self.set_aside(context, "CheckpointCorrupt", str(error))

@@ -264,11 +264,7 @@ class Worker:
     def _heard(self, news: Any) -> None:
         self._cursor = news.cursor
         for run in news.runs:
-            context = self.engine.live.get(run)
-            if context is not None:
-                self.engine.fetch_signals(context)
-            else:  # claimed a moment ago, and not yet taken up
-                self.engine.unheard.add(run)
+            self.engine.hearing.of(run)
         if news.changed:
             self.engine.pulse()
         now = self.engine.clock.now()

@@ -26,6 +26,7 @@ import msgspec
 from ..engine.attempt import perform
 from ..engine.engine import Engine
 from ..engine.handle import RunHandle
+from ..engine.reader import Reader
 from ..engine.worker import Worker
 from ..model import Kind, Run, RunQuery, Status, ids
 from ..model.signal import CHILD, RESERVED, RESOLVE
@@ -353,7 +354,7 @@ class Life:
 def _is_poll(handle: asyncio.TimerHandle) -> bool:
     """Whether a timer only has the engine look around."""
     function = getattr(handle._callback, "__func__", None)  # type: ignore[attr-defined]  # noqa: SLF001
-    return function in (Worker._poll, Engine._poll_as_reader)  # noqa: SLF001
+    return function in (Worker._poll, Reader.poll)  # noqa: SLF001
 
 
 class Answers:
