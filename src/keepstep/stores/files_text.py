@@ -23,7 +23,7 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "": (
         *("run", "kind", "seq", "step", "outcome", "ordinal", "attempt", "trigger", "worker", "agent", "stage"),
         *("started_at", "finished_at", "digest", "value", "packed", "error", "retry_at", "data", "claimed"),
-        *("format", "previous"),
+        *("asked", "format", "previous"),
     ),
     "error": ("type", "message", "error_class", "code", "traceback", "attempt", "id", "caused_by"),
     "claimed": ("epoch", "at", "before", "since"),
