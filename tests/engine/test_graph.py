@@ -18,6 +18,7 @@ from keepstep.engine import rewind as rewinding
 from keepstep.engine.doctor import examine
 from keepstep.errors import DuplicateName, InvalidGraph
 from keepstep.model import Kind
+from keepstep.model.signal import GO
 from tests.engine.world import until, until_status
 
 
@@ -661,6 +662,39 @@ async def test_a_breakpoint_beside_a_branch_that_goes_on_is_resumed_from_elsewhe
         await until(lambda: not engine.waits_of("r"))
         hold.set()
         assert await run.result() == {"slow": 1, "quick": 1}
+
+
+def halting():
+    graph = ks.Graph("halting-once", interrupt_before=["pay"])
+    graph.add(gives(paid=1), name="pay")
+    graph.entry("pay")
+    graph.exit("pay")
+    return graph
+
+
+async def test_a_pause_that_nobody_has_seen_yet_outlives_the_resume_after_it(world):
+    """At a breakpoint a resume names that; the pause before it is taken back all the same."""
+    graph = halting()
+    async with world.engine() as engine:
+        await until_status(await engine.start(graph, run_id="r"), "waiting")
+    async with world.engine(worker=False, workflows=[graph]) as client:
+        run = await client.get("r")
+        await run.pause()
+        await run.resume()
+    async with world.engine(workflows=[graph]) as engine:
+        assert await (await engine.get("r")).result(30) == {"paid": 1}
+
+
+async def test_a_resume_that_named_a_breakpoint_leaves_a_run_paused_that_was_paused_meanwhile(world):
+    graph = halting()
+    async with world.engine() as engine:
+        run = await engine.start(graph, run_id="r")
+        await until_status(run, "waiting")
+        (stop,) = [name for name in (await run.run()).wakes if name.startswith(GO)]
+        await run.pause()
+        await until_status(run, "paused")
+        await run._command(stop, "sent by one who saw it wait")
+        assert await run.result(30) == {"paid": 1}
 
 
 # -- durability --------------------------------------------------------------------------------------------------------

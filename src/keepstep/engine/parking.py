@@ -87,11 +87,17 @@ def _put_down(run: RunContext) -> None:
     """Everything under way has ended and nothing new may start: pause, or hand back."""
     if run.pausing is not None:
         record = signal_record(run, run.pausing)
-        move(run, Status.PAUSED, None, (RESUME, CANCEL), reason="paused", record=record)
+        move(run, Status.PAUSED, None, (*_breakpoints(run), RESUME, CANCEL), reason="paused", record=record)
     elif run.draining and run.waits and not run.held and not run.performing:
         move(run, Status.WAITING, due_at(run), wakes(run), reason="handed back")
     elif run.draining:
         hand_back(run)
+
+
+def _breakpoints(run: RunContext) -> list[str]:
+    """Where the run stands or is about to stand: who saw it there before it was paused lets it go on by that name."""
+    names = [wait.name for wait in run.waits.values()] + [getattr(call, "name", None) for call in run.held]
+    return sorted({name for name in names if name is not None and name.startswith(GO)})
 
 
 def hand_back(run: RunContext) -> None:

@@ -62,9 +62,7 @@ def steer(run: RunContext, signal: Signal) -> None:
             run.watch()
     else:
         run.append(signal_record(run, signal))
-        if run.pausing is not None:
-            run.append(signal_record(run, run.pausing))
-        _unhold(run)
+        end_pause(run)
 
 
 def overtaken(run: RunContext) -> None:
@@ -101,10 +99,12 @@ def in_doubt(steps: Sequence[str]) -> StoredError:
     return StoredError("keepstep.StepInDoubt", message, code="ks:in-doubt", id=new_id("error"))
 
 
-def _unhold(run: RunContext) -> None:
-    """End a pause; what is held back for another reason, such as a cancel that is yet to be told, stays so."""
-    paused, run.pausing = run.pausing is not None, None
-    if paused and run.holding and not run.draining:
+def end_pause(run: RunContext) -> None:
+    """Take back a pause; what is held back for another reason, such as a cancel that is yet to be told, stays so."""
+    if run.pausing is None:
+        return
+    overtaken(run)
+    if run.holding and not run.draining:
         run.holding = False
         run.release_held()
 

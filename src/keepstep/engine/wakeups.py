@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..errors import CheckpointCorrupt, StoreError
 from ..model import Signal
 from ..model.signal import BLOCKED, CANCEL, GO, PAUSE, RESUME
-from .steering import steer
+from .steering import end_pause, steer
 
 if TYPE_CHECKING:
     from .context import RunContext
@@ -73,6 +73,8 @@ def receive(run: RunContext, signals: list[Signal]) -> None:
         if signal.name in (CANCEL, PAUSE, RESUME):
             steer(run, signal)
         else:
+            if signal.name.startswith(GO):  # who lets it pass a breakpoint did not see that it was to pause
+                end_pause(run)
             run.inbox.append(signal)
             _match(run)
 
