@@ -20,6 +20,7 @@ from ..ports import Create, Row, Store
 from ..stores.memory import MemoryStore
 from ..stores.records import Record, origin, seal, unseal
 from .engine import Engine
+from .history import check_end
 from .past import rows_up_to
 from .virtual import VirtualClock, VirtualLoop
 
@@ -67,6 +68,9 @@ class Replayed:
 async def recorded(engine: Engine, run: Run) -> Recorded:
     """The history of a run in an engine's store."""
     rows = await rows_up_to(engine, run, run.seq)
+    if rows and rows[-1].kind != Kind.STATE:  # which can be done without
+        ((_, checksum),) = unseal(rows[-1:], run.id, run.seq - 1)
+        check_end(run, run.seq, checksum)
     if not run.data_key:
         return Recorded(run, tuple(rows))
     records = [record for record, _ in unseal(rows, run.id, previous=origin(run))]

@@ -33,10 +33,10 @@ from ..model.ids import check_name, check_text, new_id
 from ..model.signal import CANCEL, GO, PAUSE, RESERVED, RESOLVE, RESUME
 from ..ports import Send, Verdict, instant
 from ..stores.keys import is_encrypted
-from ..stores.records import Record, checkpoint, origin, unseal
+from ..stores.records import Record, checkpoint, unseal
 from ..values import VALUES
 from .branch import recorded_error
-from .history import Superseded
+from .history import Superseded, read_records
 from .position import level_of
 
 if TYPE_CHECKING:
@@ -143,11 +143,12 @@ class RunHandle(Generic[R]):
         return gone
 
     async def _history(self, after: int = 0) -> AsyncIterator[Checkpoint]:
-        previous = "" if after else origin(await self.run())
-        while True:
-            rows = await self._engine.read(self._engine.store.list_checkpoints, self.id, after)
-            if not rows:
-                return
+        if not after:
+            async for record, checksum in read_records(self._engine, await self.run()):
+                yield checkpoint(record, checksum)
+            return
+        previous = ""
+        while rows := await self._engine.read(self._engine.store.list_checkpoints, self.id, after):
             for record, checksum in unseal(rows, self.id, after, previous):
                 after, previous = record.seq, checksum
                 yield checkpoint(record, checksum)
@@ -215,12 +216,10 @@ class RunHandle(Generic[R]):
         """What the run has spent so far: seconds since it began, steps, and what they told with `ks.spend`."""
         from .spending import Spent  # noqa: PLC0415 - asked for rarely
 
-        run, after = await self.run(), 0
+        run = await self.run()
         told = Spent(run.created_at)
-        while rows := await self._engine.read(self._engine.store.list_checkpoints, self.id, after):
-            for record, _ in unseal(rows, self.id, after):
-                after = record.seq
-                told.add(record)
+        async for record, _ in read_records(self._engine, run):
+            told.add(record)
         ended = run.updated_at if run.status in FINISHED else None
         return told.all(ended or instant(self._engine.clock.now()))
 

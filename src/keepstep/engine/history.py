@@ -53,7 +53,23 @@ async def read_records(engine: Engine, run: Run) -> AsyncIterator[tuple[Record, 
     while rows := await engine.read(engine.store.list_checkpoints, run.id, after):
         for record, checksum in unseal(rows, run.id, after, previous):
             after, previous = record.seq, checksum
+            if after == run.seq:
+                check_end(run, after, checksum)
             yield record, checksum
+    check_end(run, after, previous)
+
+
+def check_end(run: Run, seq: int, checksum: str) -> None:
+    """Raise if the last record that was read is not as new as a run's head says, or is another than the one it names.
+
+    Nothing follows a run's newest record that would show that it was changed; others may have followed since.
+    """
+    if seq < run.seq:
+        raise CheckpointCorrupt(
+            f"run {run.id!r}: chain broken at seq {seq + 1}: the head names seq {run.seq}, and the records end at {seq}"
+        )
+    if seq == run.seq and checksum != run.checksum:
+        raise CheckpointCorrupt(f"run {run.id!r}: the record at seq {seq} is not the one that its head names")
 
 
 async def newest_state(engine: Engine, run: Run, upto: int | None = None) -> int | None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import KeepstepError, RunNotFound
+from ..errors import CheckpointCorrupt, KeepstepError, RunNotFound
 from ..model import Kind, Outcome, Status
 from ..model.signal import GO, RESERVED, RESOLVE, stop_at
 from .dry import replay
+from .history import History, newest_state, read_history
 from .past import past
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ async def info(engine: Engine, run_id: str, workflow: Workflow[..., Any] | None 
         then = await past(engine, run)
         records = then.counted()
     except KeepstepError as error:
+        if await _can_be_loaded(engine, run):
+            return RunInfo(run.id, run.status, recoverable, f"{why}; part of its history is lost: {error}", seq=run.seq)
         return RunInfo(run.id, run.status, recoverable=False, why=f"its history cannot be read: {error}", seq=run.seq)
     done = next((one.step for one in reversed(records) if _is_success(one)), "")
     failed = next((one for one in reversed(records) if one.kind == Kind.STEP_FAILED.value), None)
@@ -82,6 +85,19 @@ async def info(engine: Engine, run_id: str, workflow: Workflow[..., Any] | None 
         generation=then.history.generation,
         recoveries=run.recoveries,
     )
+
+
+async def _can_be_loaded(engine: Engine, run: Run) -> bool:
+    """Whether only what a worker does without is damaged: what came before a consolidated state, or the state."""
+    try:
+        base = await newest_state(engine, run)
+        await read_history(engine, run, History(run, 0 if base is None else base - 1))
+    except CheckpointCorrupt:
+        try:
+            await read_history(engine, run, History(run, without_states=True))
+        except CheckpointCorrupt:
+            return False
+    return True
 
 
 def _is_success(record: Record) -> bool:

@@ -7,8 +7,9 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from ..errors import CheckpointCorrupt
 from ..stores.records import Record, check_origin, unseal
-from .history import History
+from .history import History, check_end
 
 if TYPE_CHECKING:
     from ..model import Run
@@ -48,12 +49,12 @@ class Past:
 
 
 async def rows_up_to(engine: Engine, run: Run, last: int) -> list[Row]:
-    """The rows of a run up to one of them, as far as they are there."""
+    """The rows of a run up to one of them."""
     rows: list[Row] = []
     while len(rows) < last:
         page = await engine.read(engine.store.list_checkpoints, run.id, len(rows))
         if not page:
-            break
+            raise CheckpointCorrupt(f"run {run.id!r}: chain broken at seq {len(rows) + 1}: it is not there")
         rows += page
     return rows[:last]
 
@@ -61,5 +62,13 @@ async def rows_up_to(engine: Engine, run: Run, last: int) -> list[Row]:
 async def past(engine: Engine, run: Run, last: int | None = None) -> Past:
     """A run as it was at a record, or is now."""
     check_origin(run)
-    rows = await rows_up_to(engine, run, run.seq if last is None else min(last, run.seq))
-    return await engine.call(Past, run, rows)
+    wanted = run.seq if last is None else min(last, run.seq)
+    rows = await rows_up_to(engine, run, min(wanted + 1, run.seq))  # the next one tells whether the last is as it was
+    return await engine.call(_whole, run, rows, wanted)
+
+
+def _whole(run: Run, rows: Sequence[Row], last: int) -> Past:
+    found = Past(run, rows)
+    if found.seq == run.seq:
+        check_end(run, found.seq, found.checksum)
+    return found.until(last)

@@ -17,7 +17,7 @@ from ..values import VALUES
 from ..values.trees import Trees
 from ..workflows.graph import Graph, steps_in
 from .control import RETRIABLE, append_and_release, claim_by_name, failures, let_go_unless_done
-from .history import History, Superseded, newest_state, read_history
+from .history import History, Superseded, check_end, newest_state, read_history
 from .position import Position
 from .versions import before
 
@@ -54,14 +54,17 @@ async def position_at(engine: Engine, run: Run, at: int | None = None) -> Positi
 
 
 async def _records(engine: Engine, run: Run, after: int, upto: int) -> list[Record]:
+    """Some records of a run, of which the last is the one that the next, or the head, names."""
     found: list[Record] = []
     previous = origin(run) if not after else ""
-    while after < upto:
+    while after < upto or after == upto < run.seq:
         rows = await engine.read(engine.store.list_checkpoints, run.id, after)
         if not rows:
             raise CheckpointCorrupt(f"run {run.id!r}: chain broken at seq {after + 1}: it is not there")
         for record, checksum in unseal(rows, run.id, after, previous):
             after, previous = record.seq, checksum
+            if after == run.seq:
+                check_end(run, after, checksum)
             if record.seq <= upto:
                 found.append(record)
     return found
