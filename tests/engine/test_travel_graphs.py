@@ -393,3 +393,23 @@ async def test_a_dag_goes_back_and_is_forked(world, effects):
         await run.rewind(1)
         assert await run.result(30) == {"link": 7}
         assert await is_sound(engine)
+
+
+async def test_a_consolidation_before_which_another_change_came_is_of_what_is_there_then(world, effects, monkeypatch):
+    graph = writing(effects)
+    async with world.engine(workflows=[graph]) as engine, world.engine(workflows=[graph], worker=False) as other:
+        run = await engine.start(graph, run_id="r")
+        await until_status(run, "waiting")
+        late, seen = await other.get("r"), await other.read(other.store.get_run, "r")
+        await run.edit({"text": ["another"]})
+        await until_status(run, "waiting")
+        read = other.read
+        as_it_was = iter([seen])
+
+        async def behind(function, *words, **more):
+            return next(as_it_was, None) or await read(function, *words, **more)
+
+        monkeypatch.setattr(other, "read", behind)
+        await late.consolidate()
+        assert list((await run.state())["text"]) == ["another"]
+        assert await is_sound(engine)

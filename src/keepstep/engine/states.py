@@ -261,7 +261,7 @@ async def consolidate(engine: Engine, run_id: str, reason: str, actor: str) -> N
     run = await run_with_state(engine, run_id)
     _check_driven(run, _WAITING)
     engine.encryption.cipher(run)
-    await _whole(engine, run)
+    await _between_steps(engine, run)  # before the claim, as above
     claim = await claim_by_name(engine, run, _WAITING)
     data = _said(claim, run, "consolidate", engine.guard.redact(reason), actor)
     record = Record(run_id, Kind.STATE.value, worker=claim.lease.worker, trigger="manual", data=data)
@@ -271,6 +271,14 @@ async def consolidate(engine: Engine, run_id: str, reason: str, actor: str) -> N
 
 
 async def _whole(engine: Engine, run: Run) -> bytes:
+    position = await _between_steps(engine, run)
+    base = await newest_state(engine, run)
+    history = await read_history(engine, run, History(run, 0 if base is None else base - 1))
+    return position.text(history.facts())
+
+
+async def _between_steps(engine: Engine, run: Run) -> Position:
+    """Where a run stands, if that can be written down."""
     position = await position_at(engine, run)
     key = _next_key(position)
     records = await _counting(engine, run, position, None)
@@ -280,6 +288,4 @@ async def _whole(engine: Engine, run: Run) -> bytes:
         raise RunConflict(
             f"run {run.id!r} is inside {position.at!r}; its state can be written when that is done", run.id
         )
-    base = await newest_state(engine, run)
-    history = await read_history(engine, run, History(run, 0 if base is None else base - 1))
-    return position.text(history.facts())
+    return position
