@@ -134,6 +134,26 @@ async def test_an_engine_that_closes_while_a_commit_is_under_way_waits_for_it(pl
     await until(lambda: not sessions(admin), "the end of every session")
 
 
+async def test_a_loop_that_watches_no_sockets_of_others_has_a_thread_wait(place, effects, monkeypatch):
+    @ks.step
+    async def work(number):
+        effects.append(number)
+        return number
+
+    @ks.workflow
+    async def counting():
+        return [await work(number) for number in range(6)]
+
+    def watches_none(*words):
+        raise NotImplementedError
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "add_reader", watches_none)
+    async with place.engine() as engine:
+        assert await (await engine.start(counting)).result(15) == list(range(6))
+        assert engine.journal._begin is None
+    assert effects == list(range(6))
+
+
 async def test_an_encrypted_store_that_is_quick_is_written_as_seldom_as_a_plain_one():
     @ks.step
     async def work():
