@@ -5,11 +5,13 @@ import contextlib
 import logging
 import os
 import socket
+import time
 
 import psycopg
 import pytest
 
 import keepstep as ks
+from keepstep.engine import journal
 from keepstep.stores.keys import Keys
 from keepstep.stores.memory import MemoryStore
 from keepstep.stores.postgres import PostgresStore
@@ -99,7 +101,9 @@ async def test_connections_that_end_under_commits_lose_and_repeat_nothing(place,
     await until(lambda: not sessions(admin), "the end of every session")
 
 
-async def test_an_engine_that_closes_while_a_commit_is_under_way_waits_for_it(place, admin, effects):
+async def test_a_commit_that_is_held_up_is_told_of_and_an_engine_that_closes_waits_for_it(
+    place, admin, effects, monkeypatch, logged
+):
     locked = contextlib.ExitStack()
     head = f"{place.url.rpartition('=')[2]}.keepstep_head"
 
@@ -117,12 +121,15 @@ async def test_an_engine_that_closes_while_a_commit_is_under_way_waits_for_it(pl
 
     def free(engine):
         while not engine.journal._closed:
-            pass
+            time.sleep(0.001)
         locked.close()
 
     engine = await place.started()
     await engine.start(counting, run_id="r")
     await until(lambda: effects[-1:] == [3] and engine.journal._underway is not None, "the commit under way")
+    monkeypatch.setattr(journal, "UNANSWERED_SECONDS", 0.0)
+    await asyncio.to_thread(engine.worker._beat_once)
+    assert any("a commit has been under way for" in line for line in logged())
     freeing = asyncio.get_running_loop().run_in_executor(None, free, engine)
     await place.crash(engine)
     await freeing

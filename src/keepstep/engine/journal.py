@@ -36,6 +36,8 @@ log = logging.getLogger("keepstep")
 SLOW_COMMIT_SECONDS = 0.010
 #: So many runs are written without waiting for what the others may have, if the store works elsewhere meanwhile.
 ENOUGH = 64
+#: A commit that the store has not answered for so long is told of.
+UNANSWERED_SECONDS = 10.0
 #: How often a failing commit is tried again before its runs are halted, and the first pause, which doubles.
 SAVE_TRIES = 5
 SAVE_PAUSE_SECONDS = 0.1
@@ -79,6 +81,7 @@ class Journal:
         self._closed = False
         self._scheduled = False
         self._in_flight = False
+        self._sent_at = 0.0
         self._typical_seconds = 0.0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="keepstep-writer")
         self._begin: Callable[[Sequence[Change]], Underway | None] | None = None
@@ -130,6 +133,13 @@ class Journal:
                 self._schedule()
             await self._idle.wait()
 
+    def tell_if_unanswered(self) -> None:
+        """Log that the store has not answered for long, from any thread: nothing is written meanwhile."""
+        seconds = self._boot()[1] - self._sent_at
+        if self._in_flight and seconds > UNANSWERED_SECONDS:
+            why = "the store has not answered, and nothing else is written; see what holds it up, such as a lock"
+            self._outage.tell(f"a commit has been under way for {seconds:.0f} s", StoreUnavailable(why))
+
     def close(self) -> None:
         """Write nothing more; whoever still waits for an answer is told that there will be none."""
         self._closed = True
@@ -177,7 +187,7 @@ class Journal:
             self._commit_in_thread(batch)
 
     def _commit_in_thread(self, batch: _Batch) -> None:
-        self._in_flight = True
+        self._in_flight, self._sent_at = True, self._boot()[1]
         future = self._loop.run_in_executor(self._pool, self._commit_and_time, batch.changes)
         future.add_done_callback(partial(self._thread_answered, batch), context=self._context)
 
@@ -189,7 +199,7 @@ class Journal:
             underway = self._begin(batch.changes)
             if underway is None:
                 return False
-            self._in_flight = True
+            self._in_flight, self._sent_at = True, self._boot()[1]
             if underway.sent:
                 try:
                     Context().run(self._loop.add_reader, underway.fileno(), self._look, batch, underway)

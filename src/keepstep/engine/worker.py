@@ -174,6 +174,7 @@ class Worker:
             self.engine.background(self.engine.call(self._beat_once))
 
     def _beat_once(self) -> None:
+        self.engine.journal.tell_if_unanswered()
         try:
             known = self._renew()
         except StoreError as error:
