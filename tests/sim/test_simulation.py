@@ -197,12 +197,12 @@ def test_under_weaker_durability_only_a_lost_beginning_is_left_without_a_word(mo
 
 
 def test_errors_of_the_engine_itself_are_seen(monkeypatch):
-    from keepstep.engine.engine import Engine
+    from keepstep.engine.hearing import Hearing
 
     async def broken(self, context):
         raise ValueError("a bug")
 
-    monkeypatch.setattr(Engine, "_fetch", broken)
+    monkeypatch.setattr(Hearing, "_fetch", broken)
     outcome = first_broken()
     assert outcome is not None
     assert "nothing fails inside the engine" in "".join(outcome.broken)
