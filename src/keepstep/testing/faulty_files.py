@@ -13,13 +13,13 @@ folder was; of what is pending, a power cut keeps what chance will have. What a 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from ..stores.files_disk import Disk
-from .faulty_sqlite import KEEP, LOSE, Chance, Fixed
+from .faulty import KEEP, LOSE, Chance, Faults, Fixed
 
 __all__ = ["KEEP", "LOSE", "Chance", "FaultyFiles", "Fixed", "Moment", "Node", "tree", "write_tree"]
 
@@ -131,21 +131,20 @@ def write_tree(left: Tree, folder: str | os.PathLike[str]) -> None:
             (place / name).write_bytes(content)
 
 
-class FaultyFiles(Disk):
+class FaultyFiles(Faults[int], Disk):
     """The disk. `journal` holds everything that was done, in order; `mark` adds what a test wants to find between.
 
-    `fail` says which calls fail, counted from 1 over all calls; `calls` lists what each was. Nothing is really synced:
-    that would only be slow.
+    `fail` says which calls fail and with which `errno`, counted from 1 over all calls; `calls` lists what each was.
+    Nothing is really synced: that would only be slow.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        super().__init__(syncs=True)
+        Disk.__init__(self, syncs=True)
+        Faults.__init__(self)
         self.folder = os.path.realpath(folder)
         self.journal: list[Done] = []
-        self.calls: list[str] = []
         self._moment = Moment()
         self._open: dict[int, int] = {}
-        self._fault: Callable[[int, str], int | None] = lambda _number, _call: None
 
     def mark(self, note: Any) -> None:
         """Note something between what is done to the files."""
@@ -169,21 +168,8 @@ class FaultyFiles(Disk):
 
     # -- failing -----------------------------------------------------------------------------------------------------
 
-    def fail(self, number: int, error: int, times: int = 1) -> None:
-        """Have the call of this number fail with this `errno`, and those after it until so many have failed."""
-        self.fail_when(lambda call, _: error if number <= call < number + times else None)
-
-    def fail_when(self, fault: Callable[[int, str], int | None]) -> None:
-        """Ask before every call, with its number and what it is, whether and with which `errno` it fails."""
-        self._fault = fault
-
-    def repair(self) -> None:
-        """Fail no more."""
-        self._fault = lambda _number, _call: None
-
     def _begin(self, call: str) -> None:
-        self.calls.append(call)
-        error = self._fault(len(self.calls), call)
+        error = self.fault_of(call)
         if error is not None:
             raise OSError(error, os.strerror(error))
 

@@ -16,16 +16,28 @@ from __future__ import annotations
 
 import itertools
 import os
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import apsw
 
-#: The smallest piece that a disk writes whole; SQLite counts on no more.
-SECTOR = 512
+from .faulty import KEEP, LOSE, SECTOR, Chance, Faults, Fixed
+
+__all__ = [
+    "EXTREMES",
+    "KEEP",
+    "LOSE",
+    "SECTOR",
+    "Chance",
+    "Fault",
+    "FaultyDisk",
+    "Fixed",
+    "Moment",
+    "image",
+    "write_image",
+]
 
 #: What goes wrong with one call: an I/O error, or, if it is a write, no room for it or for only a part of it.
 Fault = Literal["io", "full", "short"]
@@ -138,60 +150,7 @@ def _point(names: dict[str, int], name: str, file: int | None) -> None:
 # -- what a power cut leaves -------------------------------------------------------------------------------------------
 
 
-class Chance:
-    """Decides what of the pending outlives a power cut; the drawn subset is the same for the same seed.
-
-    Each sector of a file is as it was last synced or as it was after any of the writes since, whatever became of its
-    neighbours: that loses, keeps, reorders and tears. A file may have grown without its new sectors having been
-    written: they hold zeros, or what lay on the disk before. A name leads to what it led to at any time since.
-    """
-
-    def __init__(self, seed: object, sector: int = SECTOR) -> None:
-        self._random = random.Random(repr(seed))  # noqa: S311 - drawn again from its seed, not secret
-        self._sector = sector
-
-    def content(self, name: str, versions: Sequence[bytes]) -> bytes:
-        draw, last = self._random, len(versions) - 1
-        if last == 0:
-            return versions[0]
-        # Mostly lost, mostly kept, or anything: each finds other weaknesses than the two others.
-        kept = draw.choice((0.05, 0.5, 0.95))
-        picks = [last if draw.random() < kept else draw.randint(0, last) for _ in range(2)]
-        size = len(versions[picks[0]])
-        junk = draw.random() < 0.3
-        pieces = []
-        for start in range(0, size, self._sector):
-            end = min(start + self._sector, size)
-            if all(version[start:end] == versions[0][start:end] for version in versions[1:]):
-                pieces.append(versions[0][start:end])
-                continue
-            version = versions[last if draw.random() < kept else draw.randint(0, last)]
-            piece = version[start:end]
-            missing = end - start - len(piece)
-            pieces.append(piece + (draw.randbytes(missing) if junk else bytes(missing)))
-        return b"".join(pieces)
-
-    def file(self, name: str, versions: Sequence[int | None]) -> int | None:
-        return self._random.choice(versions)
-
-
-class Fixed:
-    """Keeps the pending of the files whose names end so, loses that of the others; `names` says the same of names."""
-
-    def __init__(self, *, kept: tuple[str, ...] = (), names: bool = False) -> None:
-        self._kept = kept
-        self._names = names
-
-    def content(self, name: str, versions: Sequence[bytes]) -> bytes:
-        return versions[-1 if any(name.endswith(end) for end in self._kept) else 0]
-
-    def file(self, name: str, versions: Sequence[int | None]) -> int | None:
-        return versions[-1 if self._names else 0]
-
-
 #: Everything pending is lost; everything pending is kept; and what lies in between, file by file.
-LOSE = Fixed()
-KEEP = Fixed(kept=("",), names=True)
 EXTREMES: Mapping[str, Fixed] = {
     "all lost": LOSE,
     "all kept": KEEP,
@@ -215,7 +174,7 @@ def image(moment: Moment, fate: Fixed | Chance) -> dict[str, bytes]:
 # -- the disk ----------------------------------------------------------------------------------------------------------
 
 
-class FaultyDisk:
+class FaultyDisk(Faults[Fault]):
     """A folder whose SQLite files are watched and may fail; `with` mounts it for all connections of this process.
 
     `journal` holds everything that was done, in order; `mark` adds what a test wants to find between. `fail` says
@@ -223,11 +182,10 @@ class FaultyDisk:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
+        super().__init__()
         self.folder = os.path.realpath(os.fspath(folder))
         self.journal: list[Done] = []
-        self.calls: list[str] = []
         self._files: dict[str, int] = {}
-        self._fault: Callable[[int, str], Fault | None] = lambda _number, _call: None
         self._vfs: _VFS | None = None
 
     def __enter__(self) -> Self:
@@ -249,22 +207,9 @@ class FaultyDisk:
 
     # -- failing -----------------------------------------------------------------------------------------------------
 
-    def fail(self, number: int, fault: Fault, times: int = 1) -> None:
-        """Have the call of this number fail, and those after it until so many have failed."""
-        self.fail_when(lambda call, _: fault if number <= call < number + times else None)
-
-    def fail_when(self, fault: Callable[[int, str], Fault | None]) -> None:
-        """Ask before every call, with its number and what it is, whether and how it fails."""
-        self._fault = fault
-
-    def repair(self) -> None:
-        """Fail no more."""
-        self._fault = lambda _number, _call: None
-
     def begin(self, call: str) -> bool:
         """Count a call; raise if it fails at once, True if it fails when a part of it is done."""
-        self.calls.append(call)
-        fault = self._fault(len(self.calls), call)
+        fault = self.fault_of(call)
         if fault == "io":
             raise _failed(call)
         if fault == "full" and call == "write":
