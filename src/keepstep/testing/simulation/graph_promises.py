@@ -12,7 +12,8 @@ from ...model import Kind, Status
 from ...ports import CURRENT
 from ...stores.records import Record
 from .acts import FORK
-from .graphs import BY_HAND, PREFIX, Foreseen, foreseen
+from .foreseen import Foreseen, foreseen
+from .graphs import BY_HAND, PREFIX
 from .promise import Promise
 
 if TYPE_CHECKING:

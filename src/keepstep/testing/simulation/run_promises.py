@@ -13,7 +13,8 @@ from ...ports import Advance, Answer, Change, Create, Verdict
 from ...stores.records import Record, origin, unseal
 from ...stores.rules import ENDED
 from .dags import foreseen_dag
-from .graphs import BY_HAND, foreseen
+from .foreseen import foreseen
+from .graphs import BY_HAND
 from .programs import Fails, expected
 from .promise import Promise
 
