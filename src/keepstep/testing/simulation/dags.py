@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import keepstep as ks
 
-from .programs import Body, Maker, here, pass_time
+from .bodies import Body, here, pass_time
+from .programs import Maker
 
 if TYPE_CHECKING:
     from random import Random

@@ -16,7 +16,8 @@ import keepstep as ks
 from ...model.tree import thaw
 from ...ports import CURRENT
 from ...workflows.definition import Workflow
-from .programs import Body, Maker, child, here, pass_time
+from .bodies import Body, here, pass_time
+from .programs import Maker, child
 
 if TYPE_CHECKING:
     from random import Random

@@ -22,7 +22,7 @@ from ...stores.memory import MemoryStore
 from ...stores.records import Record, unseal
 from ...stores.rules import ENDED
 from ..virtual import EPOCH
-from . import programs
+from . import bodies
 from .acts import AWAITED, FORK
 from .client import Client
 from .counted import counting
@@ -128,7 +128,7 @@ class World:
     def play(self) -> Outcome:
         """Play the plan to its end, and see whether every promise was kept."""
         with its_own_chance(self), listening(self), nothing_collected():
-            programs.HERE.append(self)
+            bodies.HERE.append(self)
             try:
                 self._begin()
                 self._go_on()
@@ -138,7 +138,7 @@ class World:
                 self.over = True
                 for process in self._past:
                     self._abandon(process)
-                programs.HERE.pop()
+                bodies.HERE.pop()
         for run in self.runs():
             for row in run.rows:
                 self._hash.update(row.record)
@@ -328,7 +328,7 @@ class World:
             self.befalls(event, process)
         if process.dead:
             raise Killed
-        poison = self.plan.get("poison", {}).get(str(number % programs.CODE))
+        poison = self.plan.get("poison", {}).get(str(number % bodies.CODE))
         if poison and len(self.bodies[run, key]) <= poison:
             process.die(f"of {key}")
             raise Killed
