@@ -259,7 +259,7 @@ async def test_a_redactor_that_fails_stops_the_write(world):
         with pytest.raises(NotSerializable, match="redaction failed"):
             await engine.start(plain, 1)
         assert (await engine.list()).runs == ()
-        engine.guard._redactor.hit = lambda value: None
+        engine.censor._redactor.hit = lambda value: None
         run = await engine.start(plain, 1)
         with pytest.raises(ks.RunFailed, match="not shown: redaction failed"):
             await run.result()

@@ -30,9 +30,9 @@ from keepstep.cli import exits, look, target, words
 from keepstep.engine import control
 from keepstep.engine import rewind as rewinding
 from keepstep.engine.audit import audit
+from keepstep.engine.censor import Censor
 from keepstep.engine.compare import compare
 from keepstep.engine.encryption import Encryption
-from keepstep.engine.guard import Guard
 from keepstep.engine.handle import RunHandle
 from keepstep.engine.history import History
 from keepstep.engine.transfer import import_runs
@@ -242,7 +242,7 @@ class Looking:
         self.workflows: dict[str, Any] = {}
         self.live: dict[str, Any] = {}
         self.encryption = Encryption(None)
-        self.guard = Guard(Redactor(()), MAX_VALUE, self.encryption)
+        self.censor = Censor(Redactor(()), MAX_VALUE, self.encryption)
         self.actor = "fuzz"
 
     async def read(self, function: Callable[..., Any], *args: Any) -> Any:

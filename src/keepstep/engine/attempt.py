@@ -266,7 +266,7 @@ def _draw(call: StepCall[Any], scope: Attempt) -> float:
 
 def stored_error(error: BaseException, error_class: str, attempt: int, run: RunContext) -> StoredError:
     """What is kept of an exception, with secrets taken out."""
-    redact = run.engine.guard.redact
+    redact = run.engine.censor.redact
     lines = traceback.format_exception(error)
     text = "".join(lines)
     if len(text) > MAX_TRACEBACK:
@@ -439,9 +439,9 @@ async def _transact(call: StepCall[Any], scope: Attempt, started_at: datetime) -
 
 def emit(scope: Attempt, value: Any) -> None:
     """Keep a token for readers; it is written with the next flush."""
-    guard = scope.run.engine.guard
-    data = VALUES.encode(guard.redact(value) if isinstance(value, str) else value, f"step {scope.key!r}: emitted")
-    guard.check(data, scope.key, "token of step")
+    censor = scope.run.engine.censor
+    data = VALUES.encode(censor.redact(value) if isinstance(value, str) else value, f"step {scope.key!r}: emitted")
+    censor.check(data, scope.key, "token of step")
     token = msgspec.Raw(data)
     if not scope.emitted:
         scope.run.loop.call_soon_threadsafe(_flush_soon, scope)

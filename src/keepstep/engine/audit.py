@@ -253,7 +253,7 @@ def _reason_in(payload: Any) -> str:
 def _redacted(engine: Engine, entry: AuditEntry) -> AuditEntry:
     if not entry.reason:
         return entry
-    return replace(entry, reason=engine.guard.redact(entry.reason))
+    return replace(entry, reason=engine.censor.redact(entry.reason))
 
 
 def incarnations(entries: list[AuditEntry]) -> list[Incarnation]:

@@ -430,7 +430,7 @@ class StepCall(DurableCall[T]):
                 told = f"step {self.key!r} returned a call that was not awaited; did you forget `await`?"
                 raise NotSerializable(told) from None
             raise
-        self.run.engine.guard.check(data, self.key)
+        self.run.engine.censor.check(data, self.key)
         return data
 
     def completed(self, value: bytes, attempt: int, started_at: datetime | None, **more: Any) -> Record:

@@ -45,7 +45,7 @@ class Care:
         engine = self._engine
 
         def accept() -> Loss:
-            told = engine.guard.redact(reason)
+            told = engine.censor.redact(reason)
             return repair.accept_loss(self._store, run_id, aside, actor=engine.actor, reason=told)
 
         return await asyncio.to_thread(accept)

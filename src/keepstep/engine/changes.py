@@ -107,16 +107,16 @@ class Change:
 
     def _check_size(self, walk: Walk, key: str) -> None:
         """Refuse a change that must not be stored, or after which the state is too large to be."""
-        guard, position = walk.run.engine.guard, walk.position
-        guard.check(self.text, key)
-        if position.size + len(self.text) > guard.max_value_bytes:
+        censor, position = walk.run.engine.censor, walk.position
+        censor.check(self.text, key)
+        if position.size + len(self.text) > censor.max_value_bytes:
             position.size = size = len(written(position.levels))
-            if size + len(self.text) > guard.max_value_bytes:
+            if size + len(self.text) > censor.max_value_bytes:
                 size = len(written(self.levels))
-            if size > guard.max_value_bytes:
+            if size > censor.max_value_bytes:
                 raise NotSerializable(
                     f"step {key!r}: with its change the state takes {size:,} bytes, over the limit of "
-                    f"{guard.max_value_bytes:,}; keep the data elsewhere and a reference in the state, or raise "
+                    f"{censor.max_value_bytes:,}; keep the data elsewhere and a reference in the state, or raise "
                     "max_value_bytes"
                 )
 

@@ -75,7 +75,7 @@ def signal(run_id: str, name: str, payload: Any = True) -> Call[None]:
     check_name(name, "signal")
     branch = in_workflow("signal")
     data = VALUES.encode(payload, f"signal {name!r}")
-    branch.run.engine.guard.check(data, name, "signal")
+    branch.run.engine.censor.check(data, name, "signal")
     return SendCall(branch, run_id, name, data)
 
 
@@ -326,7 +326,7 @@ def start(workflow: Any, *args: Any, **kwargs: Any) -> Call[ChildRun]:
     check_options(options.get("queue", "default"), options.get("priority", 0), options.get("delay", 0.0), None)
     options["tags"] = checked_tags(options.get("tags"))
     workflow.check_arguments(args, kwargs)
-    payload = branch.run.engine.guard.input_of(workflow, args, kwargs)
+    payload = branch.run.engine.censor.input_of(workflow, args, kwargs)
     return StartCall(branch, workflow, payload, options)
 
 
@@ -335,4 +335,4 @@ def continue_as(*args: Any, **kwargs: Any) -> NoReturn:
     branch = in_workflow("continue_as")
     run = branch.run
     run.workflow.check_arguments(args, kwargs)
-    raise ContinueAs(run.engine.guard.input_of(run.workflow, args, kwargs))
+    raise ContinueAs(run.engine.censor.input_of(run.workflow, args, kwargs))

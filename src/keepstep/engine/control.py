@@ -50,7 +50,7 @@ async def retry(engine: Engine, run_id: str, reason: str, actor: str, *, force: 
         )
     seqs = await failures(engine, run)  # before the claim: a history that cannot be read leaves the run as it is
     claim = await claim_by_name(engine, run, RETRIABLE)
-    told = engine.guard.redact(reason)
+    told = engine.censor.redact(reason)
     data: dict[str, Any] = {"actor": actor, "reason": told, "before": run.status.value, "act": "retry"}
     record = Record(run_id, Kind.SUPERSEDED.value, worker=claim.lease.worker, trigger="manual", data=data)
     async with let_go_unless_done(engine, claim):
@@ -68,7 +68,7 @@ async def cancel_now(engine: Engine, run_id: str, reason: str, actor: str) -> No
         raise AlreadyFinished(f"run {run_id!r} is already {run.status.value}", run_id)
     engine.encryption.cipher(run)  # without its key nothing can be written
     claim = await claim_by_name(engine, run, frozenset(Status) - FINISHED)
-    data = {"actor": actor, "reason": engine.guard.redact(reason), "before": run.status.value, "act": "cancel"}
+    data = {"actor": actor, "reason": engine.censor.redact(reason), "before": run.status.value, "act": "cancel"}
     record = Record(run_id, Kind.RUN_FINISHED.value, outcome=Outcome.CANCELLED.value, trigger="manual", data=data)
     record.worker, record.started_at = claim.lease.worker, run.created_at
     async with let_go_unless_done(engine, claim):

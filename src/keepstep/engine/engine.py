@@ -31,9 +31,9 @@ from ..workflows.definition import KNOWN, Bound, Workflow
 from . import control
 from .asides import ASIDE_THREADS
 from .attempt import perform
+from .censor import Censor
 from .context import RunContext
 from .encryption import Encryption
-from .guard import Guard
 from .handle import RunHandle, this_process
 from .hearing import Hearing
 from .journal import Journal
@@ -112,9 +112,9 @@ class Engine:
         #: For tests: forget a run after each new outcome and go on by replay, as if its worker had just taken it over.
         self.replay_always = replay_always
         self.encryption = Encryption(keys)
-        self.guard = Guard(redact or Redactor(), max_value_bytes, self.encryption)
+        self.censor = Censor(redact or Redactor(), max_value_bytes, self.encryption)
         self.teller = Teller(self, resolve(observers))
-        self._filter = RedactedLog(self.guard.redact)
+        self._filter = RedactedLog(self.censor.redact)
         self._actor = actor
         self.actor = actor or ""
         self._retain = retain

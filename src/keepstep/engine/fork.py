@@ -78,7 +78,7 @@ async def fork(
     if whole.rows and not prefix.rows:  # what is kept of the definition comes along also without the records
         began, _ = next(unseal(whole.rows[:1], run.id))
         copy.first = {key: value for key, value in (began.data or {}).items() if key == "definition"}
-    about = {"actor": actor, "reason": engine.guard.redact(reason), "act": "fork"}
+    about = {"actor": actor, "reason": engine.censor.redact(reason), "act": "fork"}
     edited = await _edited_state(engine, run, prefix.seq, edits)
     create = await engine.call(copy.made, _input(engine, run, edits.input), about, edited)
     answer = await engine.journal.write(create)
@@ -180,9 +180,9 @@ def _input(engine: Engine, run: Run, given: Any) -> bytes:
         args = [] if by_name else list(given) if isinstance(given, list | tuple) else [given]
     if workflow is not None:
         workflow.check_arguments(tuple(args), kwargs)
-        return engine.guard.input_of(workflow, args, kwargs)
+        return engine.censor.input_of(workflow, args, kwargs)
     data = VALUES.encode([args, kwargs], f"workflow {run.workflow!r}: input")
-    engine.guard.check(data, run.workflow, "input of workflow")
+    engine.censor.check(data, run.workflow, "input of workflow")
     return data
 
 
@@ -317,7 +317,7 @@ class _Copy:
             self._edit_change(record, value)
             return
         data = VALUES.encode(value, f"edited result of {record.step!r}")
-        self.engine.guard.check(data, record.step, "edited result of")
+        self.engine.censor.check(data, record.step, "edited result of")
         if record.kind == Kind.CHILD:
             word = msgspec.json.decode(record.raw())
             data = msgspec.json.encode({"status": "completed", "child": word["child"], "value": msgspec.Raw(data)})
@@ -343,7 +343,7 @@ class _Copy:
 
         trees = trees_of(self.engine, self.prefix.run)
         data = msgspec.json.encode({"set": trees.lift(value, {}, f"edited result of {record.step!r}", careful=True)})
-        self.engine.guard.check(data, record.step, "edited result of")
+        self.engine.censor.check(data, record.step, "edited result of")
         record.kind, record.outcome, record.error = Kind.STEP_COMPLETED.value, "success", None
         record.value, record.trigger = msgspec.Raw(data), "manual"
         record.data = {"act": "edit"}

@@ -334,7 +334,7 @@ class RunHandle(Generic[R]):
                 f"signal name {name!r} is refused: names that begin with {RESERVED!r} are Keepstep's own"
             )
         data = VALUES.encode(payload, f"signal {name!r}")
-        self._engine.guard.check(data, name, "signal")
+        self._engine.censor.check(data, name, "signal")
         await self._send(name, data, id)
 
     async def cancel(self, reason: str = "") -> None:
@@ -360,8 +360,8 @@ class RunHandle(Generic[R]):
             raise DefinitionError(f"a doubt is resolved with 'result', 'failed' or 'again', not {verdict!r}")
         check_text(step, "step")
         data = VALUES.encode(value, "resolved result")
-        self._engine.guard.check(data, step)
-        reason = self._engine.guard.redact(check_text(reason, "reason"))
+        self._engine.censor.check(data, step)
+        reason = self._engine.censor.redact(check_text(reason, "reason"))
         payload = {"verdict": verdict, "value": msgspec.Raw(data), "reason": reason}
         await self._send(f"{RESOLVE}:{step}", msgspec.json.encode(payload))
 
@@ -429,7 +429,8 @@ class RunHandle(Generic[R]):
         self._engine.poke()
 
     async def _command(self, name: str, reason: str) -> None:
-        await self._send(name, msgspec.json.encode({"reason": self._engine.guard.redact(check_text(reason, "reason"))}))
+        reason = self._engine.censor.redact(check_text(reason, "reason"))
+        await self._send(name, msgspec.json.encode({"reason": reason}))
 
     async def _send(self, name: str, payload: bytes, id: str = "") -> None:  # noqa: A002
         check_text(id, "signal id")  # here, because a commit that cannot be made would take its neighbours along
@@ -461,7 +462,7 @@ class RunHandle(Generic[R]):
         asked = await self.latest()
         after = (await asked.run()).seq
         data = VALUES.encode(payload, "question")
-        self._engine.guard.check(data, name, "question")
+        self._engine.censor.check(data, name, "question")
         message = msgspec.json.encode({"$": "ask", "v": [question, msgspec.Raw(data)]})
         await asked._send(check_name(name, "signal"), message, question)  # noqa: SLF001 - its own kind
         try:

@@ -295,7 +295,7 @@ class Walk:
                 return StepCall(self._at(index), vertex.step, (), given)
             assert vertex.child is not None  # noqa: S101 - it is one or the other
             vertex.child.check_arguments((), given)
-            payload = self.run.engine.guard.input_of(vertex.child, (), given)
+            payload = self.run.engine.censor.input_of(vertex.child, (), given)
             return StartCall(self._at(index), vertex.child, payload, {}, vertex.name)
         except Exception as error:  # noqa: BLE001 - for one, an argument that cannot be stored
             return Unfit(self._at(index), vertex.name, error)

@@ -77,7 +77,7 @@ def publish(key: str, value: Any) -> None:
         return
     check_name(key, "published")
     data = VALUES.encode(value, f"published {key!r}")
-    scope.run.engine.guard.check(data, key, "published")
+    scope.run.engine.censor.check(data, key, "published")
     if scope.in_step:
         record = Record(scope.run.id, Kind.PUBLISHED.value, step=scope.key, worker=scope.run.worker, data={"key": key})
         record.value = msgspec.Raw(data)
@@ -101,9 +101,9 @@ def emit(value: Any) -> None:
         return
     if not scope.in_step:
         key = scope.key("emit")
-        guard = scope.run.engine.guard
-        data = VALUES.encode([guard.redact(value) if isinstance(value, str) else value], "emitted")
-        guard.check(data, key, "token of step")
+        censor = scope.run.engine.censor
+        data = VALUES.encode([censor.redact(value) if isinstance(value, str) else value], "emitted")
+        censor.check(data, key, "token of step")
         note(scope, Kind.EMITTED, key, data)
         return
     attempts.emit(scope, value)
@@ -115,7 +115,7 @@ def progress(fraction: float, message: str = "") -> None:
     if scope is None or scope.run.engine.worker is None:
         return
     step = scope.key if scope.in_step else ""
-    message = scope.run.engine.guard.redact(message)
+    message = scope.run.engine.censor.redact(message)
     told = {"fraction": max(0.0, min(1.0, float(fraction))), "message": message, "step": step}
     scope.run.engine.worker.report_progress(scope.run.id, msgspec.json.encode(told))
 

@@ -91,7 +91,7 @@ async def rewind(
         data = {
             "beyond": plan.to,
             "actor": actor,
-            "reason": engine.guard.redact(reason),
+            "reason": engine.censor.redact(reason),
             "before": (claim.before or run.status).value,
             "act": "rewind",
         }

@@ -87,7 +87,7 @@ class Runner:
         try:
             known = engine.workflows.get(run.workflow) or next(iter(engine.workflows.values()))  # if its row is damaged
             context = RunContext(engine, known, claim)
-            engine.guard.heed(known)
+            engine.censor.heed(known)
         except EncryptionError as error:
             engine.encryption.cannot_read(error)
             await engine.put_back(claim, error)
@@ -396,7 +396,7 @@ class Runner:
         if error is None:
             try:
                 value = context.workflow.values.encode(future.result(), f"workflow {context.workflow.name!r}: result")
-                self.engine.guard.check(value, context.workflow.name, "result of workflow")
+                self.engine.censor.check(value, context.workflow.name, "result of workflow")
             except NotSerializable as refusal:
                 error = refusal
             else:
@@ -517,7 +517,7 @@ class Runner:
         if context.detached:
             return
         context.detach(f"set aside: {reason}")
-        reason = self.engine.guard.redact(reason)
+        reason = self.engine.censor.redact(reason)
         log.error("run %s is set aside: %s", context.id, reason)
         code = f"{RECOVERY}{phase}"
         error = StoredError(clean(kind), clean(reason), error_class="permanent", code=code, id=new_id("error"))

@@ -146,7 +146,7 @@ class Edit:
             new.pop(key, None)
         delta = diff(old, new)
         text = msgspec.json.encode({"levels": {self.level: delta}} if self.level else delta)
-        engine.guard.check(text, run.id, "edit of run")
+        engine.censor.check(text, run.id, "edit of run")
         return text
 
 
@@ -160,7 +160,7 @@ async def edit(engine: Engine, run_id: str, change: Edit, reason: str, actor: st
     engine.encryption.cipher(run)  # without its key nothing can be written
     await _prepared(engine, run, change)  # before the claim: what cannot be done leaves the run as it is
     claim = await claim_by_name(engine, run, _EDITABLE)
-    data = _said(claim, run, "edit", engine.guard.redact(reason), actor)
+    data = _said(claim, run, "edit", engine.censor.redact(reason), actor)
     if change.next_step is not None:
         data["next"] = change.next_step
     record = Record(run_id, Kind.SUPERSEDED.value, worker=claim.lease.worker, trigger="manual", data=data)
@@ -263,7 +263,7 @@ async def consolidate(engine: Engine, run_id: str, reason: str, actor: str) -> N
     engine.encryption.cipher(run)
     await _between_steps(engine, run)  # before the claim, as above
     claim = await claim_by_name(engine, run, _WAITING)
-    data = _said(claim, run, "consolidate", engine.guard.redact(reason), actor)
+    data = _said(claim, run, "consolidate", engine.censor.redact(reason), actor)
     record = Record(run_id, Kind.STATE.value, worker=claim.lease.worker, trigger="manual", data=data)
     async with let_go_unless_done(engine, claim):
         record.value = msgspec.Raw(await _whole(engine, claim.run))

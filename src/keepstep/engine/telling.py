@@ -27,7 +27,7 @@ class Teller:
         """Tell observers of something about a run that no record holds."""
         if self.observed:
             at = instant(self._engine.clock.now())
-            redact = self._engine.guard.redact
+            redact = self._engine.censor.redact
             data = {key: redact(value) if isinstance(value, str) else value for key, value in data.items()}
             self.tell(
                 Event(name, context.id, at, context.run.workflow, context.seq, step, attempt, context.worker, data)

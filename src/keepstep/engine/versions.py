@@ -247,7 +247,7 @@ async def _moved(context: RunContext, graph: Graph, info: MigrationInfo) -> Reco
         if name not in graph.nodes:
             raise KeyError(f"{name!r} is no step of graph {graph.name!r}; give (state, next step) with one that is")
     text = position.text(context.facts())
-    context.engine.guard.check(text, context.id, "migrated state of run")
+    context.engine.censor.check(text, context.id, "migrated state of run")
     record = Record(context.id, Kind.STATE.value, worker=context.worker, trigger="recovery")
     record.value = msgspec.Raw(text)
     return record

@@ -80,7 +80,7 @@ class Request:
     def reply(self, value: Any = None) -> None:
         """Answer the one who asked, durably and once."""
         data = VALUES.encode(value, f"reply to {self._question}")
-        self._branch.run.engine.guard.check(data, self._question, "reply to")
+        self._branch.run.engine.censor.check(data, self._question, "reply to")
         note(self._branch, Kind.REPLY, f"reply:{self._question}", data, {"ask": self._question})
 
     def __repr__(self) -> str:

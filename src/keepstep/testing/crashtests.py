@@ -199,12 +199,12 @@ def _plan(workflow: Any, args: tuple[Any, ...], kwargs: dict[str, Any], answers:
         raise DefinitionError(f"{workflow!r} is not a workflow; decorate it with @ks.workflow")
     workflow.check_arguments(args, kwargs)
     engine = Engine("memory:", worker=False)  # never opened: it only says what may be stored
-    engine.guard.input_of(workflow, args, kwargs)
+    engine.censor.input_of(workflow, args, kwargs)
     pairs = answers.items() if isinstance(answers, Mapping) else answers
     sent = [(_checked_name(name), one) for name, one in pairs]
     signals = tuple((name, one.payload, True) if isinstance(one, Ask) else (name, one, False) for name, one in sent)
     for name, payload, _ in signals:
-        engine.guard.check(VALUES.encode(payload, f"signal {name!r}"), name, "signal")
+        engine.censor.check(VALUES.encode(payload, f"signal {name!r}"), name, "signal")
     return Plan(workflow, args, kwargs, signals, each_life)
 
 

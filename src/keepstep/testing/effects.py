@@ -117,7 +117,7 @@ class Watch:
         own = _key_of(scope)
         if key is None and own and own.encode() in carries:
             key = own
-        shown = writable(scope.run.engine.guard.redact(text))
+        shown = writable(scope.run.engine.censor.redact(text))
         self._before(scope, shown, line)
         data = {"kind": kind, "text": shown, "key": key, "twice": twice, "line": line}
         self._note(EFFECT, scope, data)

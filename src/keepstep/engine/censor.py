@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .encryption import Encryption
 
 
-class Guard:
+class Censor:
     """Looks at each value before an engine stores it, and at each text before it is told."""
 
     def __init__(self, redactor: Redactor, max_value_bytes: int, encryption: Encryption) -> None:
