@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..errors import DefinitionError, RunNotFound
+from ..errors import CheckpointCorrupt, DefinitionError, RunNotFound
 from ..model import Kind
 from ..model.signal import RESERVED
 from ..model.tree import thaw
@@ -99,17 +99,20 @@ def _outcome(record: Record) -> Any:
         return {"error": f"{record.error.type}: {record.error.message}"}
     if record.outcome != "success":
         return {"outcome": record.outcome}
-    return plain(record.raw())
+    return _plain(record)
 
 
-def plain(value: bytes) -> Any:
+def _plain(record: Record) -> Any:
     """A stored value as JSON has it."""
-    return msgspec.json.decode(value)
+    try:
+        return msgspec.json.decode(record.raw())
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise CheckpointCorrupt(f"run {record.run!r}: the value at seq {record.seq} cannot be read: {error}") from None
 
 
 def _published(side: Past) -> dict[str, Any]:
     shown = [record for record in side.counted() if record.kind == Kind.PUBLISHED.value]
-    return {(record.data or {}).get("key", ""): plain(record.raw()) for record in shown}
+    return {(record.data or {}).get("key", ""): _plain(record) for record in shown}
 
 
 def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Pair]:
