@@ -304,6 +304,28 @@ def test_damage_in_postgres_is_found_or_does_no_harm(data):
     found_or_harmless("postgres", data)
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE keepstep_head SET signals = 0 WHERE run = 'waits'",
+        "UPDATE keepstep_checkpoint SET run = 'waits', seq = 4 WHERE run = 'large' AND seq = 3",
+    ],
+    ids=["too few signals", "a record beyond its head"],
+)
+def test_what_is_there_beyond_a_head_in_postgres_holds_up_no_neighbour(damage):
+    with_ghosts(STORES["postgres"](Path("care"))).close()
+    with psycopg.connect(session_dsn(), autocommit=True) as database:
+        database.execute(f"SET search_path TO {postgres_schema()}")
+        database.execute(damage)
+    with contextlib.closing(open_store(store_url(postgres_schema()))) as store:
+        assert not verify(store).sound
+        results = asyncio.run(drive(store))
+        assert results["waits"] in (None, RESULTS["waits"])
+        assert {name: results[name] for name in ("graph", "parent")} == {
+            name: RESULTS[name] for name in ("graph", "parent")
+        }
+
+
 def test_what_is_damaged_here_is_there():
     """Or the test above would hold for want of anything to damage."""
     assert {run.id for run, _, _ in contents()} >= set(RESULTS)

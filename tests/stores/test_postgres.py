@@ -499,6 +499,14 @@ def test_what_cannot_be_written_as_it_is_is_not_begun(store):
     assert begun(store, holder.change()).wait()[0].verdict is Verdict.DONE
 
 
+def test_a_head_that_counts_too_few_signals_is_damage_and_no_outage(store, admin):
+    store.commit([Create(queued("r"))])
+    store.commit([Send(Signal("r", "x"))])
+    admin.execute(f"UPDATE {store._address.table('head')} SET signals = 0")
+    with pytest.raises(CheckpointCorrupt, match=r"there already, in keepstep_signal: .*\(r, 1\)"):
+        store.commit([Send(Signal("r", "y"))])
+
+
 def test_a_head_that_is_gone_is_not_made_by_a_change_to_it(store, admin):
     writer = started(store, "r")
     store.commit([Create(queued("other"))])

@@ -197,6 +197,7 @@ class PostgresStore:
         return answers
 
     def _decide(self, connection: Connection, changes: Sequence[Change]) -> tuple[list[Answer], Written]:
+        taken = ""
         for _ in range(TRIES):
             batch = Batch(connection, self._statements, changes, self._now())
             answers = batch.apply(changes)
@@ -204,10 +205,13 @@ class PostgresStore:
                 with connection.pipeline():
                     batch.write()
                     connection.execute("COMMIT")
-            except psycopg.errors.UniqueViolation:  # someone else has just created one of the runs
+            except psycopg.errors.UniqueViolation as error:  # someone else has just created one of the runs
                 connection.rollback()
+                taken = f"{error.diag.table_name}: {error.diag.message_detail}"
                 continue
             return answers, batch.written
+        if taken.startswith(("keepstep_checkpoint", "keepstep_signal")):  # or there is more than the head knows of
+            raise CheckpointCorrupt(f"{self.url}: what is to be written is there already, in {taken}")
         raise StoreUnavailable(f"{self.url}: others keep creating the runs that are to be created")
 
     def _commit_within(self, change: Advance, *, committed: list[Answer]) -> Answer:
