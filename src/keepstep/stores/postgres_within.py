@@ -45,6 +45,9 @@ def commit_within(
     if error is not None:
         connection.rollback()
         return Answer(Verdict.FAILED, error=error), None
+    if not rules.extends(change.rows, change.after):
+        connection.rollback()
+        return Answer(Verdict.FENCED, about=change.run), None
     batch = Batch(connection, statements, [change], now())
     (answer,) = batch.apply([change])
     if answer.verdict is not Verdict.DONE:

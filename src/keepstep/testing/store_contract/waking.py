@@ -311,6 +311,20 @@ class Waking(Ground):
         assert refused.error is error or not store.transactional
         assert get(store, "a").seq == 1
 
+    def test_rows_that_a_function_fills_in_must_extend_the_head(self, store: Store) -> None:
+        writer = started(store, "r")
+        change = writer.change(rows=[], checksum="")
+        writer.seq += 1  # so that one is left out
+        rows, checksum = writer.sealed([record("r")])
+
+        def within(_tx: Any) -> None:
+            change.rows, change.checksum = rows, checksum
+
+        change.within = within
+        assert commit(store, change).verdict is (Verdict.FENCED if store.transactional else Verdict.FAILED)
+        assert get(store, "r").seq == 1
+        assert [row.seq for row in store.list_checkpoints("r")] == [1]
+
     def test_a_function_is_not_called_without_the_lease(self, store: Store) -> None:
         called: list[Any] = []
         change = started(store, "r").change(within=called.append, epoch=5)
