@@ -135,6 +135,9 @@ def folder(tmp_path, monkeypatch):
     """An empty folder with a program in it, which is also the current one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("KEEPSTEP_STORE", raising=False)
+    # A program that is changed within a second, to one of the same length, is the old one to whoever kept it compiled.
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
     return tmp_path
 
