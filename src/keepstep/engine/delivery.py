@@ -88,6 +88,7 @@ def _replay_next(run: RunContext, history: History) -> bool:
         history.order.popleft()
         if entry.key in STEERING:  # of a pause or a resume the code was told nothing, not even the time
             run.now_at = record.finished_at or run.now_at
+            run.told = max(run.told, entry.seq)
         control(run, record)
         run.watch()
         return True
@@ -130,6 +131,7 @@ def _go_round(run: RunContext, history: History) -> bool:
         draft = run.arrived.popleft()
         if draft.call is not None and draft.record is not None:
             run.now_at = draft.record.finished_at or run.now_at
+            run.told = max(run.told, draft.record.seq)
             draft.call.settle(draft.record)
         run.watch()
         return True

@@ -183,7 +183,7 @@ class Journal:
             self._rest()
             return
         here = self._store.quick and self._typical_seconds < SLOW_COMMIT_SECONDS and not batch.needs_thread
-        if not (here and self._committed_here(batch)) and not (self._begin is not None and self._begun(batch)):
+        if not (here and self._committed_here(batch)) and not self._begun(batch):
             self._commit_in_thread(batch)
 
     def _commit_in_thread(self, batch: _Batch) -> None:
@@ -193,7 +193,7 @@ class Journal:
 
     def _begun(self, batch: _Batch) -> bool:
         """Send the batch from the loop's own thread, and hear of it by its socket: no hand-over to wait for."""
-        if batch.needs_thread or self._begin is None:
+        if self._begin is None or batch.needs_thread:
             return False
         try:
             underway = self._begin(batch.changes)

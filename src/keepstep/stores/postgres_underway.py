@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from select import POLLIN, POLLOUT, poll
 
 import psycopg
 from psycopg import pq
 
 from ..ports import Answer, WouldBlock
+from .postgres_commit import Statement
 from .postgres_connection import Address, Connection, Connections, check_result, is_unknown, prepared_name
 
 #: What the server says of a batch that must be looked at change by change, prepared or made again: `commit` does that.
@@ -33,7 +34,7 @@ class Underway:
         cls,
         address: Address,
         connections: Connections,
-        statement: tuple[bytes, Sequence[bytes | None], tuple[int, ...]],
+        statement: Statement,
         done: Callable[[], list[Answer]],
     ) -> Underway | None:
         """Send a statement; None, with nothing sent, if that would have to wait for anything.

@@ -138,8 +138,10 @@ class Batch:
 
     def apply(self, changes: Sequence[Change], undone: dict[int, Exception]) -> list[Answer]:
         """One answer per change. `undone` holds, by identity, the changes that already failed, and how."""
-        common = [change for change in changes if type(change) is Advance and _is_common(change)]
-        together = set(map(id, common)) if len(changes) > 1 and self._extend_together(changes, common) else ()
+        together: set[int] = set()
+        if len(changes) > 1:
+            common = [change for change in changes if type(change) is Advance and _is_common(change)]
+            together = set(map(id, common)) if self._extend_together(changes, common) else together
         answers: list[Answer] = []
         for change in changes:
             if id(change) in together:
