@@ -50,6 +50,30 @@ def resident() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
+class Processors:
+    """How much of the time that the machine's processors were given is spent on anything, between two looks."""
+
+    def __init__(self) -> None:
+        self._before = self._look()
+
+    def busy(self) -> float | None:
+        """The share from 0 to 1 since this was made; None where nobody tells."""
+        if self._before is None or (now := self._look()) is None:
+            return None
+        worked, idle = (after - before for before, after in zip(self._before, now, strict=True))
+        return worked / (worked + idle) if worked + idle else None
+
+    @staticmethod
+    def _look() -> tuple[int, int] | None:
+        """Time worked and time idle; what a neighbour on the same hardware took is neither."""
+        try:
+            first = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0]
+        except OSError:  # not Linux
+            return None
+        user, nice, system, idle, waiting, interrupts, soft, *_ = map(int, first.split()[1:])
+        return user + nice + system + interrupts + soft, idle + waiting
+
+
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Median, 99th percentile and worst of a list."""
     ranked = sorted(values)

@@ -16,6 +16,7 @@ from keepstep.model import RunQuery, Status
 from keepstep.stores.postgres import PostgresStore
 from tests.postgres import Server
 
+from . import gauges
 from .measure import Effort, Finding, begin, finish, folder
 
 #: How long processes that begin together have to get ready.
@@ -87,16 +88,23 @@ def _rate(dsn: str, job: str, what: str, least: float, effort: Effort, **options
 
 
 def _workers(dsn: str, effort: Effort) -> list[Finding]:
-    """Four worker processes against one, on the same queue; beside it what the server gives to four bare writers."""
+    """Four worker processes against one, on the same queue; beside it what the server gives to four bare writers.
+
+    Where the machine has nothing left to give, as the share of its processors' time that is used tells, more workers
+    cannot do more.
+    """
     runs = effort.size(1000, 200)
     took: dict[int, list[float]] = {1: [], 4: []}
     bare: dict[int, list[float]] = {1: [], 4: []}
+    busy: dict[int, list[float]] = {1: [], 4: []}
     for _ in range(effort.rounds(3)):
         for workers in (1, 4):
             url = fresh(dsn)
             run("ours", "enqueue", url, runs=runs)
-            took[workers].append(_together("ours", "drain", url, workers))
-            bare[workers].append(_together("floor_postgres", "share", dsn, workers, runs=runs // workers))
+            seconds, share = _together("ours", "drain", url, workers)
+            took[workers].append(seconds)
+            busy[workers].append(share)
+            bare[workers].append(_together("floor_postgres", "share", dsn, workers, runs=runs // workers)[0])
     ratios = [one / four for one, four in zip(took[1], took[4], strict=True)]
     limits = [one / four for one, four in zip(bare[1], bare[4], strict=True)]
     return [
@@ -112,6 +120,14 @@ def _workers(dsn: str, effort: Effort) -> list[Finding]:
         ),
         Finding(
             "postgres",
+            "… how much of the processors' time is used meanwhile (the floor: by 1)",
+            statistics.median(busy[4]) * 100,
+            "%",
+            floor=statistics.median(busy[1]) * 100,
+            detail={"shares": busy},
+        ),
+        Finding(
+            "postgres",
             "… what the server gives to 4 bare writers (the floor: to 1)",
             runs * 20 / statistics.median(bare[4]),
             "steps/s",
@@ -122,12 +138,16 @@ def _workers(dsn: str, effort: Effort) -> list[Finding]:
     ]
 
 
-def _together(side: str, job: str, url: str, count: int, **options: Any) -> float:
-    """How long the slowest of so many processes takes, from the moment at which all begin."""
-    env = {"BENCH_STORE": url, "BENCH_DSN": url.partition("?")[0], "BENCH_BEGIN": str(time.time() + READY_SECONDS)}
+def _together(side: str, job: str, url: str, count: int, **options: Any) -> tuple[float, float]:
+    """How long the slowest of so many processes takes, from the moment at which all begin, and how busy all are."""
+    at = time.time() + READY_SECONDS
+    env = {"BENCH_STORE": url, "BENCH_DSN": url.partition("?")[0], "BENCH_BEGIN": str(at)}
     with folder() as where:
         started = [begin(side, job, where, options, **env) for _ in range(count)]
-        return max(float(finish(process)["seconds"]) for process in started)
+        time.sleep(max(0.0, at - time.time()))
+        processors = gauges.Processors()
+        seconds = max(float(finish(process)["seconds"]) for process in started)
+        return seconds, processors.busy() or 0.0
 
 
 # -- waking, recovering, listing ---------------------------------------------------------------------------------------
