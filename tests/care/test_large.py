@@ -17,7 +17,7 @@ from keepstep.policies import Retain
 from keepstep.ports import Create
 from keepstep.stores.records import Record, origin, seal
 from keepstep.stores.sqlite import SQLiteStore
-from keepstep.stores.sqlite_commit import run_rows
+from keepstep.stores.sqlite_rows import run_rows
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 FEW, MANY = 150, 450

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import apsw
 import msgspec
@@ -23,8 +23,10 @@ from .authors import Authors
 from .liveness import WorkerLocks, abandon_in_children, network_file_system
 from .sqlite_check import Finding, Mender, look_into, mend_all, mended, raw_rows
 from .sqlite_claims import Found, by_name, due_runs, later_times, orphans
-from .sqlite_commit import Batch, Undone, forget, names, names_text, read_run, run_from, run_name, run_rows, seconds
+from .sqlite_commit import Batch, Undone, forget
 from .sqlite_connection import Cursor, Reader, Writer, refuse_old_sqlite, translated
+from .sqlite_queries import arrivals, conditions, having
+from .sqlite_rows import names, names_text, read_run, run_from, run_name, run_rows, seconds, signal_from, typed
 
 #: What a commit survives, by name, and SQLite's word for it.
 POWER_LOSS = {"loses_nothing": "FULL", "may_lose_last": "NORMAL"}
@@ -52,25 +54,10 @@ _RENEW = (
     " progress = CAST(? AS TEXT), started_at = coalesce(?, started_at) WHERE id = ? AND gone_at IS NULL"
 )
 
-T = TypeVar("T")
-
 log = logging.getLogger("keepstep")
 
 _json = msgspec.json.Encoder().encode
 _progress = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_json_text = msgspec.json.Decoder(msgspec.Raw).decode
-
-#: Tags that cannot be read match any query, so that it names their run.
-_HAS_TAG = (
-    "r.tags <> '' AND CASE WHEN json_valid(r.tags) THEN"
-    " EXISTS (SELECT 1 FROM json_each(r.tags) t WHERE t.key = ? AND t.value = ?) ELSE 1 END"
-)
-_STATUSES = {status.value.encode() for status in Status}
-#: Every text is less than any bytes; a status of bytes is damage too, and is asked for apart.
-_NEXT_STATUS = (
-    "SELECT CAST(status AS BLOB) FROM keepstep_head WHERE status > CAST(? AS TEXT) AND status < x'' ORDER BY status"
-    " LIMIT 1"
-)
 
 
 class _Seen(NamedTuple):
@@ -356,14 +343,14 @@ class SQLiteStore:
 
     def _list(self, cursor: Cursor, query: RunQuery) -> RunPage:
         # One ordered read per status, because an index gives the order only within one.
-        where, values = _conditions(query)
+        where, values = conditions(query)
         start, limit = rules.page_start(query), max(query.limit, 0)
         rows: list[Sequence[Any]] = []
         if not query.status:
             sql = f"FROM keepstep_run r LEFT JOIN keepstep_head h ON h.run = r.id WHERE {where}"
             after, bound = ("", []) if start is None else (" AND r.number < ?", [start])
             rows += run_rows(cursor, f"{sql}{after} ORDER BY r.number DESC LIMIT ?", (*values, *bound, limit + 1))
-        for which, status in _having(cursor, query.status) if query.status else ():
+        for which, status in having(cursor, query.status) if query.status else ():
             sql = f"FROM keepstep_head h LEFT JOIN keepstep_run r ON r.id = h.run WHERE {where}"
             after, bound = ("", []) if start is None else (" AND h.number < ?", [start])
             sql += f"{after} AND {which} ORDER BY h.number DESC LIMIT ?"
@@ -407,7 +394,7 @@ class SQLiteStore:
             " WHERE run = ? AND seq > ? ORDER BY seq LIMIT ?"
         )
         rows = self._reader.read(lambda cursor: cursor.execute(sql, (run_id, after, max(limit, 0))).fetchall())
-        return [_signal(row) for row in rows]
+        return [signal_from(row) for row in rows]
 
     def news(self, worker: str, cursor: int) -> News:
         version = self._writer.foreign_writes()
@@ -419,7 +406,7 @@ class SQLiteStore:
             changed = before is None or (version, foreign) != (before.version, before.foreign)
         if before is not None and not changed and signals == before.signals and cursor >= before.position:
             return News(cursor)
-        position, runs = self._reader.read(lambda sql: _arrivals(sql, worker, cursor))
+        position, runs = self._reader.read(lambda sql: arrivals(sql, worker, cursor))
         self._seen[worker] = _Seen(version, foreign, signals, position)
         return News(max(position, cursor), runs, changed)
 
@@ -445,11 +432,11 @@ class SQLiteStore:
             try:
                 one = replace(
                     one,
-                    host=_typed(host, str),
-                    pid=_typed(pid, int),
-                    started_at=instant(_typed(started_at, float)),
-                    renewed_at=instant(_typed(renewed_at, float)),
-                    workflows=names(_typed(workflows, str)),
+                    host=typed(host, str),
+                    pid=typed(pid, int),
+                    started_at=instant(typed(started_at, float)),
+                    renewed_at=instant(typed(renewed_at, float)),
+                    workflows=names(typed(workflows, str)),
                     progress={run: bytes(value) for run, value in _progress(progress).items()},
                 )
             except (ValueError, TypeError, OverflowError, msgspec.MsgspecError) as error:
@@ -545,95 +532,9 @@ def _identity(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _typed(value: Any, kind: type[T]) -> T:
-    """A stored value, if it is of its type."""
-    if type(value) is not kind:
-        raise TypeError(f"{value!r} stands where {kind.__name__} should")
-    return value
-
-
 def _progress_in(stored: Any) -> dict[str, msgspec.Raw]:
     """The progress that a heartbeat row holds: worth showing, never worth failing for."""
     try:
         return _progress(stored)
     except (TypeError, ValueError, msgspec.MsgspecError):
         return {}
-
-
-def _signal(row: Sequence[Any]) -> Signal:
-    """The signal in a row. Its payload must be JSON, or the record that takes it up would be none."""
-    run, name, payload, identity, sender, sent_at, seq, checksum = row
-    try:
-        _json_text(payload)
-        signal = Signal(
-            run=run,
-            name=_typed(name, str),
-            payload=payload,
-            id=_typed(identity, str),
-            sender=_typed(sender, str),
-            sent_at=instant(_typed(sent_at, float)),
-            seq=_typed(seq, int),
-            checksum=_typed(checksum, str),
-        )
-    except (ValueError, TypeError, OverflowError, msgspec.MsgspecError) as error:
-        raise CheckpointCorrupt(f"run {run!r}: its signal {seq} cannot be read: {error}") from None
-    return rules.check_signal(signal)
-
-
-def _having(cursor: Cursor, wanted: Iterable[str]) -> list[tuple[str, tuple[str | bytes, ...]]]:
-    """The conditions, one after the other, under which a run has one of these statuses, or one that nobody knows."""
-    statuses: list[str | bytes] = [*wanted, *_unknown_statuses(cursor)]
-    return [*(("h.status = CAST(? AS TEXT)", (status,)) for status in statuses), ("h.status >= x''", ())]
-
-
-def _unknown_statuses(cursor: Cursor) -> list[bytes]:
-    """Statuses that no Keepstep wrote: runs that have one match every query by status, as unreadable ones."""
-    found: list[bytes] = []
-    last = b""
-    while rows := cursor.execute(_NEXT_STATUS, (last,)).fetchall():
-        if rows[0][0] == last:
-            break
-        last = rows[0][0]
-        if last not in _STATUSES:
-            found.append(last)
-    return found
-
-
-def _arrivals(sql: Cursor, worker: str, cursor: int) -> tuple[int, tuple[str, ...]]:
-    """The newest position, and the worker's runs that received signals after `cursor`."""
-    newest = sql.execute("SELECT seq FROM sqlite_sequence WHERE name = 'keepstep_signal'").fetchall()
-    position = newest[0][0] if newest else 0
-    if position <= cursor:
-        return position, ()
-    if cursor <= 0:  # from the beginning: start from the few runs that are leased, not from every signal ever sent
-        rows = sql.execute("SELECT run FROM keepstep_head WHERE worker = ? AND signals > 0", (worker,)).fetchall()
-    else:
-        rows = sql.execute(
-            "SELECT s.run FROM keepstep_signal s CROSS JOIN keepstep_head h ON h.run = s.run"
-            " WHERE s.position > ? AND h.worker = ?",
-            (cursor, worker),
-        ).fetchall()
-    return position, tuple(sorted({run for (run,) in rows}))
-
-
-def _conditions(query: RunQuery) -> tuple[str, list[Any]]:
-    """What a query asks for, as SQL whose every value is bound."""
-    asked: list[tuple[str, tuple[Any, ...]]] = [("1", ())]
-    if query.workflow is not None:
-        asked.append(("h.workflow = ?", (query.workflow,)))
-    if query.parent is not None:
-        asked.append(("r.parent = ?", (query.parent,)))
-    if query.worker is not None:
-        asked.append(("h.worker = ?", (query.worker,)))
-    for name, value in query.tags.items():
-        asked.append((_HAS_TAG, (name, value)))
-    if query.created_before is not None:
-        asked.append(("r.created_at < ?", (query.created_before.timestamp(),)))
-    if query.created_after is not None:
-        asked.append(("r.created_at > ?", (query.created_after.timestamp(),)))
-    if query.updated_before is not None:
-        asked.append(("h.updated_at < ?", (query.updated_before.timestamp(),)))
-    if query.id_prefix is not None:
-        prefix = query.id_prefix
-        asked.append(("r.id >= ? AND substr(r.id, 1, ?) = ?", (prefix, len(prefix), prefix)))
-    return " AND ".join(condition for condition, _ in asked), [value for _, values in asked for value in values]

@@ -18,8 +18,8 @@ from ..model.ids import new_id
 from ..ports import instant
 from .migrations import scripts
 from .records import Record, StoredError, seal
-from .sqlite_commit import read_run
 from .sqlite_connection import Cursor, connect, translated
+from .sqlite_rows import read_run
 
 log = logging.getLogger("keepstep")
 

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from types import NoneType
 from typing import Any, NamedTuple
 
 import apsw
 import msgspec
 
-from ..errors import CheckpointCorrupt, DefinitionError, StoreError
+from ..errors import CheckpointCorrupt, StoreError
 from ..model import Run, Signal, Status
 from ..ports import Advance, Answer, Change, Create, Rekey, Row, Verdict, instant
 from . import rules
-from .sqlite_connection import OUTAGES, Cursor, translated
+from .sqlite_connection import Cursor
+from .sqlite_rails import Rails
+from .sqlite_rows import names, names_text, read_run, seconds
 
 _json = msgspec.json.Encoder().encode
-_strings = msgspec.json.Decoder(tuple[str, ...]).decode
-_tags = msgspec.json.Decoder(dict[str, str]).decode
 
 # The common change, a running run's next rows, is one statement that is its own fence and touches no index.
 _EXTEND = (
@@ -47,42 +45,6 @@ _ADD_SIGNAL = (
     "INSERT INTO keepstep_signal (run, seq, name, payload, id, sender, sent_at, checksum)"
     " VALUES (?, ?, ?, CAST(? AS TEXT), ?, ?, ?, ?)"
 )
-#: What a run is read from, in order: SQLite takes any value in any column, so each is held against its type.
-_COLUMNS: dict[str, tuple[type, ...]] = {
-    "coalesce(r.number, h.number)": (int,),
-    "coalesce(r.id, h.run)": (str,),
-    "r.workflow": (str,),
-    "h.status": (str,),
-    "r.created_at": (float,),
-    "r.version": (str,),
-    "r.fingerprint": (str,),
-    "CAST(r.input AS BLOB)": (bytes,),
-    "r.seed": (str,),
-    "r.parent": (str, NoneType),
-    "r.parent_key": (str, NoneType),
-    "r.origin": (str, NoneType),
-    "r.queue": (str,),
-    "r.priority": (int,),
-    "r.key": (str, NoneType),
-    "r.tags": (str,),
-    "r.deadline_at": (float, NoneType),
-    "r.traceparent": (str, NoneType),
-    "h.seq": (int,),
-    "h.checksum": (str,),
-    "h.epoch": (int,),
-    "h.worker": (str, NoneType),
-    "h.due_at": (float, NoneType),
-    "h.wakes": (str,),
-    "h.signals": (int,),
-    "h.recoveries": (int,),
-    "h.updated_at": (float,),
-    "r.created_by": (str,),
-    "r.data_key": (str,),
-}
-_RUN_COLUMNS = ", ".join(_COLUMNS)
-#: The same, for rows that hold text which is no UTF-8.
-_RAW_COLUMNS = ", ".join(f"CAST({name} AS BLOB)" if str in kinds else name for name, kinds in _COLUMNS.items())
-_ONE_RUN = "FROM keepstep_run r LEFT JOIN keepstep_head h ON h.run = r.id WHERE r.id = ?"
 
 
 class _Head(NamedTuple):
@@ -417,130 +379,6 @@ class Batch:
         return None
 
 
-class Rails:
-    """Keeps a transactional step within bounds: its own tables, no transaction control, and a short time."""
-
-    def __init__(self, connection: apsw.Connection, limit_seconds: float) -> None:
-        self._connection = connection
-        self._limit = limit_seconds
-        self._ends = 0.0
-        self._denied = ""
-
-    def call(self, function: Callable[[Any], None]) -> None:
-        connection = self._connection
-        self._ends = time.monotonic() + self._limit
-        transaction = Transaction(self)
-        # Setting an authorizer expires every prepared statement, so a cached one cannot slip past it.
-        connection.authorizer = self._authorize
-        connection.set_progress_handler(self._late, 2000, id=self)
-        try:
-            function(transaction)
-            self._check_time()
-        finally:
-            transaction.rails = None
-            connection.set_progress_handler(None, 2000, id=self)
-            connection.authorizer = None
-
-    def run(self, work: Callable[[apsw.Cursor], Iterable[Any]]) -> list[tuple[Any, ...]]:
-        self._check_time()
-        self._denied = ""
-        cursor = self._connection.cursor()
-        try:
-            return list(work(cursor))
-        except apsw.AuthError:
-            raise DefinitionError(f"a transactional step may not {self._denied or 'do that'}") from None
-        except apsw.InterruptError:
-            raise self._too_long() from None
-        except OUTAGES as error:
-            raise translated(error, self._connection.filename) from error
-        finally:
-            cursor.close(True)
-
-    def _late(self) -> bool:
-        return time.monotonic() > self._ends
-
-    def _check_time(self) -> None:
-        if self._late():
-            raise self._too_long()
-
-    def _too_long(self) -> DefinitionError:
-        return DefinitionError(
-            f"a transactional step may take {self._limit:g} s at most, because every writer of the store waits for it"
-        )
-
-    def _authorize(
-        self, operation: int, first: str | None, second: str | None, _db: str | None, _by: str | None
-    ) -> int:
-        self._denied = self._denied or _why_denied(operation, first or "", second or "")
-        return apsw.SQLITE_DENY if self._denied else apsw.SQLITE_OK
-
-
-class Transaction:
-    """What a transactional step is given: its statements commit together with its checkpoint, or not at all."""
-
-    def __init__(self, rails: Rails) -> None:
-        self.rails: Rails | None = rails
-
-    def execute(self, sql: str, params: Sequence[Any] | dict[str, Any] = ()) -> list[tuple[Any, ...]]:
-        """Run SQL with bound values; the rows it gives."""
-        return self._rails().run(lambda cursor: cursor.execute(sql, params, can_cache=False))
-
-    def executemany(self, sql: str, params: Iterable[Sequence[Any] | dict[str, Any]]) -> list[tuple[Any, ...]]:
-        """Run SQL once for each set of bound values; the rows it gives."""
-        return self._rails().run(lambda cursor: cursor.executemany(sql, params, can_cache=False))
-
-    def _rails(self) -> Rails:
-        if self.rails is None:
-            raise DefinitionError("the transaction of a transactional step ends with the step")
-        return self.rails
-
-
-_ON_SECOND = (apsw.SQLITE_CREATE_TRIGGER, apsw.SQLITE_CREATE_INDEX, apsw.SQLITE_ALTER_TABLE, apsw.SQLITE_DROP_TRIGGER)
-_CONTROL = {
-    apsw.SQLITE_TRANSACTION: "begin, commit or roll back: its transaction is the store's",
-    apsw.SQLITE_SAVEPOINT: "set savepoints: its transaction is the store's",
-    apsw.SQLITE_ATTACH: "attach another database",
-    apsw.SQLITE_DETACH: "detach a database",
-    apsw.SQLITE_PRAGMA: "use PRAGMA: settings belong to the store",
-}
-
-
-def _why_denied(operation: int, first: str, second: str) -> str:
-    if operation in _CONTROL:
-        return _CONTROL[operation]
-    name = second if operation in _ON_SECOND and second.casefold().startswith("keepstep_") else first
-    if operation != apsw.SQLITE_FUNCTION and name.casefold().startswith("keepstep_"):
-        return f"touch {name}: tables that begin with keepstep_ belong to the store"
-    if operation == apsw.SQLITE_UPDATE and first == "sqlite_sequence":
-        return "touch sqlite_sequence"
-    return ""
-
-
-# -- rows and values ---------------------------------------------------------------------------------------------------
-
-
-def seconds(at: datetime | None) -> float | None:
-    """An instant as it is stored."""
-    return None if at is None else at.timestamp()
-
-
-def names(text: str) -> tuple[str, ...]:
-    """A list of names as it was stored."""
-    return _strings(text) if text else ()
-
-
-def _wakes(run: str, head: _Head) -> tuple[str, ...]:
-    try:
-        return names(head.wakes)
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise CheckpointCorrupt(f"run {run!r}: its head cannot be read: {error}") from None
-
-
-def names_text(values: Sequence[str]) -> str:
-    """A list of names as it is stored."""
-    return _json(tuple(values)).decode() if values else ""
-
-
 def forget(cursor: Cursor, run: str) -> None:
     """Remove what a run consists of beside its head."""
     cursor.execute("DELETE FROM keepstep_run WHERE id = ?", (run,))
@@ -548,78 +386,8 @@ def forget(cursor: Cursor, run: str) -> None:
     cursor.execute("DELETE FROM keepstep_signal WHERE run = ?", (run,))
 
 
-def read_run(cursor: Cursor, run_id: str) -> Run | None:
-    """The run with this id and its head, or nothing."""
-    rows = run_rows(cursor, _ONE_RUN, (run_id,))
-    return run_from(rows[0]) if rows else None
-
-
-def run_rows(cursor: Cursor, where: str, values: Sequence[Any]) -> list[Sequence[Any]]:
-    """The rows of some runs, for `run_from`: the number first, then the id. Damage is left for it to tell."""
+def _wakes(run: str, head: _Head) -> tuple[str, ...]:
     try:
-        rows: list[Sequence[Any]] = cursor.execute(f"SELECT {_RUN_COLUMNS} {where}", values).fetchall()
-    except UnicodeDecodeError:
-        found = cursor.execute(f"SELECT {_RAW_COLUMNS} {where}", values).fetchall()
-        rows = [[*map(_text, row, _COLUMNS.values())] for row in found]
-    return rows
-
-
-def _text(value: Any, kinds: tuple[type, ...]) -> Any:
-    """Text that was read as bytes; bytes if it is none."""
-    try:
-        return value.decode() if str in kinds and isinstance(value, bytes) else value
-    except UnicodeDecodeError:
-        return value
-
-
-def run_from(row: Sequence[Any]) -> Run:
-    """The run in a row; `CheckpointCorrupt` names one whose row is damaged."""
-    try:
-        for value, (name, kinds) in zip(row, _COLUMNS.items(), strict=True):
-            if type(value) not in kinds:
-                raise TypeError(f"{name} is {value!r}")
-        return _run(row)
-    except (ValueError, TypeError, OverflowError, msgspec.MsgspecError) as error:
-        raise CheckpointCorrupt(f"run {run_name(row)!r}: its row cannot be read: {error}") from None
-
-
-def run_name(row: Sequence[Any]) -> str:
-    """The id in a row of a run, as far as it can be read."""
-    return row[1].decode("utf-8", "backslashreplace") if isinstance(row[1], bytes) else str(row[1])
-
-
-def _run(row: Sequence[Any]) -> Run:
-    return Run(
-        id=row[1],
-        workflow=row[2],
-        status=Status(row[3]),
-        created_at=instant(row[4]),
-        version=row[5],
-        fingerprint=row[6],
-        input=row[7],
-        seed=row[8],
-        parent=row[9],
-        parent_key=row[10],
-        origin=row[11],
-        queue=row[12],
-        priority=row[13],
-        key=row[14],
-        tags=_tags(row[15]) if row[15] else {},
-        deadline_at=_instant(row[16]),
-        traceparent=row[17],
-        seq=row[18],
-        checksum=row[19],
-        epoch=row[20],
-        worker=row[21],
-        due_at=_instant(row[22]),
-        wakes=names(row[23]),
-        signals=row[24],
-        recoveries=row[25],
-        updated_at=_instant(row[26]),
-        created_by=row[27],
-        data_key=row[28],
-    )
-
-
-def _instant(value: float | None) -> datetime | None:
-    return None if value is None else instant(value)
+        return names(head.wakes)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise CheckpointCorrupt(f"run {run!r}: its head cannot be read: {error}") from None

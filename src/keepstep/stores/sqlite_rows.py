@@ -1,0 +1,179 @@
+"""The rows of a SQLite store as what they stand for: SQLite takes any value in any column, so each is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from types import NoneType
+from typing import Any, TypeVar
+
+import msgspec
+
+from ..errors import CheckpointCorrupt
+from ..model import Run, Signal, Status
+from ..ports import instant
+from . import rules
+from .sqlite_connection import Cursor
+
+T = TypeVar("T")
+
+_json = msgspec.json.Encoder().encode
+_json_text = msgspec.json.Decoder(msgspec.Raw).decode
+_strings = msgspec.json.Decoder(tuple[str, ...]).decode
+_tags = msgspec.json.Decoder(dict[str, str]).decode
+
+#: What a run is read from, in order: SQLite takes any value in any column, so each is held against its type.
+_COLUMNS: dict[str, tuple[type, ...]] = {
+    "coalesce(r.number, h.number)": (int,),
+    "coalesce(r.id, h.run)": (str,),
+    "r.workflow": (str,),
+    "h.status": (str,),
+    "r.created_at": (float,),
+    "r.version": (str,),
+    "r.fingerprint": (str,),
+    "CAST(r.input AS BLOB)": (bytes,),
+    "r.seed": (str,),
+    "r.parent": (str, NoneType),
+    "r.parent_key": (str, NoneType),
+    "r.origin": (str, NoneType),
+    "r.queue": (str,),
+    "r.priority": (int,),
+    "r.key": (str, NoneType),
+    "r.tags": (str,),
+    "r.deadline_at": (float, NoneType),
+    "r.traceparent": (str, NoneType),
+    "h.seq": (int,),
+    "h.checksum": (str,),
+    "h.epoch": (int,),
+    "h.worker": (str, NoneType),
+    "h.due_at": (float, NoneType),
+    "h.wakes": (str,),
+    "h.signals": (int,),
+    "h.recoveries": (int,),
+    "h.updated_at": (float,),
+    "r.created_by": (str,),
+    "r.data_key": (str,),
+}
+_RUN_COLUMNS = ", ".join(_COLUMNS)
+#: The same, for rows that hold text which is no UTF-8.
+_RAW_COLUMNS = ", ".join(f"CAST({name} AS BLOB)" if str in kinds else name for name, kinds in _COLUMNS.items())
+_ONE_RUN = "FROM keepstep_run r LEFT JOIN keepstep_head h ON h.run = r.id WHERE r.id = ?"
+
+
+def typed(value: Any, kind: type[T]) -> T:
+    """A stored value, if it is of its type."""
+    if type(value) is not kind:
+        raise TypeError(f"{value!r} stands where {kind.__name__} should")
+    return value
+
+
+def seconds(at: datetime | None) -> float | None:
+    """An instant as it is stored."""
+    return None if at is None else at.timestamp()
+
+
+def names(text: str) -> tuple[str, ...]:
+    """A list of names as it was stored."""
+    return _strings(text) if text else ()
+
+
+def names_text(values: Sequence[str]) -> str:
+    """A list of names as it is stored."""
+    return _json(tuple(values)).decode() if values else ""
+
+
+def read_run(cursor: Cursor, run_id: str) -> Run | None:
+    """The run with this id and its head, or nothing."""
+    rows = run_rows(cursor, _ONE_RUN, (run_id,))
+    return run_from(rows[0]) if rows else None
+
+
+def run_rows(cursor: Cursor, where: str, values: Sequence[Any]) -> list[Sequence[Any]]:
+    """The rows of some runs, for `run_from`: the number first, then the id. Damage is left for it to tell."""
+    try:
+        rows: list[Sequence[Any]] = cursor.execute(f"SELECT {_RUN_COLUMNS} {where}", values).fetchall()
+    except UnicodeDecodeError:
+        found = cursor.execute(f"SELECT {_RAW_COLUMNS} {where}", values).fetchall()
+        rows = [[*map(_text, row, _COLUMNS.values())] for row in found]
+    return rows
+
+
+def _text(value: Any, kinds: tuple[type, ...]) -> Any:
+    """Text that was read as bytes; bytes if it is none."""
+    try:
+        return value.decode() if str in kinds and isinstance(value, bytes) else value
+    except UnicodeDecodeError:
+        return value
+
+
+def run_from(row: Sequence[Any]) -> Run:
+    """The run in a row; `CheckpointCorrupt` names one whose row is damaged."""
+    try:
+        for value, (name, kinds) in zip(row, _COLUMNS.items(), strict=True):
+            if type(value) not in kinds:
+                raise TypeError(f"{name} is {value!r}")
+        return _run(row)
+    except (ValueError, TypeError, OverflowError, msgspec.MsgspecError) as error:
+        raise CheckpointCorrupt(f"run {run_name(row)!r}: its row cannot be read: {error}") from None
+
+
+def run_name(row: Sequence[Any]) -> str:
+    """The id in a row of a run, as far as it can be read."""
+    return row[1].decode("utf-8", "backslashreplace") if isinstance(row[1], bytes) else str(row[1])
+
+
+def _run(row: Sequence[Any]) -> Run:
+    return Run(
+        id=row[1],
+        workflow=row[2],
+        status=Status(row[3]),
+        created_at=instant(row[4]),
+        version=row[5],
+        fingerprint=row[6],
+        input=row[7],
+        seed=row[8],
+        parent=row[9],
+        parent_key=row[10],
+        origin=row[11],
+        queue=row[12],
+        priority=row[13],
+        key=row[14],
+        tags=_tags(row[15]) if row[15] else {},
+        deadline_at=_instant(row[16]),
+        traceparent=row[17],
+        seq=row[18],
+        checksum=row[19],
+        epoch=row[20],
+        worker=row[21],
+        due_at=_instant(row[22]),
+        wakes=names(row[23]),
+        signals=row[24],
+        recoveries=row[25],
+        updated_at=_instant(row[26]),
+        created_by=row[27],
+        data_key=row[28],
+    )
+
+
+def _instant(value: float | None) -> datetime | None:
+    return None if value is None else instant(value)
+
+
+def signal_from(row: Sequence[Any]) -> Signal:
+    """The signal in a row. Its payload must be JSON, or the record that takes it up would be none."""
+    run, name, payload, identity, sender, sent_at, seq, checksum = row
+    try:
+        _json_text(payload)
+        signal = Signal(
+            run=run,
+            name=typed(name, str),
+            payload=payload,
+            id=typed(identity, str),
+            sender=typed(sender, str),
+            sent_at=instant(typed(sent_at, float)),
+            seq=typed(seq, int),
+            checksum=typed(checksum, str),
+        )
+    except (ValueError, TypeError, OverflowError, msgspec.MsgspecError) as error:
+        raise CheckpointCorrupt(f"run {run!r}: its signal {seq} cannot be read: {error}") from None
+    return rules.check_signal(signal)
