@@ -109,6 +109,7 @@ MEMORY = "stores.memory:MemoryStore"
 JOURNAL = "engine.journal:Journal"
 CONTEXT = "engine.context:RunContext"
 RUNNER = "engine.runner:Runner"
+ENDING = "engine.ending:Ending"
 WORKER = "engine.worker:Worker"
 WALK = "engine.walk:Walk"
 
@@ -394,12 +395,12 @@ MUTANTS = [
     mutant(
         "cancel overtaken",
         "a run that was cancelled completes all the same",
-        (f"{RUNNER}._judge", "if context.cancelling:", "if context.cancelling and error is not None:"),
+        (f"{ENDING}._judge", "if context.cancelling:", "if context.cancelling and error is not None:"),
     ),
     mutant(
         "end unseen",
         "a run ends although a signal, perhaps a cancel, came that it has not seen",
-        (f"{RUNNER}._try_to_end", "signals_seen=context.signals_seen, ", ""),
+        (f"{ENDING}._try_to_end", "signals_seen=context.signals_seen, ", ""),
     ),
     mutant(
         "deadline ignored",
@@ -429,7 +430,7 @@ MUTANTS = [
     mutant(
         "child's word lost",
         "a child that ends does not tell its parent",
-        (f"{RUNNER}._try_to_end", "sends.append(self._word_to_parent(context, status, record))", "pass"),
+        (f"{ENDING}._try_to_end", "sends.append(self._word_to_parent(context, status, record))", "pass"),
     ),
     mutant(
         "child not cancelled",
@@ -439,12 +440,12 @@ MUTANTS = [
     mutant(
         "signals left behind",
         "what a continued run had not read does not move over to its successor",
-        (f"{RUNNER}._succeed", "for signal in unread)", "for signal in ())"),
+        (f"{ENDING}._succeed", "for signal in unread)", "for signal in ())"),
     ),
     mutant(
         "successor lost",
         "a continued run ends without its successor",
-        (f"{RUNNER}._succeed", "    creates.append(context.engine.encryption.born(successor))\n", ""),
+        (f"{ENDING}._succeed", "    creates.append(context.engine.encryption.born(successor))\n", ""),
     ),
     # -- going back ---------------------------------------------------------------------------------------------------
     mutant(

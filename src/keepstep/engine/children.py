@@ -19,7 +19,7 @@ from ..workflows.definition import Bound, Call, Workflow
 from ..workflows.options import check_options, checked_tags
 from . import attempt as attempts
 from .branch import Branch, DurableCall, in_workflow
-from .runner import ContinueAs
+from .ending import ContinueAs
 from .steering import cancel_child
 from .waits import HearingCall
 from .wakeups import Wait, add_wait, take_signal
