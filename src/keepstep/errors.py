@@ -238,7 +238,12 @@ class LeaseLost(StoreError):
 
 
 class StoreUnavailable(StoreError):
-    """The store does not answer or refuses to write; `unknown` says that a commit may have happened."""
+    """The store does not answer or refuses to write; `unknown` says that a commit may have happened.
+
+    `held` says that someone else has locked what this concerns: nothing was written, and others may be.
+    """
+
+    held = False
 
     def __init__(self, message: str, *, unknown: bool = False) -> None:
         super().__init__(message)

@@ -107,6 +107,7 @@ class Verdict(StrEnum):
     CONFLICT = "conflict"  # Advance: a run to create is there with another workflow, input or parent
     ILLEGAL = "illegal move"  # Advance: the status may not change so
     FAILED = "failed"  # Advance: `within` raised `error`; Send: it cannot be encrypted for that run
+    HELD = "held up"  # someone else has locked what it concerns, as `error` says: try it again later
 
 
 class Answer(msgspec.Struct):
@@ -117,6 +118,14 @@ class Answer(msgspec.Struct):
     seq: int = 0
     about: str = ""
     error: BaseException | None = None
+
+
+def commit_one(store: Store, change: Change) -> Answer:
+    """Commit one change; `StoreUnavailable` if someone else has locked what it concerns."""
+    (answer,) = store.commit([change])
+    if answer.verdict is Verdict.HELD and answer.error is not None:
+        raise answer.error
+    return answer
 
 
 class WouldBlock(Exception):

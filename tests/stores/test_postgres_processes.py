@@ -240,8 +240,8 @@ def test_a_server_that_has_become_a_copy_is_asked_again_in_another_place(store, 
     """After a failover the old connections lead to a server that writes nothing: each is given up when it says so."""
     store.commit([Create(queued("r"))])
     words = store._address._words
-    kept = words["options"]
-    words["options"] = f"{kept} -c default_transaction_read_only=on"
+    kept = words.get("options", "")
+    words["options"] = "-c default_transaction_read_only=on"
     terminate(sessions(store))
     with pytest.raises(StoreUnavailable, match="read-only") as told:
         store.commit([Send(Signal("r", "x"))])

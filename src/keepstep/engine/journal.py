@@ -41,10 +41,13 @@ UNANSWERED_SECONDS = 10.0
 #: How often a failing commit is tried again before its runs are halted, and the first pause, which doubles.
 SAVE_TRIES = 5
 SAVE_PAUSE_SECONDS = 0.1
+#: A run that someone else has locked in the store is tried again after this.
+HELD_SECONDS = 0.5
 
 
 #: Looked up once: reading a member of an enumeration costs more than comparing it.
 _DONE = Verdict.DONE
+_HELD = Verdict.HELD
 
 #: Records that a step's body may cause again each time before it kills its worker: they prove no progress.
 _NO_PROGRESS = frozenset({Kind.RECOVERED.value, Kind.EMITTED.value, Kind.PUBLISHED.value})
@@ -76,6 +79,7 @@ class Journal:
         self._loop = asyncio.get_running_loop()
         self._context = Context()
         self._dirty: dict[RunContext, None] = {}
+        self._held: dict[RunContext, None] = {}  # each waits for a lock that someone else has on it
         self._others: list[tuple[Change | Callable[[], Change], asyncio.Future[Answer]]] = []
         self._waiting: set[asyncio.Future[Answer]] = set()
         self._closed = False
@@ -108,7 +112,7 @@ class Journal:
 
     def holds(self, run: RunContext) -> bool:
         """Whether drafts of a run are about to be written."""
-        return run in self._dirty
+        return run in self._dirty or run in self._held
 
     async def write(self, change: Change | Callable[[], Change]) -> Answer:
         """Write a change that no running code makes: a new run, a signal; a function makes it with the batch."""
@@ -341,10 +345,15 @@ class Journal:
                         run.seq = change.rows[-1].seq
                         run.checksum = change.checksum
                     run.committed(drafts, answer, change.progress, busy is not None and run not in busy)
+                elif answer.verdict is _HELD:
+                    self._hold(run, drafts, answer)
                 else:
                     run.refused(drafts, answer)
             elif not owner.done():
-                owner.set_result(answer)
+                if answer.verdict is _HELD and answer.error is not None:
+                    owner.set_exception(answer.error)
+                else:
+                    owner.set_result(answer)
         self._rest()
 
     def _rest(self) -> None:
@@ -352,6 +361,24 @@ class Journal:
             self._schedule()
         elif not self._in_flight and not self._scheduled:
             self._idle.set()
+
+    # -- when someone else has locked a run ---------------------------------------------------------------------------
+
+    def _hold(self, run: RunContext, drafts: list[Draft], answer: Answer) -> None:
+        """Nothing was written: the run keeps what it has to write until the lock is gone, and the others go on."""
+        if run.detached:
+            return
+        self._outage.tell(f"run {run.id} waits", StoreUnavailable(f"{answer.error}"))
+        run.pending[:0] = drafts
+        if not self._held:
+            self._loop.call_later(HELD_SECONDS, self._try_held, context=self._context)
+        self._held[run] = None
+
+    def _try_held(self) -> None:
+        held, self._held = self._held, {}
+        if not self._closed:
+            self._dirty |= held
+            self._rest()
 
     # -- when the store does not answer -------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import msgspec
 from ..errors import CheckpointCorrupt, DefinitionError, RunConflict, RunNotFound
 from ..model import Kind, Run, Signal, Status, WorkerInfo
 from ..model.ids import check_text, new_id
-from ..ports import Advance, ClaimRequest, Row, Store, Verdict, instant
+from ..ports import Advance, ClaimRequest, Row, Store, Verdict, commit_one, instant
 from ..stores.rules import check_signal, seal_signal
 from ..stores.sealed import below
 from .archive import ArchiveWriter, writing
@@ -78,7 +78,7 @@ def accept_loss(store: Store, run_id: str, aside: str, *, actor: str, reason: st
     more = {"repeats": loss.repeats[:100], "aside": aside}
     create = set_aside(kept, rows, signals, Reason(actor, "repair", f"{why}: {reason}" if reason else why, now), **more)
     create.over, create.heard = run.epoch, run.signals
-    (answer,) = store.commit([create])
+    answer = commit_one(store, create)
     if answer.verdict is not Verdict.DONE:
         raise RunConflict(f"run {run_id!r} was changed by someone else meanwhile; {aside} holds it as it was", run_id)
     loss.aside = aside
@@ -174,7 +174,7 @@ def _out_of_dead_hands(store: Store, run: Run) -> Run:
             raise RunConflict(f"run {run.id!r} is driven by {run.worker}; look again when it is set aside", run.id)
         held = claims[0].run
         change = Advance(run.id, worker, held.epoch, held.seq, status=Status.SET_ASIDE, release=True, progress=False)
-        (answer,) = store.commit([change])
+        answer = commit_one(store, change)
         if answer.verdict is not Verdict.DONE:
             raise RunConflict(f"run {run.id!r} was changed by someone else meanwhile; look again", run.id)
     finally:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..errors import EncryptionError, StoreError
+from ..errors import EncryptionError, StoreError, StoreUnavailable
 from ..model import HEARTBEAT_SECONDS, LEASE_SECONDS, Run, RunQuery, Status, WorkerInfo
 from ..model.ids import new_id
 from ..policies import RecoverAlone
@@ -432,7 +432,8 @@ class Worker:
                     self._to_give_back.pop(run_id, None)
             except StoreError as error:
                 self.engine.outage.tell(f"run {run_id} could not be given back yet", error)
-                return
+                if not (isinstance(error, StoreUnavailable) and error.held):
+                    return
         self.claim_soon()
 
     async def _release(self, run: Run, epoch: int, due_at: datetime) -> None:

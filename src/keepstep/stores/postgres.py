@@ -42,6 +42,7 @@ from .postgres_commit import Batch, in_one_go, one_statement
 from .postgres_connection import TRIES, Address, Connection, Connections, ServerClock, migrate
 from .postgres_lists import Lists
 from .postgres_liveness import Presence
+from .postgres_locks import Locks
 from .postgres_rows import (
     RUN_COLUMNS,
     RUN_WIDTH,
@@ -123,6 +124,7 @@ class PostgresStore:
         self._statements = Statements(address)
         self._sql = _Statements(address)
         self._lists = Lists(address)
+        self._locks = Locks(address)
         self._claimer = Claimer(address, self.clock, self._presence, lease_seconds)
         self._enrolled: set[str] = set()
         self._closed = False
@@ -167,6 +169,8 @@ class PostgresStore:
     def begin_commit(self, changes: Sequence[Change]) -> Underway | None:
         if self._address.proxy:  # where nothing is prepared
             return None
+        if self._locks.suspects(changes):  # it would have to wait for them
+            return None
         try:
             written, statement = one_statement(self._statements, changes, self._now())
         except (UnicodeEncodeError, OverflowError):  # `commit` finds the words for it
@@ -178,23 +182,46 @@ class PostgresStore:
             self._tell(changes, written)
             return [_done(change) for change in changes]
 
-        return Underway.begin(self._address, self._writer, statement, done)
+        return Underway.begin(self._address, self._writer, statement, done, lambda: self._locks.suspect(changes))
 
     def _commit(self, changes: list[Change], *, committed: list[Answer]) -> list[Answer]:
         if not changes:
             return []
-        now = self._now()
         try:
-            written = self._writer.run(lambda connection: in_one_go(connection, self._statements, changes, now))
-            if written is not None:
-                answers = [_done(change) for change in changes]
-            else:
-                answers, written = self._writer.run(lambda connection: self._decide(connection, changes))
+            if not self._locks.suspects(changes):
+                try:
+                    return self._write(changes)
+                except StoreUnavailable as error:
+                    if not error.held:
+                        raise
+                    self._locks.suspect(changes)
+            return self._write_free(changes)
         except StoreUnavailable as error:
             error.unknown |= bool(committed)  # what came before is there, whatever became of this
             raise
+
+    def _write(self, changes: Sequence[Change]) -> list[Answer]:
+        now = self._now()
+        written = self._writer.run(lambda connection: in_one_go(connection, self._statements, changes, now))
+        if written is not None:
+            answers = [_done(change) for change in changes]
+        else:
+            answers, written = self._writer.run(lambda connection: self._decide(connection, changes))
         self._tell(changes, written)
         return answers
+
+    def _write_free(self, changes: Sequence[Change]) -> list[Answer]:
+        """Write what nobody has locked; the rest is answered so, and holds up no one."""
+        try:
+            self._writer.run(lambda connection: self._locks.look(connection, changes), again=True)
+            answers = [self._locks.answer(change) for change in changes]
+            free = [change for change, held in zip(changes, answers, strict=True) if held is None]
+            written = iter(self._write(free) if free else ())
+        except StoreUnavailable as error:
+            if not error.held:
+                raise
+            return [Answer(Verdict.HELD, error=error) for _ in changes]  # all of it, or another one meanwhile
+        return [next(written) if answer is None else answer for answer in answers]
 
     def _decide(self, connection: Connection, changes: Sequence[Change]) -> tuple[list[Answer], Written]:
         taken = ""
@@ -216,10 +243,17 @@ class PostgresStore:
 
     def _commit_within(self, change: Advance, *, committed: list[Answer]) -> Answer:
         try:
+            if self._locks.suspects([change]):  # its function is not called in vain
+                self._pool.run(lambda connection: self._locks.look(connection, [change]), again=True)
+                if (held := self._locks.answer(change)) is not None:
+                    return held
             answer, written = self._pool.run(
                 lambda connection: commit_within(connection, self._statements, change, self._now, self._within_seconds)
             )
         except StoreUnavailable as error:
+            if error.held:
+                self._locks.suspect([change])
+                return Answer(Verdict.HELD, error=error)
             error.unknown |= bool(committed)
             raise
         if written is not None:
@@ -277,8 +311,9 @@ class PostgresStore:
             if len(kept) < len(told):
                 connection.execute(self._sql.put_progress, (_json(kept), worker))
         self._outlast(connection)
-        for table in self._sql.tables:
-            connection.execute(f"VACUUM FULL {table}".encode(), prepare=False)
+        with self._address.patience(connection):  # or whoever reads them just now would keep it from being done
+            for table in self._sql.tables:
+                connection.execute(f"VACUUM FULL {table}".encode(), prepare=False)
 
     def _outlast(self, connection: Connection) -> None:
         """Wait for transactions that still see what was removed: the server keeps it in its files for them."""

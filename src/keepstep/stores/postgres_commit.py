@@ -329,6 +329,13 @@ class Batch:
         return Answer(Verdict.DONE, None, head.signals)
 
 
+def heads_of(change: Change) -> set[str]:
+    """The runs whose heads a change reads or writes."""
+    heads: set[str] = set()
+    _concerned(change, heads, set(), set())
+    return set(map(plain, heads))
+
+
 def _concerned(change: Change, heads: set[str], runs: set[str], signals: set[tuple[str, str]]) -> None:
     """Gather what must be read before a change can be decided."""
     if type(change) is Advance:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -10,7 +11,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from functools import cache
 from hashlib import sha256
@@ -52,12 +53,15 @@ _SETTINGS = {
     "jit": "off",
     "timezone": "UTC",
 }
+#: So long anything waits for what someone else has locked: a commit of ours takes milliseconds.
+LOCK_SECONDS = 2.0
 
 #: What PostgreSQL says when it, or this session, cannot go on; or when it will not write just now.
 _UNAVAILABLE = re.compile(r"08...|53...|57...|58...|25006|40001|40P01|55P03|XX000")
 _READ_ONLY = "25006"
 _NOT_ALLOWED = "42501"
 _CONFLICTS = ("40001", "40P01")
+LOCKED = "55P03"
 _LACKING = ("42P01", "42703", "3F000")
 _DAMAGED = ("XX001", "XX002")
 
@@ -77,10 +81,12 @@ class Address:
         self.proxy = _is_true(asked.get("proxy", "no")) or proxy
         self._password = str(known.get("password") or "")
         self._words: dict[str, Any] = {**_PATIENCE, "application_name": f"keepstep {os.getpid()}", **known}
-        if not self.proxy:
-            ours = {**_SETTINGS, "idle_in_transaction_session_timeout": f"{max(1, int(idle_seconds * 1000))}"}
-            flags = " ".join(f"-c {name}={value}" for name, value in ours.items())
-            self._words["options"] = f"{known.get('options') or ''} {flags}".strip()
+        ours = {
+            **_SETTINGS,
+            "lock_timeout": milliseconds(LOCK_SECONDS),
+            "idle_in_transaction_session_timeout": milliseconds(idle_seconds),
+        }
+        self._set = "; ".join(f"SET {name} = '{value}'" for name, value in ours.items()).encode()
         self.text = _shown(known, self.schema)
 
     def __repr__(self) -> str:
@@ -90,11 +96,24 @@ class Address:
         """A new connection, each of whose statements is a transaction unless one is begun."""
         try:
             connection = psycopg.connect(**self._words, autocommit=True)
+            if not self.proxy:  # not sent at the start: a proxy that pools sessions would refuse that
+                check_result(connection, connection.pgconn.exec_(self._set))
         except psycopg.Error as error:
             raise StoreUnavailable(f"{self.text} cannot be reached: {self._said(error)}") from None
         connection.prepare_threshold = None if self.proxy else 0
         register(connection)
         return connection
+
+    @contextlib.contextmanager
+    def patience(self, connection: Connection) -> Iterator[None]:
+        """Meanwhile the connection waits for locks as long as it takes."""
+        if not self.proxy:
+            connection.execute("SET lock_timeout = 0")
+        try:
+            yield
+        finally:
+            if not self.proxy and not connection.closed:
+                check_result(connection, connection.pgconn.exec_(self._set))
 
     def table(self, name: str) -> str:
         """The full name of one of our tables, quoted."""
@@ -117,7 +136,7 @@ class Address:
             return SchemaMismatch(f"{said}: it is no whole Keepstep store; restore it from a copy")
         if _UNAVAILABLE.fullmatch(code) or (not code and _is_of_no_answer(error)):
             unavailable = StoreUnavailable(said, unknown=unknown)
-            unavailable.denied = code == _READ_ONLY
+            unavailable.denied, unavailable.held = code == _READ_ONLY, code == LOCKED
             return unavailable
         if isinstance(error, psycopg.DataError | UnicodeEncodeError | OverflowError):
             return DefinitionError(f"{self.text} cannot be asked for that: {self._said(error)}")
@@ -128,6 +147,11 @@ class Address:
     def _said(self, error: Exception) -> str:
         text = " ".join(str(error).split())
         return text.replace(self._password, "***") if self._password else text
+
+
+def milliseconds(seconds: float) -> str:
+    """A time as a setting of PostgreSQL's, where none would mean no limit."""
+    return str(max(1, int(seconds * 1000)))
 
 
 def _is_of_no_answer(error: Exception) -> bool:
@@ -396,6 +420,7 @@ def migrate(connection: Connection, address: Address, *, create: bool) -> None:
         return
     try:
         with connection.transaction():
+            connection.execute("SET LOCAL lock_timeout = 0")  # whoever is first may take a while
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (address.key("migrate"),))
             version = _version(connection, address)  # another process may have been first
             if not version and not _has_schema(connection, address):  # or it would want CREATE on the database

@@ -10,22 +10,28 @@ from psycopg import pq
 
 from ..ports import Answer, WouldBlock
 from .postgres_commit import Statement
-from .postgres_connection import Address, Connection, Connections, check_result, is_unknown, prepared_name
+from .postgres_connection import LOCKED, Address, Connection, Connections, check_result, is_unknown, prepared_name
 
 #: What the server says of a batch that must be looked at change by change, prepared or made again: `commit` does that.
-_ANOTHER_WAY = frozenset(("23505", "22P02", "40001", "40P01", "26000"))
+_ANOTHER_WAY = frozenset(("23505", "22P02", "40001", "40P01", "26000", LOCKED))
 
 
 class Underway:
     """One statement on a connection that nobody else uses until it has been answered."""
 
     def __init__(
-        self, address: Address, connections: Connections, connection: Connection, done: Callable[[], list[Answer]]
+        self,
+        address: Address,
+        connections: Connections,
+        connection: Connection,
+        done: Callable[[], list[Answer]],
+        locked: Callable[[], None],
     ) -> None:
         self._address = address
         self._connections = connections
         self._connection = connection
         self._done = done
+        self._locked = locked
         self._result: pq.abc.PGresult | None = None
         self.sent = False
 
@@ -36,10 +42,12 @@ class Underway:
         connections: Connections,
         statement: Statement,
         done: Callable[[], list[Answer]],
+        locked: Callable[[], None],
     ) -> Underway | None:
         """Send a statement; None, with nothing sent, if that would have to wait for anything.
 
-        `done` is called when the server has made it durable, and gives the answers.
+        `done` is called when the server has made it durable, and gives the answers; `locked` when someone else has
+        locked what it was to write.
         """
         sql, values, _ = statement
         connection = connections.take_idle()
@@ -49,7 +57,7 @@ class Underway:
         if name is None:
             connections.give(connection)
             return None
-        underway = cls(address, connections, connection, done)
+        underway = cls(address, connections, connection, done, locked)
         try:
             pgconn = connection.pgconn
             pgconn.send_query_prepared(name, values, [pq.Format.BINARY] * len(values))
@@ -97,7 +105,10 @@ class Underway:
         connection, result = self._connection, self._result
         if result is None:
             raise psycopg.OperationalError("the server has said nothing")
-        if (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode() in _ANOTHER_WAY:
+        code = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+        if code in _ANOTHER_WAY:
+            if code == LOCKED:
+                self._locked()
             self._connections.give(connection)
             raise WouldBlock
         check_result(connection, result)

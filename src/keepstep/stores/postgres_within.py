@@ -16,7 +16,7 @@ from ..model.ids import new_id
 from ..ports import Advance, Answer, Verdict
 from . import rules
 from .postgres_commit import Batch, head_from
-from .postgres_connection import Connection
+from .postgres_connection import LOCK_SECONDS, Connection, milliseconds
 from .postgres_statements import Statements, Written
 
 _CONTROL = re.compile(
@@ -60,13 +60,13 @@ def commit_within(
 
 
 def _begin(connection: Connection, mark: str, limit_seconds: float) -> None:
-    milliseconds = str(max(1, int(limit_seconds * 1000)))
+    limit = milliseconds(limit_seconds)
     with connection.pipeline():
         connection.execute("BEGIN")
         connection.execute(
-            "SELECT set_config('statement_timeout', %s, true),"
+            "SELECT set_config('statement_timeout', %s, true), set_config('lock_timeout', '0', true),"
             " set_config('idle_in_transaction_session_timeout', %s, true), set_config(%s, %s, true)",
-            (milliseconds, milliseconds, _MARK, mark),
+            (limit, limit, _MARK, mark),
         )
 
 
@@ -96,7 +96,9 @@ def _check_mark(connection: Connection, mark: str) -> None:
             "error leave the step"
         )
     found = connection.execute(
-        "SELECT current_setting(%s, true), set_config('statement_timeout', '0', true)", (_MARK,)
+        "SELECT current_setting(%s, true), set_config('statement_timeout', '0', true),"
+        " set_config('lock_timeout', %s, true)",
+        (_MARK, milliseconds(LOCK_SECONDS)),
     ).fetchone()
     if status != TransactionStatus.INTRANS or found is None or found[0] != mark:
         raise DefinitionError(_told_off("begin, commit or roll back: its transaction is the store's"))

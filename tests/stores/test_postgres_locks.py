@@ -1,0 +1,128 @@
+"""The PostgreSQL store while another session of the server, a person's for example, has locked a run or a table."""
+
+from __future__ import annotations
+
+import contextlib
+
+import psycopg
+import pytest
+
+from keepstep.errors import StoreUnavailable
+from keepstep.model import RunQuery, Signal, Status, WorkerInfo
+from keepstep.ports import ClaimRequest, Create, Send, Verdict, WouldBlock
+from keepstep.stores import postgres_connection, postgres_within
+from keepstep.stores.postgres import PostgresStore
+from keepstep.testing.store_contract import SteppedClock, commit, get, parked, queued, started
+from tests.postgres import empty_store, session_dsn
+
+
+@pytest.fixture
+def store(monkeypatch):
+    for module in (postgres_connection, postgres_within):
+        monkeypatch.setattr(module, "LOCK_SECONDS", 0.05)
+    with empty_store() as url:
+        store = PostgresStore(url, clock=SteppedClock())
+        store.renew_leases(WorkerInfo("w1"))
+        yield store
+        store.close()
+
+
+@contextlib.contextmanager
+def locked(store, what="SELECT 1 FROM {head} WHERE run = 'r' FOR UPDATE"):
+    """A session of somebody's who has locked something, and has gone to lunch."""
+    with contextlib.closing(psycopg.connect(session_dsn(), application_name="lunch")) as other:
+        other.execute(what.format(head=store._address.table("head")))
+        yield other
+        other.rollback()
+
+
+def verdicts(answers):
+    return [answer.verdict for answer in answers]
+
+
+def test_a_locked_run_is_left_out_and_its_neighbours_are_written(store):
+    held, free = started(store, "r"), started(store, "a")
+    with locked(store) as other:
+        answers = store.commit([free.change(), held.change(), Create(queued("new")), Send(Signal("r", "x"))])
+        assert verdicts(answers) == [Verdict.DONE, Verdict.HELD, Verdict.DONE, Verdict.HELD]
+        assert answers[1].about == "r"
+        assert f"session {other.info.backend_pid} (lunch) has locked the head of run 'r'" in str(answers[1].error)
+        assert answers[1].error.held
+        assert [row.seq for row in store.list_checkpoints("r")] == [1]
+        assert get(store, "a").seq == 2
+        assert store.begin_commit([held.change()]) is None  # it would have to wait
+        assert verdicts(store.commit([held.change()])) == [Verdict.HELD]
+    assert verdicts(store.commit([held.change(), Send(Signal("r", "x"))])) == [Verdict.DONE] * 2
+    assert not store._locks.suspects([held.change()])
+
+
+def test_what_would_tell_a_locked_run_something_waits_as_a_whole(store):
+    started(store, "r")
+    child, other = started(store, "child"), started(store, "other")
+    with locked(store):
+        told = child.change(status=Status.COMPLETED, release=True, sends=[Send(Signal("r", "child"))])
+        assert verdicts(store.commit([told, other.change()])) == [Verdict.HELD, Verdict.DONE]
+        assert get(store, "child").status is Status.RUNNING
+    assert commit(store, told).verdict is Verdict.DONE
+
+
+def test_a_begun_commit_does_not_wait_for_a_lock_either(store):
+    held, free = started(store, "r"), started(store, "a")
+    for one in (held, free):
+        one.write()
+    store.commit([Create(queued("b")), Create(queued("c"))])
+    changes = [held.change(), free.change()]
+    store.commit([started(store, "d").change(), started(store, "e").change()])  # prepares a batch of two
+    with locked(store):
+        underway = store.begin_commit(changes)
+        with pytest.raises(WouldBlock):
+            underway.wait()
+        assert verdicts(store.commit(changes)) == [Verdict.HELD, Verdict.DONE]
+
+
+def test_a_lock_of_a_moment_is_waited_for(store, monkeypatch):
+    """What every commit takes for a moment is no reason to tell anybody anything."""
+    held = started(store, "r")
+    with locked(store) as other:
+        store._locks.suspect([held.change()])
+        monkeypatch.setattr("keepstep.stores.postgres_locks.time.sleep", lambda seconds: other.rollback())
+        assert commit(store, held.change()).verdict is Verdict.DONE
+
+
+def test_a_lock_of_the_whole_table_holds_up_all_and_loses_nothing(store):
+    held, free = started(store, "r"), started(store, "a")
+    changes = [held.change(), free.change()]
+    with locked(store, "LOCK TABLE {head} IN ACCESS EXCLUSIVE MODE"):
+        answers = store.commit(changes)
+        assert verdicts(answers) == [Verdict.HELD] * 2
+        assert "lock timeout" in str(answers[0].error)
+    assert verdicts(store.commit(changes)) == [Verdict.DONE] * 2
+
+
+def test_a_transactional_step_of_a_locked_run_is_undone_and_not_called_again_in_vain(store):
+    held, calls = started(store, "r"), []
+    change = held.change(within=lambda tx: calls.append(tx.execute("SELECT current_setting('lock_timeout')")))
+    with locked(store):
+        for _ in range(3):
+            assert commit(store, change).verdict is Verdict.HELD
+        assert calls == [[("0",)]]  # a step waits for locks of its own tables as long as it may take
+    assert commit(store, change).verdict is Verdict.DONE
+    assert len(calls) == 2
+
+
+def test_nothing_else_waits_for_a_locked_run(store):
+    parked(store, "r")
+    started(store, "mine")
+    store.commit([Create(queued("due"))])
+    with locked(store):
+        assert store.renew_leases(WorkerInfo("w1"))
+        assert [one.run.id for one in store.claim_runs(ClaimRequest("w1", frozenset({"digest"}), 10)).claims] == ["due"]
+        assert get(store, "r").status is Status.WAITING
+        assert len(store.list_runs(RunQuery()).runs) == 3
+        assert store.check() == []
+        assert store.news("w1", 0) is not None
+        with pytest.raises(StoreUnavailable, match="lock timeout"):
+            store.claim_runs(ClaimRequest("w1", run="r", statuses=frozenset({Status.WAITING})))
+        with pytest.raises(StoreUnavailable, match="lock timeout"):
+            store.delete_runs(["r"])
+    assert store.delete_runs(["r"]) == 1
