@@ -97,6 +97,32 @@ async def test_the_neighbours_of_a_locked_run_go_on_and_it_goes_on_when_the_lock
     assert not any("halted" in line for line in logged())
 
 
+async def test_what_a_locked_run_has_to_write_keeps_its_order(place):
+    lock, both = Lock(place), []
+
+    @ks.step
+    async def first():
+        lock.take()
+        return 1
+
+    @ks.step
+    async def second():
+        await until(lambda: lock.taken.is_set() and engine.journal._in_flight, "the commit of the first")
+        both.append(2)
+        return 2
+
+    @ks.workflow
+    async def working():
+        return await asyncio.gather(first(), second())
+
+    async with place.engine() as engine:
+        run = await engine.start(working, run_id="locked")
+        await until(lambda: both and engine.journal._held, "both results")
+        lock.release()
+        assert await run.result(15) == [1, 2]
+        assert await steps_of(run) == ["first#1", "second#1"]
+
+
 async def test_an_engine_closes_while_a_run_is_locked_and_the_next_goes_on_from_its_checkpoints(place, flow, effects):
     working, lock = flow
     engine = await place.started(stop_seconds=0.2)

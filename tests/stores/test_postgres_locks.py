@@ -42,13 +42,14 @@ def verdicts(answers):
 
 def test_a_locked_run_is_left_out_and_its_neighbours_are_written(store):
     held, free = started(store, "r"), started(store, "a")
+    held.write()  # and so it is prepared
     with locked(store) as other:
         answers = store.commit([free.change(), held.change(), Create(queued("new")), Send(Signal("r", "x"))])
         assert verdicts(answers) == [Verdict.DONE, Verdict.HELD, Verdict.DONE, Verdict.HELD]
         assert answers[1].about == "r"
         assert f"session {other.info.backend_pid} (lunch) has locked the head of run 'r'" in str(answers[1].error)
         assert answers[1].error.held
-        assert [row.seq for row in store.list_checkpoints("r")] == [1]
+        assert [row.seq for row in store.list_checkpoints("r")] == [1, 2]
         assert get(store, "a").seq == 2
         assert store.begin_commit([held.change()]) is None  # it would have to wait
         assert verdicts(store.commit([held.change()])) == [Verdict.HELD]
@@ -77,6 +78,7 @@ def test_a_begun_commit_does_not_wait_for_a_lock_either(store):
         underway = store.begin_commit(changes)
         with pytest.raises(WouldBlock):
             underway.wait()
+        assert store._locks.suspects(changes)  # so that the next look need not wait
         assert verdicts(store.commit(changes)) == [Verdict.HELD, Verdict.DONE]
 
 
