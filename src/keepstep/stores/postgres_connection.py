@@ -24,6 +24,7 @@ from psycopg import conninfo, pq
 from ..errors import CheckpointCorrupt, DefinitionError, SchemaMismatch, StoreError, StoreFull, StoreUnavailable
 from .migrations import pending
 from .postgres_rows import register
+from .postgres_sessions import check_own_session
 
 T = TypeVar("T")
 Connection = psycopg.Connection[Any]
@@ -87,6 +88,7 @@ class Address:
             "idle_in_transaction_session_timeout": milliseconds(idle_seconds),
         }
         self._set = "; ".join(f"SET {name} = '{value}'" for name, value in ours.items()).encode()
+        self._own_sessions = False
         self.text = _shown(known, self.schema)
 
     def __repr__(self) -> str:
@@ -96,13 +98,30 @@ class Address:
         """A new connection, each of whose statements is a transaction unless one is begun."""
         try:
             connection = psycopg.connect(**self._words, autocommit=True)
-            if not self.proxy:  # not sent at the start: a proxy that pools sessions would refuse that
-                check_result(connection, connection.pgconn.exec_(self._set))
         except psycopg.Error as error:
-            raise StoreUnavailable(f"{self.text} cannot be reached: {self._said(error)}") from None
+            raise self._unreachable(error) from None
+        try:
+            if not self.proxy:
+                self._settle(connection)
+        except BaseException as error:
+            connection.close()
+            if isinstance(error, psycopg.Error):
+                raise self._unreachable(error) from None
+            raise
         connection.prepare_threshold = None if self.proxy else 0
         register(connection)
         return connection
+
+    def _settle(self, connection: Connection) -> None:
+        """Make the settings of a session, once it is known that it is our own."""
+        if not self._own_sessions:
+            check_own_session(connection, lambda: psycopg.connect(**self._words, autocommit=True), self.text)
+            self._own_sessions = True
+        # They are not sent at the start: a proxy that pools sessions would refuse them there.
+        check_result(connection, connection.pgconn.exec_(self._set))
+
+    def _unreachable(self, error: Exception) -> StoreUnavailable:
+        return StoreUnavailable(f"{self.text} cannot be reached: {self._said(error)}")
 
     @contextlib.contextmanager
     def patience(self, connection: Connection) -> Iterator[None]:

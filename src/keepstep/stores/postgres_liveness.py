@@ -41,6 +41,7 @@ class Presence:
         self._mutex = threading.Lock()
         self._thread: threading.Thread | None = None
         self._connection: Connection | None = None
+        self._pid = 0
         self._read_end, self._write_end = os.pipe()
         self._workers: set[str] = set()
         self._held: set[str] = set()
@@ -157,6 +158,7 @@ class Presence:
     def _begin(self) -> None:
         self._connection = connection = self._address.connect()
         connection.add_notify_handler(self._hear)
+        ((self._pid,),) = connection.execute("SELECT pg_backend_pid()").fetchall()  # a proxy gives another
         connection.execute(f"LISTEN {self.channel}")
         connection.execute("SET lock_timeout = '10s'")
         self._take_locks(connection)
@@ -215,7 +217,7 @@ class Presence:
         self._heard(notify.payload, notify.pid)
 
     def _heard(self, what: str, pid: int) -> None:
-        if self._connection is not None and pid == self._connection.info.backend_pid:
+        if pid == self._pid:
             return
         if what.startswith("@"):
             self.called[what[1:]] = self.called.get(what[1:], 0) + 1

@@ -1,0 +1,116 @@
+"""The PostgreSQL store behind a proxy that pools sessions or transactions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+
+import psycopg
+import pytest
+
+import keepstep as ks
+from keepstep.errors import StoreError
+from keepstep.model import Signal, WorkerInfo
+from keepstep.ports import ClaimRequest, Send
+from keepstep.stores import postgres_sessions
+from keepstep.stores.postgres import PostgresStore
+from keepstep.testing.store_contract import commit, started
+from tests.pooler import Pooler
+from tests.postgres import empty_store, session_dsn
+
+pytestmark = pytest.mark.skipif(
+    "KEEPSTEP_TEST_DSN" in os.environ, reason="the proxy of the tests speaks no password and no encryption"
+)
+
+
+@pytest.fixture
+def pooled():
+    """A URL of the store that leads through a proxy."""
+    with empty_store() as url, contextlib.ExitStack() as open_ones:
+        PostgresStore(url).close()  # its schema is there
+
+        def through(**how):
+            proxy = Pooler(session_dsn(), **how)
+            open_ones.callback(proxy.close)
+            return url.replace(session_dsn(), proxy.dsn)
+
+        yield through
+
+
+def advisory_locks():
+    with psycopg.connect(session_dsn()) as connection:
+        return connection.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone()[0]
+
+
+async def work_on(url):
+    """Have a few runs done by an engine."""
+
+    @ks.step
+    async def double(number):
+        return 2 * number
+
+    @ks.step(transactional=True)
+    def negate(tx, number):
+        return tx.execute("SELECT -(?::int)", (number,))[0][0]
+
+    @ks.workflow(name="pooled")
+    async def working():
+        doubled = await asyncio.gather(*(double(number) for number in range(3)))
+        await ks.sleep(0.1)
+        return [*doubled, await negate(5)]
+
+    async with ks.open(url, workflows=[working], linger_seconds=0.0, stop_seconds=1.0) as engine:
+        runs = [await engine.start(working) for _ in range(5)]
+        return [await run.result(15) for run in runs]
+
+
+def test_a_proxy_that_pools_transactions_is_refused_with_what_to_do(pooled):
+    before = advisory_locks()
+    with pytest.raises(StoreError) as told:
+        PostgresStore(pooled(transactions=True))
+    for words in ("gives its sessions to several clients", "taken for dead", "pool_mode = session", "proxy=true"):
+        assert words in str(told.value)
+    assert advisory_locks() == before
+
+
+def test_it_is_refused_also_where_each_client_seems_to_have_a_session_of_its_own(pooled, monkeypatch):
+    """Several processes of a proxy, or a busy one: only what becomes of a lock tells."""
+    monkeypatch.setattr(postgres_sessions, "_CLEAN_SECONDS", 0.1)
+    with pytest.raises(StoreError, match="gives its sessions to several clients"):
+        PostgresStore(pooled(transactions=True, pools=2))
+
+
+def test_it_is_refused_also_if_the_session_of_someone_who_has_left_comes_to_us(pooled, monkeypatch):
+    looks = iter((False, True, None))
+    monkeypatch.setattr(postgres_sessions, "_held_by_me", lambda *_: next(looks))
+    with pytest.raises(StoreError, match="gives its sessions to several clients"):
+        PostgresStore(pooled(transactions=True))
+
+
+def test_a_proxy_that_pools_sessions_changes_nothing(pooled):
+    url = pooled(transactions=False)
+    mine, theirs = PostgresStore(url), PostgresStore(url)
+    mine.renew_leases(WorkerInfo("w1"))
+    held = started(mine, "r")
+    assert mine._presence.holds("w1")
+    assert held.write().seq == 2
+    assert mine.begin_commit([held.change()]).wait()  # and so the statement is prepared there
+    heard, called = mine._presence.heard, asyncio.Event()
+    mine._presence.alerts.append(called.set)
+    commit(mine, Send(Signal("r", "x")))  # nobody is told of what they did themselves
+    mine._presence.ask(lambda connection: connection.execute("SELECT 1"))
+    assert (mine._presence.heard, mine._presence.called, called.is_set()) == (heard, {}, False)
+    commit(theirs, Send(Signal("r", "y")))
+    theirs._presence.ask(lambda connection: None)
+    mine._presence.ask(lambda connection: connection.execute("SELECT 1"))
+    assert mine._presence.called == {"w1": 1}
+    assert theirs.claim_runs(ClaimRequest("w2", frozenset({"digest"}), 10)).claims == ()
+    for store in (mine, theirs):
+        store.close()
+
+
+@pytest.mark.parametrize("how", ["sessions", "transactions"])
+def test_runs_are_done_through_a_proxy(pooled, how):
+    url = pooled(transactions=True) + "&proxy=true" if how == "transactions" else pooled(transactions=False)
+    assert asyncio.run(work_on(url)) == [[0, 2, 4, -5]] * 5
