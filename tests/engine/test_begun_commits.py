@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import socket
@@ -139,6 +140,36 @@ async def test_a_commit_that_is_held_up_is_told_of_and_an_engine_that_closes_wai
         assert await steps_of(run) == [f"work#{n}" for n in range(1, 7)]
     assert effects == list(range(6))
     await until(lambda: not sessions(admin), "the end of every session")
+
+
+@pytest.mark.filterwarnings("ignore:.*was deleted while still open:ResourceWarning")
+@pytest.mark.parametrize("worker", [True, False], ids=["with worker", "without"])
+def test_an_engine_that_is_forgotten_with_a_commit_under_way_leaves_no_session(place, admin, worker):
+    @ks.workflow
+    async def nothing():
+        pass
+
+    table = f"{place.url.rpartition('=')[2]}.keepstep_run"
+
+    async def forget():
+        engine = await place.started(workflows=[nothing], worker=worker, lease_seconds=0.3)
+        for _ in range(3):  # so that it is prepared
+            await engine.start(nothing)
+            await until(lambda: not engine.live, "the end of the run")
+            await engine.journal.drained()
+        with psycopg.connect(session_dsn()) as other:
+            other.execute(f"LOCK TABLE {table} IN EXCLUSIVE MODE")
+            starting = asyncio.ensure_future(engine.start(nothing))
+            await until(lambda: engine.journal._underway is not None, "the commit under way")
+            starting.cancel()
+
+    async def gone():
+        gc.collect()
+        return not sessions(admin)
+
+    asyncio.run(forget())
+    place._open.clear()
+    asyncio.run(until(gone, "the end of every session"))
 
 
 async def test_a_loop_that_watches_no_sockets_of_others_has_a_thread_wait(place, effects, monkeypatch):

@@ -154,6 +154,9 @@ class Worker:
             early = self._beat.wait(self.engine.store.lease_seconds * HEARTBEAT_SHARE)
             if self._ended.is_set():
                 return
+            if self.engine.loop.is_closed():  # nothing is driven here any more, and nobody closed the engine
+                self._silence()
+                return
             if early:
                 self._beat.clear()
             if self.engine.clock.boot()[1] - self._tick > STUCK_SECONDS:

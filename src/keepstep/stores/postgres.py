@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -140,6 +141,7 @@ class PostgresStore:
             self.close()
             raise
         abandon_in_children(self)
+        weakref.finalize(self, self._presence.forsake).atexit = False
 
     def __repr__(self) -> str:
         return f"PostgresStore({self.url!r})"

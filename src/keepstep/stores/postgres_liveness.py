@@ -115,6 +115,14 @@ class Presence:
         if thread is None or not thread.is_alive():
             self._close_pipe()
 
+    def forsake(self) -> None:
+        """Nobody has the store any more, and nobody closed it: end the session soon, and wait for nothing."""
+        self._ended = True
+        self._wake()
+
+    def __del__(self) -> None:
+        self._close_pipe()
+
     def abandon(self) -> None:
         """Let go in a forked child, whose copy of the socket would keep the session of its parent alive."""
         self._ended = True
