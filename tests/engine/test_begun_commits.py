@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import socket
+import threading
 import time
 
 import psycopg
@@ -13,6 +14,8 @@ import pytest
 
 import keepstep as ks
 from keepstep.engine import journal
+from keepstep.errors import StoreUnavailable
+from keepstep.ports import Advance
 from keepstep.stores.keys import Keys
 from keepstep.stores.memory import MemoryStore
 from keepstep.stores.postgres import PostgresStore
@@ -140,6 +143,49 @@ async def test_a_commit_that_is_held_up_is_told_of_and_an_engine_that_closes_wai
         assert await steps_of(run) == [f"work#{n}" for n in range(1, 7)]
     assert effects == list(range(6))
     await until(lambda: not sessions(admin), "the end of every session")
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["goes on", "goes away"])
+async def test_a_damaged_run_is_found_beside_the_loop_and_its_neighbours_are_written(
+    place, admin, effects, monkeypatch, fails
+):
+    """And if the server goes away meanwhile, it is not asked once more for each of them."""
+    table, loop = f"{place.url.rpartition('=')[2]}.keepstep_checkpoint", threading.get_ident()
+    begun, threads, written = asyncio.Event(), [], []
+    commit = PostgresStore.commit
+
+    def committed(self, changes, *, wait=True):
+        threads.append(threading.get_ident())
+        written.append([one.run for one in changes if type(one) is Advance and one.rows])
+        if fails and written[-1] == ["r1"] and written.count(["r1"]) == 1:
+            raise StoreUnavailable("it has gone away")
+        return commit(self, changes, wait=wait)
+
+    @ks.step
+    async def work(number):
+        effects.append(number)
+        if effects.count(number) == 1:
+            await begun.wait()
+        return number
+
+    @ks.workflow
+    async def working(number):
+        return await work(number)
+
+    async with place.engine() as engine:
+        runs = [await engine.start(working, number, run_id=f"r{number}") for number in range(8)]
+        await until(lambda: len(effects) == 8, "the steps")
+        await engine.journal.drained()
+        seq = engine.live["r0"].seq + 1
+        admin.execute(f"INSERT INTO {table} VALUES ('r0', {seq}, 'x', '', NULL)")
+        monkeypatch.setattr(PostgresStore, "commit", committed)
+        begun.set()
+        await until(lambda: "r0" not in engine.live, "the end of the damaged run")
+        for number, run in list(enumerate(runs))[1:]:
+            assert await run.result(15) == number
+    assert loop not in threads
+    next_written = written[written.index(["r1"]) + 1]
+    assert (next_written == ["r2"]) is not fails
 
 
 @pytest.mark.filterwarnings("ignore:.*was deleted while still open:ResourceWarning")

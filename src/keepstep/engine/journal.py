@@ -428,20 +428,40 @@ class Journal:
 
     def _one_by_one(self, batch: _Batch) -> None:
         """One change of a batch cannot be written: find it, and let the others through."""
-        for change, owner in zip(batch.changes, batch.owners, strict=True):
+
+        def commit() -> list[Answer | Exception]:
+            found: list[Answer | Exception] = []
+            for change in batch.changes:
+                if found and isinstance(found[-1], StoreUnavailable):  # it would be so for all that follow
+                    found.append(found[-1])
+                    continue
+                try:
+                    found += self._store.commit([change])
+                except Exception as error:  # noqa: BLE001 - only its owner is told
+                    found.append(error)
+            return found
+
+        self._in_flight, self._sent_at = True, self._boot()[1]
+        future = self._loop.run_in_executor(self._pool, commit)
+        future.add_done_callback(partial(self._each_answered, batch), context=self._context)
+
+    def _each_answered(self, batch: _Batch, done: asyncio.Future[list[Answer | Exception]]) -> None:
+        self._in_flight = False
+        if done.cancelled():
+            return
+        for change, owner, found in zip(batch.changes, batch.owners, done.result(), strict=True):
             alone = _Batch()
             alone.changes, alone.owners = [change], [owner]
-            try:
-                answers = self._store.commit(alone.changes)
-            except Exception as error:  # noqa: BLE001 - only its owner is told
-                self._give_up(alone, error)
+            if isinstance(found, Answer):
+                self._answered(alone, [found])
             else:
-                self._answered(alone, answers)
+                self._give_up(alone, found)
 
     def _give_up(self, batch: _Batch, error: BaseException) -> None:
         if not isinstance(error, StoreError):
             log.error("a commit failed in an unexpected way", exc_info=error)
-        if len(batch.changes) > 1 and (not isinstance(error, StoreError) or isinstance(error, CheckpointCorrupt)):
+        damaged = not isinstance(error, StoreError) or isinstance(error, CheckpointCorrupt)
+        if damaged and len(batch.changes) > 1 and not self._closed:
             self._one_by_one(batch)  # one damaged run must not keep the others from being written
             return
         for owner in batch.owners:
