@@ -15,8 +15,9 @@ from msgspec import structs
 import keepstep as ks
 from keepstep.engine.audit import audit, incarnations, transitions
 from keepstep.engine.control import cancel_now
+from keepstep.errors import CheckpointCorrupt
 from keepstep.model import Outcome, Status
-from keepstep.ports import Advance, ClaimRequest, Verdict
+from keepstep.ports import Advance, ClaimRequest, Send, Verdict
 from tests.engine.lives import parked_child, set_aside
 from tests.engine.world import until, until_recorded, until_status
 
@@ -460,6 +461,43 @@ async def test_cancel_now_reaches_the_children(world):
     async with world.engine() as engine:
         with pytest.raises(ks.RunCancelled):
             await (await engine.get(born)).result(timeout=5)
+
+
+@pytest.mark.parametrize("ended", ["child", "p"])
+async def test_cancel_now_is_killed_before_the_family_is_told(world, monkeypatch, ended):
+    """The word to a parent and the cancel of a child must be durable with the end itself, or never come."""
+    born = await parked_child(world)
+    async with world.engine(worker=False) as engine:
+        write = engine.journal.write
+
+        async def write_and_die(change):
+            answer = await write(change)
+            if isinstance(change, Advance):
+                raise KeyError("killed")
+            return answer
+
+        monkeypatch.setattr(engine.journal, "write", write_and_die)
+        with pytest.raises(KeyError):
+            await cancel_now(engine, born if ended == "child" else "p", "", "ann")
+    async with world.engine() as engine:
+        with pytest.raises(ks.RunFailed if ended == "child" else ks.RunCancelled):
+            await (await engine.get("p" if ended == "child" else born)).result(timeout=5)
+
+
+async def test_cancel_now_is_kept_from_its_end_by_a_damaged_child(world, monkeypatch):
+    born = await parked_child(world)
+    async with world.engine(worker=False) as engine:
+        commit = engine.store.commit
+
+        def refusing(changes, **options):
+            sends = [send for change in changes for send in getattr(change, "sends", ())]
+            if any(send.signal.run == born for send in [*sends, *(one for one in changes if isinstance(one, Send))]):
+                raise CheckpointCorrupt(f"run {born!r}: its head cannot be read")
+            return commit(changes, **options)
+
+        monkeypatch.setattr(engine.store, "commit", refusing)
+        await cancel_now(engine, "p", "", "ann")
+        assert await (await engine.get("p")).status() is Status.CANCELLED
 
 
 async def test_cancel_now_never_takes_a_run_from_a_living_worker(world):

@@ -28,6 +28,8 @@ _OUTCOMES = frozenset(
 )
 _STEP_ENDS = frozenset({Kind.STEP_COMPLETED, Kind.STEP_FAILED, Kind.STEP_CANCELLED})
 RETRIABLE = frozenset({Status.FAILED, Status.SET_ASIDE})
+#: Why a run cannot be told something that another's commit would tell it: it is told without that one.
+_CANNOT_BE_TOLD = frozenset({Verdict.FINISHED, Verdict.NOT_FOUND, Verdict.FAILED})
 
 
 async def retry(engine: Engine, run_id: str, reason: str, actor: str, *, force: bool = False) -> None:
@@ -74,28 +76,38 @@ async def cancel_now(engine: Engine, run_id: str, reason: str, actor: str) -> No
     async with let_go_unless_done(engine, claim):
         doubts = await _under_way(engine, run)
         record.error = in_doubt(doubts) if doubts else None
-        await append_and_release(engine, claim, record, Status.CANCELLED)
-    await _tell_family(engine, run)
+        family = await _words_to_family(engine, run)
+        try:
+            await append_and_release(engine, claim, record, Status.CANCELLED, family)
+        except CheckpointCorrupt:
+            if not family:
+                raise
+            await append_and_release(engine, claim, record, Status.CANCELLED)
+            await _tell_one_by_one(engine, family)  # a damaged relative hinders no cancel
 
 
-async def _tell_family(engine: Engine, run: Run) -> None:
+async def _words_to_family(engine: Engine, run: Run) -> list[Signal]:
     """What the worker of a cancelled run would have sent: a word to its parent, a cancel to its children."""
     now, sender = instant(engine.clock.now()), f"run {run.id}"
+    words: list[Signal] = []
     if run.parent is not None:
         word = msgspec.json.encode({"status": Status.CANCELLED.value, "child": run.id})
-        name = f"{CHILD}{run.parent_key}"
-        await engine.journal.write(Send(Signal(run.parent, name, word, f"child:{run.id}", sender, now)))
-        engine.signalled(run.parent)
+        words.append(Signal(run.parent, f"{CHILD}{run.parent_key}", word, f"child:{run.id}", sender, now))
     after: str | None = None
     while True:
         page = await engine.call(engine.store.list_runs, RunQuery(parent=run.id, after=after))
-        for child in page.runs:
-            if child.status not in FINISHED:
-                await engine.journal.write(Send(Signal(child.id, CANCEL, b"true", f"cancel:{run.id}", sender, now)))
-                engine.signalled(child.id)
+        going_on = [child.id for child in page.runs if child.status not in FINISHED]
+        words += [Signal(child, CANCEL, b"true", f"cancel:{run.id}", sender, now) for child in going_on]
         after = page.next
         if after is None:
-            return
+            return words
+
+
+async def _tell_one_by_one(engine: Engine, words: list[Signal]) -> None:
+    for word in words:
+        with contextlib.suppress(CheckpointCorrupt):
+            await engine.journal.write(Send(word))
+            engine.signalled(word.run)
 
 
 async def claim_by_name(engine: Engine, run: Run, statuses: frozenset[Status]) -> Claim:
@@ -249,18 +261,17 @@ async def append_and_release(
     claim: Claim,
     record: Record,
     status: Status,
-    children: Sequence[str] = (),
+    words: Sequence[Signal] = (),
     *,
     wakes: tuple[str, ...] = (),
 ) -> None:
-    """Write what a person's command says of a run, and let it go; in the same commit these children are cancelled."""
+    """Write what a person's command says of a run, and let it go; in the same commit others are told of it."""
     run: Any = claim.run
     now = instant(engine.clock.now())
     record.finished_at = now
     record.claimed = claimed(claim)
     row, checksum = seal(record, run.seq + 1, chain_end(run), engine.encryption.cipher(run))
-    sender = f"run {run.id}"
-    left = {child: Signal(child, CANCEL, b"true", f"cancel:{run.id}:{run.seq}", sender, now) for child in children}
+    left = {word.run: word for word in words}
     change = Advance(
         run.id,
         claim.lease.worker,
@@ -274,13 +285,13 @@ async def append_and_release(
         wakes=wakes,
     )
     while True:
-        change.sends = [Send(signal) for signal in left.values()]
+        change.sends = [Send(word) for word in left.values()]
         answer = await engine.journal.write(change)
-        if answer.verdict not in (Verdict.FINISHED, Verdict.NOT_FOUND) or left.pop(answer.about, None) is None:
-            break  # else that child has ended by itself
+        if answer.verdict not in _CANNOT_BE_TOLD or left.pop(answer.about, None) is None:
+            break  # else that one has ended by itself, or its key is not here
     await _leave(engine, claim.lease.worker)
-    for child in left:
-        engine.signalled(child)
+    for told in left:
+        engine.signalled(told)
     if answer.verdict is not Verdict.DONE:
         raise RunConflict(
             f"run {run.id!r} was changed by someone else meanwhile ({answer.verdict}); look again", run.id

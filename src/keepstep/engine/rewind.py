@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import AlreadyFinished, DefinitionError, RunConflict, RunNotFound
-from ..model import FINISHED, Kind, Status
+from ..model import FINISHED, Kind, Signal, Status
 from ..model.ids import check_text, child_id
-from ..model.signal import RESERVED
+from ..model.signal import CANCEL, RESERVED
+from ..ports import instant
 from ..stores.records import Record
 from .control import append_and_release, claim_by_name, let_go_unless_done
 from .copying import handed_over
@@ -96,8 +97,14 @@ async def rewind(
             "act": "rewind",
         }
         record = Record(run_id, Kind.SUPERSEDED.value, worker=claim.lease.worker, trigger="manual", data=data)
-        await append_and_release(engine, claim, record, Status.QUEUED, plan.children)
+        await append_and_release(engine, claim, record, Status.QUEUED, _cancels(engine, claim.run, plan.children))
     return plan
+
+
+def _cancels(engine: Engine, run: Run, children: Sequence[str]) -> list[Signal]:
+    """What children are told that no longer count; another rewind may tell the same child again."""
+    now, sender = instant(engine.clock.now()), f"run {run.id}"
+    return [Signal(child, CANCEL, b"true", f"cancel:{run.id}:{run.seq}", sender, now) for child in children]
 
 
 async def _check(engine: Engine, run: Run, *, force: bool) -> None:
