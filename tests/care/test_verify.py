@@ -10,6 +10,7 @@ from keepstep.engine.verify import Count, check_named, verify
 from keepstep.errors import RunNotFound
 from keepstep.model import Status
 from keepstep.ports import Row
+from keepstep.stores import records
 from tests.care.stored import contents, tampered
 
 
@@ -137,3 +138,11 @@ def test_signals_without_a_checksum_are_legacy(store):
     found = verify(store)
     assert found.sound
     assert (found.signals.legacy, found.runs.legacy) == (2, 1)
+
+
+def test_a_packed_value_does_not_grow_without_end(store, monkeypatch):
+    """Few bytes may unpack to more than a machine has: someone who can write to a store must not stop its workers."""
+    monkeypatch.setattr(records, "LARGEST_UNPACKED", 120_000)
+    found = verify(store)
+    assert list(found.damaged) == ["large"]
+    assert "cut short or too large" in found.damaged["large"][0]

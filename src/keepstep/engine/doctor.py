@@ -12,7 +12,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from ..errors import CheckpointCorrupt, EncryptionError, StoreError, StoreUnavailable
+from ..errors import CheckpointCorrupt, EncryptionError, SchemaMismatch, StoreError, StoreUnavailable
 from ..model import FINISHED, Kind, Run, RunQuery, Signal, Status, WorkerInfo
 from ..model.signal import BLOCKED, CHILD, GO, RESERVED, RESOLVE, RESUME, stop_at
 from ..ports import Send, instant
@@ -186,6 +186,13 @@ class _Doctor:
             said = str(error)
         self._corrupt(run_id, said)
 
+    def _newer(self, run_id: str, said: str) -> None:
+        advice = (
+            "upgrade Keepstep here, and retry the run if it was set aside for that; if no newer one has ever written "
+            f"to this store, the record is damaged: keepstep repair --accept-loss {quote(run_id)}"
+        )
+        self.find(Severity.ERROR, "newer", said, advice, runs=[run_id])
+
     def _corrupt(self, run_id: str, said: str) -> None:
         advice = (
             "keepstep repair mends what can be mended, and "
@@ -199,6 +206,8 @@ class _Doctor:
             await self._look_at_run(run)
         except CheckpointCorrupt as error:  # of this run alone: the others are looked at all the same
             self._corrupt(run.id, str(error))
+        except SchemaMismatch as error:
+            self._newer(run.id, str(error))
 
     def _key_wanted(self, run: Run) -> tuple[str, bool] | None:
         """With keys at hand: the id of the one that the run needs and that is not here, and whether another is."""
@@ -431,7 +440,7 @@ class _Doctor:
             store = self.engine.store if self._key_wanted(run) is None else below(self.engine.store)
             check = await self.engine.call(check_run, store, run)
             if check is not None and check.problems:
-                self._corrupt(run.id, "; ".join(check.problems))
+                (self._newer if check.newer else self._corrupt)(run.id, "; ".join(check.problems))
 
 
 _RESTORE = "keepstep repair mends what can be mended; otherwise restore the store from a copy"

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from hashlib import sha256
 
 import msgspec
 
-from ..errors import CheckpointCorrupt, DefinitionError, RunConflict, RunNotFound
+from ..errors import CheckpointCorrupt, DefinitionError, RunConflict, RunNotFound, SchemaMismatch
 from ..model import Kind, Run, Signal, Status, WorkerInfo
 from ..model.ids import check_text, new_id
 from ..ports import Advance, ClaimRequest, Row, Store, Verdict, commit_one, instant
+from ..stores.records import FORMAT
 from ..stores.rules import check_signal, seal_signal
 from ..stores.sealed import below
 from .archive import ArchiveWriter, writing
@@ -46,10 +48,12 @@ class Loss:
 
 
 class _Glimpse(msgspec.Struct):
-    """As much of a record as tells which step it is of."""
+    """As much of a record as tells which step it is of, and which record comes before it."""
 
     kind: str
     step: str = ""
+    format: int = 0
+    previous: str = ""
 
 
 _glimpse = msgspec.json.Decoder(_Glimpse).decode
@@ -119,6 +123,7 @@ def _assess(store: Store, run: Run) -> tuple[Loss, list[Row], list[Signal], str]
     check = check_run(store, run)
     if check is None or not check.problems:
         raise DefinitionError(f"run {run.id!r} is not damaged: there is nothing to accept")
+    _refuse_newer(store, run)
     if not check.sound and (run.seq or check.records.total):
         raise CheckpointCorrupt(
             f"{check.problems[0]}; not even its beginning is certain, so nothing of it can be kept: restore it from a "
@@ -134,15 +139,36 @@ def _assess(store: Store, run: Run) -> tuple[Loss, list[Row], list[Signal], str]
         if row.seq <= check.sound:
             rows.append(row)
             continue
-        try:
-            seen = _glimpse(bytes(row.record))
-        except (msgspec.MsgspecError, ValueError, RecursionError):
+        seen = _glimpsed(row)
+        if seen is None:
             loss.unreadable += 1
-            continue
-        if seen.kind in _DONE:
+        elif seen.kind in _DONE:
             loss.repeats.append(seen.step)
     loss.repeats = list(dict.fromkeys(loss.repeats))
     return loss, rows, _signals(store, run, loss), check.checksum
+
+
+def _refuse_newer(store: Store, run: Run) -> None:
+    """Raise if part of the run was written by a newer Keepstep: that is no loss. A damaged number is no such word."""
+    newer = ""  # the checksum of the record before, if that is in a newer format
+    for row in rows_of(store, run.id):
+        seen = _glimpsed(row)
+        if newer and seen is not None and seen.previous == newer:
+            break
+        checksum = sha256(bytes(row.record) + bytes(row.body or b"")).hexdigest()
+        newer = checksum if seen is not None and seen.format > FORMAT else ""
+        if newer and row.seq == run.seq and newer == run.checksum:
+            break
+    else:
+        return
+    raise SchemaMismatch(f"run {run.id!r} was written by a newer Keepstep, and nothing of it is lost; upgrade Keepstep")
+
+
+def _glimpsed(row: Row) -> _Glimpse | None:
+    try:
+        return _glimpse(bytes(row.record))
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
 
 
 def _signals(store: Store, run: Run, loss: Loss) -> list[Signal]:

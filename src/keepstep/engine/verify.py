@@ -54,7 +54,8 @@ class RunCheck:
     """What one run's records and signals are worth: `problems` is empty if everything is as it was written.
 
     The first `sound` records are certainly as they were written, and `checksum` is that of the last of them. Of two
-    neighbours that contradict each other, neither is certain.
+    neighbours that contradict each other, neither is certain. With `newer` the one after them is in a format that only
+    a newer Keepstep reads.
     """
 
     id: str
@@ -63,6 +64,7 @@ class RunCheck:
     signals: Count = field(default_factory=Count)
     sound: int = 0
     checksum: str = ""
+    newer: bool = False
 
     @property
     def legacy(self) -> bool:
@@ -253,6 +255,7 @@ class _Chain:
             record, checksum = next(unseal([row], self.run.id, check.sound, check.checksum))
         except _BROKEN as error:
             self._break(str(error))
+            check.newer = isinstance(error, SchemaMismatch)
             if check.sound and _is_readable(row, self.run.id, check.sound):
                 self._drop_newest()  # it is whole, and names another than the one before it
             return

@@ -297,12 +297,9 @@ def unseal(rows: Iterable[Row], run: str, after: int = 0, previous: str = "") ->
         try:
             record = _decode(text)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            _refuse_newer(run, row.seq, _format_of(text))
             raise CheckpointCorrupt(f"run {run!r}: the record at seq {row.seq} is not readable: {error}") from None
-        if record.format > FORMAT:
-            raise SchemaMismatch(
-                f"run {run!r}: the record at seq {row.seq} has format {record.format}, newer than {FORMAT}; "
-                "upgrade Keepstep"
-            )
+        _refuse_newer(run, row.seq, record.format)
         after += 1
         if row.seq != after or record.seq != after or record.run != run:
             raise CheckpointCorrupt(
@@ -325,6 +322,30 @@ def unseal(rows: Iterable[Row], run: str, after: int = 0, previous: str = "") ->
         else:
             previous = sha256(text).hexdigest()
         yield record, previous
+
+
+def _refuse_newer(run: str, seq: int, number: int) -> None:
+    if number > FORMAT:
+        raise SchemaMismatch(
+            f"run {run!r}: the record at seq {seq} has format {number}, newer than {FORMAT}; upgrade Keepstep"
+        )
+
+
+class _Formatted(msgspec.Struct):
+    """As much of a record as says in which format it is."""
+
+    format: Count = 0
+
+
+_decode_format = msgspec.json.Decoder(_Formatted).decode
+
+
+def _format_of(text: bytes) -> int:
+    """The format that a record says it has; 0 if it says none."""
+    try:
+        return _decode_format(text).format
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return 0
 
 
 def unseal_some(rows: Iterable[Row], run: str) -> Iterator[tuple[Record, str]]:

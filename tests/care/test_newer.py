@@ -1,0 +1,96 @@
+"""Runs that a newer Keepstep has gone on with: refused with what to do, never cut, never taken for damage."""
+
+from __future__ import annotations
+
+import contextlib
+from hashlib import sha256
+
+import msgspec
+import pytest
+
+import keepstep as ks
+from keepstep.engine.doctor import examine
+from keepstep.engine.repair import accept_loss, assess
+from keepstep.engine.verify import verify
+from keepstep.errors import SchemaMismatch
+from keepstep.model import Status
+from keepstep.ports import Row
+from keepstep.stores.records import FORMAT
+from tests.care.stored import driven, everything, tampered
+from tests.care.test_verify import edited
+
+NEWER = f"has format {FORMAT + 1}, newer than {FORMAT}; upgrade Keepstep"
+
+
+def newer(rows, kept, **fields):
+    """The rows as a newer Keepstep would have written those after the first few, and the checksum of the last."""
+    done, checksum = list(rows[:kept]), sha256(rows[kept - 1].record + (rows[kept - 1].body or b"")).hexdigest()
+    for row in rows[kept:]:
+        record = {**msgspec.json.decode(row.record), **fields, "format": FORMAT + 1, "previous": checksum}
+        text = msgspec.json.encode(record)
+        checksum = sha256(text + (row.body or b"")).hexdigest()
+        done.append(Row(row.seq, row.kind, text, row.body))
+    return done, checksum
+
+
+def gone_on_with(store, run_id, kept=2, **fields):
+    rows, checksum = newer(list(store.list_checkpoints(run_id)), kept, **fields)
+    tampered(store, run_id, rows=lambda _: rows, checksum=checksum)
+
+
+# A newer format may also say things that this one cannot even decode.
+@pytest.mark.parametrize("fields", [{}, {"attempt": "first"}], ids=["readable", "strange"])
+def test_a_record_of_a_newer_format_is_refused_with_what_to_do(store, fields):
+    gone_on_with(store, "done", **fields)
+    gone_on_with(store, "waits", **fields)
+    before = everything(store)
+    found = verify(store)
+    assert {name: NEWER in problems[0] for name, problems in found.damaged.items()} == {"done": True, "waits": True}
+
+    async def ask(engine):
+        with pytest.raises(SchemaMismatch, match="upgrade Keepstep"):
+            await (await engine.get("done")).result()
+        handle = await engine.get("waits")
+        await handle.signal("last", "end")
+        with pytest.raises(ks.RunSetAside, match="upgrade Keepstep"):
+            await handle.result(10)
+        return await (await engine.start("care total", 1, run_id="beside")).result()
+
+    assert driven(store, ask) == 1, "the neighbours go on"
+    assert everything(store)["done"] == before["done"]
+    rows = everything(store)["waits"][1]
+    assert rows[: len(before["waits"][1])] == before["waits"][1], "what the newer one wrote is all there"
+
+
+def test_what_a_newer_one_wrote_is_never_given_up_as_lost(store, tmp_path):
+    gone_on_with(store, "done", kept=len(store.list_checkpoints("done")) - 1)
+    gone_on_with(store, "waits")
+    before = everything(store)
+    for run_id in ("done", "waits"):
+        with pytest.raises(SchemaMismatch, match="newer"):
+            assess(store, run_id)
+        with pytest.raises(SchemaMismatch, match="newer"):
+            accept_loss(store, run_id, str(tmp_path / "aside.jsonl"), actor="ann")
+    assert everything(store) == before
+    assert not (tmp_path / "aside.jsonl").exists()
+
+
+def test_a_damaged_number_is_no_newer_format(store):
+    tampered(store, "done", rows=edited(2, f'"format":{FORMAT}'.encode(), f'"format":{FORMAT + 1}'.encode()))
+    assert assess(store, "done").kept == 2
+
+
+def test_the_doctor_tells_it_from_damage_and_looks_at_the_others(store):
+    gone_on_with(store, "waits")
+    tampered(store, "large", status=Status.WAITING, wakes=(), due_at=None)
+
+    async def look(engine):
+        with contextlib.suppress(ks.RunError):
+            return (await examine(engine, deep=True)).findings
+
+    findings = driven(store, look, worker=False)
+    told = {(one.code, *one.runs) for one in findings}
+    assert ("newer", "waits") in told
+    assert ("stalled", "large") in told
+    assert not [one for one in findings if one.code in ("corrupt", "store")]
+    assert all("upgrade Keepstep" in one.advice for one in findings if one.code == "newer")
