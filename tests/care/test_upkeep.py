@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from datetime import timedelta
 
 import pytest
@@ -134,6 +135,19 @@ def test_the_newest_of_each_workflow_stay(empty):
     assert sweep(empty, Retain(days=0, count=10)).removed == 20
     assert left(empty) == {f"r{n:03}" for n in range(20, 30)}
     assert sweep(empty, Retain(days=0, count=10)).removed == 0
+
+
+def test_each_workflow_has_its_own_newest(empty):
+    async def run_all(engine):
+        for n in range(3):
+            await (await engine.start(TOTAL, n, run_id=f"rare{n}")).result()
+        for n in range(6):
+            with contextlib.suppress(ks.RunFailed):
+                await (await engine.start("care breaking", run_id=f"frequent{n}")).result()
+
+    driven(empty, run_all)
+    assert sweep(empty, Retain(days=0, count=2)).removed == 5
+    assert left(empty) == {"rare1", "rare2", "frequent4", "frequent5"}
 
 
 def test_the_younger_ones_stay(empty):

@@ -68,6 +68,21 @@ async def test_without_a_crash_it_leaves_doubt(world, effects):
     assert effects == ["rocket"]
 
 
+async def test_the_body_begins_before_its_mark_is_durable(world, effects):
+    @ks.step(at_most_once=True)
+    async def launch():
+        rows = await engine.read(engine.store.list_checkpoints, "r")
+        effects.append([row.kind for row in rows])
+
+    @ks.workflow
+    async def mission():
+        await launch()
+
+    async with world.engine() as engine:
+        await (await engine.start(mission, run_id="r")).result(30)
+    assert [kinds[-1] for kinds in effects] == ["step started"]
+
+
 async def test_a_crash_between_mark_and_outcome_repeats_the_step(world, effects):
     engine, run = await Launch(effects).crash_while_under_way(world, linger_seconds=60)
     await in_doubt(engine)

@@ -167,6 +167,21 @@ async def test_a_step_may_go_on_trying_beyond_its_time(world, effects):
     assert 2 <= len(effects) <= 10
 
 
+async def test_the_time_of_a_step_starts_over_after_a_crash(world, effects):
+    """The second attempt is the last one that begins in time, whoever makes it."""
+    workflow = failures_then(
+        effects, 1000, retry=ks.Retry(attempts=1000, base_seconds=0.2, factor=1), timeout=ks.Timeout(step_seconds=0.3)
+    )
+    engine = await world.started()
+    run = await engine.start(workflow, run_id="r")
+    await until_recorded(run, "flaky#1")
+    engine = await world.crash_and_recover(engine)
+    with pytest.raises(ks.RunFailed):
+        await (await engine.get("r")).result(30)
+    await engine.close()
+    assert len(effects) == 2
+
+
 async def test_a_timeout_that_the_body_raises_is_taken_for_the_steps_own(world):
     @ks.step(timeout=5)
     async def inner():
@@ -243,6 +258,20 @@ async def test_a_deadline_is_forgotten_by_a_crash(world):
     with pytest.raises(ks.RunTimedOut):
         await run.result(30)
     await engine.close()
+
+
+@pytest.mark.parametrize("sleep_seconds, first", [(7200, "deadline"), (1800, "sleep"), (None, "deadline")])
+async def test_a_run_that_is_put_away_sleeps_through_its_deadline(world, sleep_seconds, first):
+    @ks.workflow
+    async def late():
+        await (ks.wait_for("never") if sleep_seconds is None else ks.sleep(sleep_seconds))
+
+    async with world.engine() as engine:
+        run = await engine.start(late, deadline=3600)
+        await until_status(run, "waiting")
+        stored = await run.run()
+    assert (stored.due_at == stored.deadline_at) is (first == "deadline")
+    assert stored.due_at <= stored.deadline_at
 
 
 async def test_the_clean_up_after_a_deadline_is_cut_short_by_a_recovery(world, effects):

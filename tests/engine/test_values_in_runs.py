@@ -280,7 +280,7 @@ async def test_a_value_over_the_limit_is_stored_or_the_step_not_named(world, eff
         try:
             await large(2000)
         except ks.StepFailed as error:
-            return str(error)
+            return error.error.message
 
     async with world.engine(max_value_bytes=1000) as engine:
         message = await (await engine.start(growing)).result(30)
