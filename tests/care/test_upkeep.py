@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from datetime import timedelta
 
+import apsw
 import pytest
 
 import keepstep as ks
@@ -297,6 +298,18 @@ def test_a_damaged_store_is_not_opened_and_the_runs_are_named(store):
     with pytest.raises(CheckpointCorrupt, match=r"strict=True.*'waits'.*'done'"):
         opened(store)
     assert everything(store)
+
+
+def test_a_store_with_something_of_nobody_in_it_is_not_opened(tmp_path):
+    """No run is damaged, but the store itself is not as it was written."""
+    path = tmp_path / "runs.db"
+    filled(ks.stores.open.open_store(path)).close()
+    assert opened(path)
+    database = apsw.Connection(str(path))
+    database.execute("INSERT INTO keepstep_checkpoint (run, seq, kind, record) VALUES ('nobody', 1, 'timer', '{}')")
+    database.close()
+    with pytest.raises(CheckpointCorrupt, match=r"strict=True.*nobody"):
+        opened(path)
 
 
 def test_the_store_of_a_refused_engine_is_closed(tmp_path):

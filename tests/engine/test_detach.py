@@ -2,13 +2,16 @@
 
 import asyncio
 import gc
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import keepstep as ks
+from keepstep.engine import worker
 from keepstep.model import Signal
 from keepstep.model.signal import CANCEL
-from keepstep.ports import Send
+from keepstep.ports import ClaimRequest, Send
 from tests.engine.world import steps_of, told, until, until_at_last_wait, until_status
 
 
@@ -189,6 +192,39 @@ async def test_a_lost_lease_lets_the_code_go_on(world, effects):
     await until(lambda: context.detached)
     assert context.detached == "its lease was lost"
     assert effects == ["slow"]
+    assert await steps_of(run) == []
+    await world.crash(engine)
+
+
+@pytest.mark.live_only
+async def test_a_loop_that_is_stuck_keeps_its_runs_for_ever(world, monkeypatch, effects):
+    """The heartbeat has a thread of its own, so it could go on for ever though nothing moves any more (K19)."""
+    monkeypatch.setattr(worker, "STUCK_SECONDS", 0.3)
+    patience = time.monotonic() + 10
+
+    @ks.step
+    async def stuck():
+        with ThreadPoolExecutor(1) as other:
+            effects.append(other.submit(taken_over).result())  # the loop does not turn meanwhile
+        return "too late"
+
+    @ks.workflow
+    async def stopping():
+        return await stuck()
+
+    def taken_over():
+        request = ClaimRequest("another", frozenset({"stopping"}))
+        while time.monotonic() < patience:
+            if claims := engine.store.claim_runs(request).claims:
+                return claims[0].run.id
+        return "nobody could take it"
+
+    world._memory.lease_seconds = 0.9
+    engine = await world.started(**{} if world.kind == "memory" else {"lease_seconds": 0.9})
+    run = await engine.start(stopping, run_id="r")
+    await until(lambda: effects)
+    assert effects == ["r"]
+    await until(lambda: "r" not in engine.live, "that it let go")
     assert await steps_of(run) == []
     await world.crash(engine)
 
