@@ -198,6 +198,22 @@ def test_a_worker_whose_session_was_ended_makes_another_and_is_not_taken_for_dea
     other.close()
 
 
+def test_whoever_has_lost_its_own_session_takes_nobody_for_dead(store, url):
+    """What ended both sessions, such as a network that was away, was no death; the other is only slower to come back."""
+    other = PostgresStore(url, lease_seconds=LONG_LEASE)
+    other.commit([Create(queued("r"))])
+    assert claim(other, "worker")
+    assert claim(store) == ()
+    other._presence._begin = lost
+    terminate(sessions(store))  # of both: they are in one process
+    until(lambda: not other._presence.holds("worker"), "that the lock is free")
+    until(lambda: store._presence._sessions == 2, "another session")
+    for _ in range(25):
+        assert claim(store) == ()
+        time.sleep(0.02)
+    other.close()
+
+
 def test_a_store_that_is_closed_leaves_its_runs_to_others_at_once(store, url):
     other = PostgresStore(url, lease_seconds=LONG_LEASE)
     other.commit([Create(queued("r"))])
@@ -291,9 +307,12 @@ def test_a_server_that_is_killed_and_started_again_loses_nothing_and_takes_nobod
             store.get_run("r0")
         server.start_again()
         until(lambda: store._presence.holds("me"), "the session")
+        fresh = PostgresStore(server.dsn, lease_seconds=LONG_LEASE)  # which has seen no session end
         for _ in range(25):
             assert claim(store) == ()
+            assert claim(fresh, "newcomer") == ()
             time.sleep(0.02)
+        fresh.close()
         assert not other._presence.holds("you")
         assert {run.worker for run in store.list_runs(RunQuery()).runs} == {"me", "you"}
         assert store.commit([Create(queued("new"))])[0].verdict is Verdict.DONE
