@@ -6,6 +6,8 @@ import asyncio
 import logging
 import os
 import time
+from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,12 +17,15 @@ from .frame import MODULE, Settings, command, shown_url
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
+    from ..model import Event
     from ..workflows.definition import Workflow
 
 #: A worker that is told to stop is gone within 30 s: so long for its steps, the rest for handing back.
 STOP_SECONDS = 20.0
 #: With --until-idle: how long nothing must have been due before the worker leaves.
 IDLE_SECONDS = 0.5
+#: What may become of a run that a worker has driven for a while.
+_PUT_AWAY = frozenset({"completed", "failed", "cancelled", "set aside", "waiting", "paused", "queued"})
 
 
 @command("worker")
@@ -56,7 +61,8 @@ def worker(
 ) -> int:
     """Drive runs of the workflows in these files or modules, and recover what was interrupted.
 
-    SIGTERM or Ctrl-C: takes no more work, lets steps finish for a while, hands the rest back.
+    SIGTERM or Ctrl-C: takes no more work, lets steps finish for a while, hands the rest back. With --json it says when
+    it leaves what became of the runs that it drove.
     """
     chosen = _chosen(targets, module, debug=settings.debug)
     options: dict[str, Any] = {"max_runs": max_runs, "workflows": chosen}
@@ -99,9 +105,10 @@ async def _serve(
     if not quiet:
         logging.getLogger("keepstep").addFilter(not_twice)
     lines = Lines(steps=verbose, live=False)
-    observers = None if quiet else lines.observe
+    drove: Counter[str] = Counter()
+    observers = [*([] if quiet else [lines.observe]), *([partial(_count, drove)] if settings.json else [])]
     with Stop() as stop:
-        engine = settings.engine(create=True, worker=True, observers=observers, **options)
+        engine = settings.engine(create=True, worker=True, observers=observers or None, **options)
         await engine.open()
         try:
             if not quiet:
@@ -120,7 +127,17 @@ async def _serve(
             await engine.close(stop_seconds)
         if not quiet:
             lines.plain("stopped; what is not finished waits for the next worker")
+    if settings.json:
+        left = "asked" if stop.asked.is_set() else "idle"
+        settings.answer({"pid": os.getpid(), "workflows": sorted(engine.workflows), "drove": dict(drove), "left": left})
     return exits.OK
+
+
+def _count(drove: Counter[str], event: Event) -> None:
+    """Count how often a run ended or was put away here, by what became of it."""
+    what = event.name.removeprefix("run.")
+    if what in _PUT_AWAY:
+        drove[what] += 1
 
 
 async def _idle(engine: Engine) -> None:
