@@ -17,6 +17,7 @@ from keepstep.stores.memory import MemoryStore
 from keepstep.stores.records import origin
 from keepstep.stores.sqlite import SQLiteStore
 from tests.care.stored import STORES, contents, driven, everything, filled, tampered
+from tests.care.test_verify import edited
 
 ALL = frozenset({"care total", "care patient", "care breaking", "care parent"})
 
@@ -202,6 +203,29 @@ def test_a_damaged_run_is_named_and_not_copied(store, target):
     assert set(done.damaged) == {"done", "waits"}
     assert {"done", "waits"} & set(everything(target)) == set()
     assert store.list_runs(RunQuery(id_prefix="waits")).runs[0].status is Status.WAITING
+
+
+class Forgetful:
+    """A store that keeps something else than it was given, and says that all is well."""
+
+    def __init__(self, store):
+        self._store = store
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def commit(self, changes, **options):
+        for create in changes:
+            if create.run.id == "done":
+                create.rows = edited(2, b'"value":3', b'"value":4')(list(create.rows))
+        return self._store.commit(changes, **options)
+
+
+def test_what_has_come_otherwise_than_it_was_sent_is_named(store):
+    done = copied(store, Forgetful(MemoryStore()), query=RunQuery(status=FINISHED))
+    assert list(done.damaged) == ["done"]
+    assert done.damaged["done"].startswith("in the target: ")
+    assert not done.whole
 
 
 def test_a_paused_run_stays_paused(store, target):

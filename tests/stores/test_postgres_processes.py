@@ -229,6 +229,57 @@ def test_a_store_that_is_closed_leaves_its_runs_to_others_at_once(store, url):
         other.get_run("r")
 
 
+def test_a_worker_that_has_just_renewed_its_lease_is_not_buried(url, monkeypatch):
+    """Its lease was over when the roll was called, and is not when its runs are to be taken."""
+    store, other = PostgresStore(url, lease_seconds=0.3, proxy=True), PostgresStore(url, lease_seconds=0.3, proxy=True)
+    other.commit([Create(queued("r"))])
+    assert claim(other, "worker")
+    call = store._claimer.roll_call
+
+    def called(connection, me=""):
+        def is_over():
+            found = call(connection, me)
+            return found if not found.workers["worker"].alive else None
+
+        found = until(is_over, "the end of the lease")
+        assert other.renew_leases(WorkerInfo("worker"))
+        return found
+
+    assert store.renew_leases(WorkerInfo("me"))
+    monkeypatch.setattr(store._claimer, "roll_call", called)
+    assert claim(store) == ()
+    store.close()
+    other.close()
+
+
+def test_a_run_that_someone_is_taking_does_not_hold_up_the_claim_of_others(store):
+    store.commit([Create(queued("a")), Create(queued("b"))])
+    with psycopg.connect(session_dsn()) as someone:
+        someone.execute("SET idle_in_transaction_session_timeout = '3s'")  # or a claim that waits would do so for ever
+        someone.execute(f"SELECT 1 FROM {store._address.table('head')} WHERE run = 'a' FOR UPDATE")
+        assert [one.run.id for one in claim(store)] == ["b"]
+        someone.rollback()
+    assert [one.run.id for one in claim(store)] == ["a"]
+
+
+def test_a_process_that_is_stopped_inside_a_transaction_blocks_others_for_a_lease_only(store, url):
+    verdicts = []
+    store.commit([Create(queued("r"))])
+    stopped = PostgresStore(url, lease_seconds=0.5)
+
+    def stop_within(connection):
+        connection.execute("BEGIN")
+        connection.execute(f"SELECT 1 FROM {store._address.table('head')} WHERE run = 'r' FOR UPDATE")
+        (answer,) = store.commit([Send(Signal("r", "go"))])
+        return answer.verdict
+
+    with pytest.raises(StoreUnavailable, match="idle-in-transaction"):
+        # What it did in its transaction is undone, and its connection is no longer one.
+        stopped._pool.run(lambda connection: (verdicts.append(stop_within(connection)), connection.execute("SELECT 1")))
+    assert verdicts == [Verdict.DONE]
+    stopped.close()
+
+
 # -- without a server --------------------------------------------------------------------------------------------------
 
 

@@ -58,7 +58,7 @@ _SETTINGS = {
 LOCK_SECONDS = 2.0
 
 #: What PostgreSQL says when it, or this session, cannot go on; or when it will not write just now.
-_UNAVAILABLE = re.compile(r"08...|53...|57...|58...|25006|40001|40P01|55P03|XX000")
+_UNAVAILABLE = re.compile(r"08...|53...|57...|58...|25006|25P03|25P04|40001|40P01|55P03|XX000")
 _READ_ONLY = "25006"
 _NOT_ALLOWED = "42501"
 _CONFLICTS = ("40001", "40P01")
