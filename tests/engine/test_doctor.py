@@ -94,6 +94,25 @@ async def test_a_run_that_nothing_will_ever_wake_is_an_error(world, wakes):
         assert "planted" in stalled.message
 
 
+@pytest.mark.parametrize(
+    "head, code",
+    [("status = 'running', worker = NULL", "not-leased"), ("status = 'waiting', worker = 'someone'", "lease")],
+)
+async def test_a_status_and_a_lease_that_contradict_each_other_are_an_error(world, head, code):
+    """No worker would ever claim the one, nor let the other go: only damage makes such a head."""
+    if world.kind != "sqlite":
+        pytest.skip("it is done with SQL")
+    async with world.engine(worker=False) as engine:
+        plant(engine, "waiting", wakes=("go",))
+        database = apsw.Connection(str(world.path))
+        database.execute(f"UPDATE keepstep_head SET {head}")
+        database.close()
+        report = await examine(engine)
+    found = finding(report, code)
+    assert (found.severity, found.runs) == (Severity.ERROR, ("planted",))
+    assert not report.healthy
+
+
 async def test_a_paused_run_that_cannot_be_resumed_is_an_error(world):
     async with world.engine(worker=False) as engine:
         plant(engine, "paused", wakes=(CANCEL,))

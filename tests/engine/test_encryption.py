@@ -18,6 +18,7 @@ from keepstep.engine.transfer import export_runs, import_runs
 from keepstep.errors import EncryptionError
 from keepstep.model import Signal
 from keepstep.ports import Create, Rekey, Send
+from keepstep.stores import sealed
 from keepstep.stores.keys import Keys, key_id
 from keepstep.stores.memory import MemoryStore
 from keepstep.stores.records import origin
@@ -310,6 +311,24 @@ async def test_keys_are_changed_while_a_worker_drives_and_the_old_one_is_needed_
     async with world.engine(keys=keys(), worker=False) as engine:
         with pytest.raises(EncryptionError, match="'new'"):
             await (await engine.get("done")).result()
+
+
+async def test_a_change_of_keys_stops_after_one_page(world, monkeypatch):
+    """Whoever then drops the old key has lost the rest."""
+    monkeypatch.setattr(sealed, "REKEY_BATCH", 2)
+
+    @ks.workflow
+    async def quick(number):
+        return number
+
+    async with world.engine(keys=keys()) as engine:
+        for number in range(5):
+            await (await engine.start(quick, number, run_id=f"r{number}")).result()
+    async with world.engine(keys=keys("new", old=OLD, new=NEW), worker=False) as engine:
+        done = await engine.rekey()
+        assert (done.runs, done.changed) == (5, 5)
+    async with world.engine(keys=keys("new", new=NEW)) as engine:
+        assert [await (await engine.get(f"r{number}")).result() for number in range(5)] == list(range(5))
 
 
 async def test_runs_whose_key_is_gone_are_told_and_left_as_they_are(world):
