@@ -106,7 +106,7 @@ def test_a_file_that_cannot_be_written_is_reported(tmp_path):
     """
     try:
         path.chmod(0o444)
-        for name in ("runs.db-wal", "runs.db-turnstile"):
+        for name in ("runs.db-wal", "runs.db-turnstile", "runs.db-turnstile-next"):
             (folder / name).chmod(0o444)
         (folder / "runs.db-shm").chmod(0o666)
         folder.chmod(0o555)

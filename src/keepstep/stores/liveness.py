@@ -6,6 +6,7 @@ import fcntl
 import os
 import re
 import threading
+import time
 import weakref
 from pathlib import Path
 from typing import Protocol
@@ -15,37 +16,54 @@ from ..model.ids import is_id
 
 # -- a fair turn to write ----------------------------------------------------------------------------------------------
 
+#: So long is waited for who comes next and does not: a process that is stopped while it waits must not stop the others.
+COURTESY_SECONDS = 0.1
+#: And so long it is not waited for again.
+_DISCOURTESY_SECONDS = 1.0
+#: How often those look who come after the next.
+_LOOK_SECONDS = 0.0002
+
 
 class Turnstile:
-    """Lets one writer in at a time. Waiting writers of all processes queue in the kernel, so none of them starves.
+    """Lets one writer in at a time, of all processes, and the one that has waited before the one that has just left.
 
-    SQLite's own busy handler sleeps and tries again, and a busy neighbour always wins against a sleeper.
+    SQLite's own busy handler sleeps and tries again, and a busy neighbour always wins against a sleeper. So it is with
+    a lock alone: whoever gives it up and takes it again is faster than the one that has to be woken for it. Therefore
+    who waits holds a second lock, and while that is held nobody else takes the first.
     """
 
     def __init__(self, path: str) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self._fd = os.open(path, flags, 0o666)
+        try:
+            self._next = os.open(f"{path}-next", flags, 0o666)
+        except OSError:
+            os.close(self._fd)
+            raise
         self._mutex = threading.Lock()
         self._arrived = threading.Event()
         self._waiting = False  # a helper thread is in the queue
         self._wanted = False  # and someone still waits for it
         self._closed = False
+        self._impolite_until = 0.0
 
     def enter(self, seconds: float) -> bool:
         """Take the turn, within so many seconds; False if it did not come. Called by one thread at a time."""
-        if not self._waiting:
-            try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                pass
-            else:
-                return True
-        return seconds > 0 and self._queue(seconds)
+        if self._waiting:
+            return seconds > 0 and self._queue(seconds)
+        is_next = _locked(self._next)
+        taken = (is_next or time.monotonic() < self._impolite_until) and _locked(self._fd)
+        if not taken and seconds > 0:
+            return self._queue(seconds, is_next=is_next)
+        if is_next:
+            fcntl.flock(self._next, fcntl.LOCK_UN)
+        return taken
 
     def leave(self) -> None:
         """Give the turn to the next."""
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
-    def _queue(self, seconds: float) -> bool:
+    def _queue(self, seconds: float, *, is_next: bool = False) -> bool:
         # A lock that queues cannot time out, so a helper thread waits for it and this one waits for the helper. If the
         # time runs out the helper keeps its place: the next call waits for it, or it lets the turn pass.
         with self._mutex:
@@ -53,35 +71,61 @@ class Turnstile:
             if not self._waiting:
                 self._waiting = True
                 self._arrived.clear()
-                threading.Thread(target=self._wait, name="keepstep-turnstile", daemon=True).start()
+                threading.Thread(target=self._wait, args=(is_next,), name="keepstep-turnstile", daemon=True).start()
         if self._arrived.wait(seconds):
             return True
         with self._mutex:
             self._wanted = False
             return self._arrived.is_set()
 
-    def _wait(self) -> None:
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
+    def _wait(self, is_next: bool) -> None:
+        if is_next or self._stands_next():
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            fcntl.flock(self._next, fcntl.LOCK_UN)
         with self._mutex:
             if self._closed:
-                os.close(self._fd)
+                self._close()
             elif self._wanted:
                 self._arrived.set()
             else:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
             self._waiting = False  # last: from here on another thread may use the same lock
 
+    def _stands_next(self) -> bool:
+        """Become the one that comes next; False if the one that is does not come, and the turn is taken without it."""
+        begun = time.monotonic() if time.monotonic() > self._impolite_until else 0.0
+        while not _locked(self._next):
+            patient = time.monotonic() - begun < COURTESY_SECONDS
+            if not patient and _locked(self._fd):
+                self._impolite_until = time.monotonic() + _DISCOURTESY_SECONDS
+                return False
+            time.sleep(_LOOK_SECONDS if patient else 20 * _LOOK_SECONDS)
+        return True
+
     def close(self) -> None:
         with self._mutex:
             if not self._closed and not self._waiting:  # else the helper closes what it waits for
-                os.close(self._fd)
+                self._close()
             self._closed = True
 
     def abandon(self) -> None:
         """Let go in a forked child, whose copy would keep the parent's lock alive."""
         if not self._closed:
-            os.close(self._fd)
+            self._close()
             self._closed = True
+
+    def _close(self) -> None:
+        os.close(self._fd)
+        os.close(self._next)
+
+
+def _locked(fd: int) -> bool:
+    """Whether the lock was free, and is ours now."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def lock_holder(*paths: str) -> str:
