@@ -120,6 +120,27 @@ async def test_cancelling_a_parent_leaves_its_children_running(world):
             await cancelled(child)
 
 
+async def test_children_go_on_while_their_cancelled_parent_cleans_up(world):
+    @ks.workflow
+    async def parent():
+        child = await ks.start(sleeping_child)
+        try:
+            await child.result()
+        except asyncio.CancelledError:
+            await ks.wait_for("cleaned")
+            raise
+
+    async with world.engine() as engine:
+        run = await engine.start(parent, run_id="r")
+        await until_recorded(run, "sleeping_child#1")
+        await run.cancel()
+        [child] = (await engine.list(parent="r")).runs
+        await cancelled(await engine.get(child.id))
+        assert not (await run.status()).finished
+        await run.signal("cleaned")
+        await cancelled(run)
+
+
 async def test_a_cancel_is_forgotten_by_a_crash_in_its_cleanup(world, effects):
     """The cancel is in the history, so the second life is cancelled at the same place and cleans up the rest."""
     hold, second_life = asyncio.Event(), asyncio.Event()
