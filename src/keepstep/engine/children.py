@@ -324,7 +324,7 @@ def start(workflow: Any, *args: Any, **kwargs: Any) -> Call[ChildRun]:
         own = {name: value for name, value in workflow.starting.items() if name in _CHILD_OPTIONS}
         options = {**own, **options, "tags": {**own.get("tags", {}), **(options.get("tags") or {})}}
     check_options(options.get("queue", "default"), options.get("priority", 0), options.get("delay", 0.0), None)
-    options["tags"] = checked_tags(options.get("tags"))
+    options["tags"] = branch.run.engine.censor.tags(checked_tags(options.get("tags")))
     workflow.check_arguments(args, kwargs)
     payload = branch.run.engine.censor.input_of(workflow, args, kwargs)
     return StartCall(branch, workflow, payload, options)
