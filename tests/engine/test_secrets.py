@@ -7,6 +7,7 @@ import logging
 import re
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
@@ -130,15 +131,14 @@ async def test_whatever_a_run_would_store_is_refused_and_told_nowhere(world, sec
     async def started():
         await ks.start(child, secret)
 
-    async def tagged():
-        await ks.start(child, 1, tags={"team": secret})
-
     async def continued():
         ks.continue_as(secret)
 
     events = []
     async with world.engine(observers=[events.append, "log"]) as engine:
-        for number, code in enumerate((step_result, result, published, sent, started, tagged, continued)):
+        for number, code in enumerate(
+            (step_result, result, published, sent, started, partial(_tagged, child, secret), continued)
+        ):
             workflow = ks.workflow(name=f"leak{number}")(_taking(code))
             run = await engine.start(workflow)
             with pytest.raises(ks.RunFailed, match="looks like a secret") as caught:
@@ -147,6 +147,10 @@ async def test_whatever_a_run_would_store_is_refused_and_told_nowhere(world, sec
             nowhere(secret, world, caught.value, told, await run.checkpoints())
     nowhere(secret, world, events, ear.lines)
     assert ear.lines
+
+
+async def _tagged(child, secret):
+    await ks.start(child, 1, tags={"team": secret})
 
 
 def _taking(code):
