@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import threading
 import time
 import weakref
 from pathlib import Path
@@ -20,8 +19,9 @@ from ..model.ids import is_id
 COURTESY_SECONDS = 0.1
 #: And so long it is not waited for again.
 _DISCOURTESY_SECONDS = 1.0
-#: How often those look who come after the next.
-_LOOK_SECONDS = 0.0002
+#: How often who waits looks whether the turn has come, at first and when it has waited for long.
+_LOOK_SECONDS = 0.0001
+_LOOK_SELDOM_SECONDS = 0.005
 
 
 class Turnstile:
@@ -29,7 +29,8 @@ class Turnstile:
 
     SQLite's own busy handler sleeps and tries again, and a busy neighbour always wins against a sleeper. So it is with
     a lock alone: whoever gives it up and takes it again is faster than the one that has to be woken for it. Therefore
-    who waits holds a second lock, and while that is held nobody else takes the first.
+    who waits holds a second lock, and while that is held nobody else takes the first. Locks are looked at, not waited
+    for in the kernel: such a wait cannot end with the time that there is.
     """
 
     def __init__(self, path: str) -> None:
@@ -40,83 +41,39 @@ class Turnstile:
         except OSError:
             os.close(self._fd)
             raise
-        self._mutex = threading.Lock()
-        self._arrived = threading.Event()
-        self._waiting = False  # a helper thread is in the queue
-        self._wanted = False  # and someone still waits for it
-        self._closed = False
         self._impolite_until = 0.0
+        self._closed = False
 
     def enter(self, seconds: float) -> bool:
         """Take the turn, within so many seconds; False if it did not come. Called by one thread at a time."""
-        if self._waiting:
-            return seconds > 0 and self._queue(seconds)
-        is_next = _locked(self._next)
-        taken = (is_next or time.monotonic() < self._impolite_until) and _locked(self._fd)
-        if not taken and seconds > 0:
-            return self._queue(seconds, is_next=is_next)
-        if is_next:
-            fcntl.flock(self._next, fcntl.LOCK_UN)
-        return taken
+        begun = now = time.monotonic()
+        polite_until = begun if begun < self._impolite_until else begun + COURTESY_SECONDS
+        is_next = False
+        try:
+            while True:
+                is_next = is_next or _locked(self._next)
+                if (is_next or now >= polite_until) and _locked(self._fd):
+                    if not is_next:
+                        self._impolite_until = now + _DISCOURTESY_SECONDS
+                    return True
+                if now - begun >= seconds:
+                    return False
+                time.sleep(_LOOK_SECONDS if now - begun < COURTESY_SECONDS else _LOOK_SELDOM_SECONDS)
+                now = time.monotonic()
+        finally:
+            if is_next:
+                fcntl.flock(self._next, fcntl.LOCK_UN)
 
     def leave(self) -> None:
         """Give the turn to the next."""
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
-    def _queue(self, seconds: float, *, is_next: bool = False) -> bool:
-        # A lock that queues cannot time out, so a helper thread waits for it and this one waits for the helper. If the
-        # time runs out the helper keeps its place: the next call waits for it, or it lets the turn pass.
-        with self._mutex:
-            self._wanted = True
-            if not self._waiting:
-                self._waiting = True
-                self._arrived.clear()
-                threading.Thread(target=self._wait, args=(is_next,), name="keepstep-turnstile", daemon=True).start()
-        if self._arrived.wait(seconds):
-            return True
-        with self._mutex:
-            self._wanted = False
-            return self._arrived.is_set()
-
-    def _wait(self, is_next: bool) -> None:
-        if is_next or self._stands_next():
-            fcntl.flock(self._fd, fcntl.LOCK_EX)
-            fcntl.flock(self._next, fcntl.LOCK_UN)
-        with self._mutex:
-            if self._closed:
-                self._close()
-            elif self._wanted:
-                self._arrived.set()
-            else:
-                fcntl.flock(self._fd, fcntl.LOCK_UN)
-            self._waiting = False  # last: from here on another thread may use the same lock
-
-    def _stands_next(self) -> bool:
-        """Become the one that comes next; False if the one that is does not come, and the turn is taken without it."""
-        begun = time.monotonic() if time.monotonic() > self._impolite_until else 0.0
-        while not _locked(self._next):
-            patient = time.monotonic() - begun < COURTESY_SECONDS
-            if not patient and _locked(self._fd):
-                self._impolite_until = time.monotonic() + _DISCOURTESY_SECONDS
-                return False
-            time.sleep(_LOOK_SECONDS if patient else 20 * _LOOK_SECONDS)
-        return True
-
     def close(self) -> None:
-        with self._mutex:
-            if not self._closed and not self._waiting:  # else the helper closes what it waits for
-                self._close()
-            self._closed = True
-
-    def abandon(self) -> None:
-        """Let go in a forked child, whose copy would keep the parent's lock alive."""
+        """Let go of both; also in a forked child, whose copies would keep the parent's locks alive."""
         if not self._closed:
-            self._close()
             self._closed = True
-
-    def _close(self) -> None:
-        os.close(self._fd)
-        os.close(self._next)
+            os.close(self._fd)
+            os.close(self._next)
 
 
 def _locked(fd: int) -> bool:

@@ -303,7 +303,7 @@ class Writer:
             f"the store {self._path} was opened by the process that forked this one (pid {os.getppid()}): open it again"
         )
         if self._turnstile is not None:
-            self._turnstile.abandon()
+            self._turnstile.close()
 
 
 class Reader:
