@@ -28,6 +28,8 @@ class Pooler:
         self._transactions = transactions
         self._free: list[list[_Session]] = [[] for _ in range(pools)]
         self._clients = 0
+        self._going = threading.Event()
+        self._going.set()
         self._ports = socket.create_server(("127.0.0.1", 0))
         self._open: list[socket.socket] = [self._ports]
         self._path = urlsplit(dsn).path
@@ -38,7 +40,12 @@ class Pooler:
         host, port = self._ports.getsockname()
         return f"postgresql://{self._who['user']}@{host}:{port}{self._path}"
 
+    def freeze(self) -> None:
+        """Pass nothing on any more, and close nothing."""
+        self._going.clear()
+
     def close(self) -> None:
+        self._going.set()
         for one in self._open:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
@@ -48,6 +55,7 @@ class Pooler:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._ports.accept()
+                self._going.wait()
                 client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._open.append(client)
                 self._clients += 1
@@ -70,7 +78,7 @@ class Pooler:
 
     def _serve(self, client: socket.socket, pool: list[_Session]) -> None:
         session = None
-        with contextlib.suppress(OSError, EOFError):
+        with contextlib.suppress(OSError, EOFError, ValueError):  # the last says that it is closed
             while struct.unpack("!i", _framed(client)[:4])[0] in _ENCRYPTION_ASKED:
                 client.sendall(b"N")
             session, awaited = self._session(pool), 0
@@ -80,6 +88,7 @@ class Pooler:
             client.sendall(greeting)
             while True:
                 ready, _, _ = select.select([client, *([session.socket] if session else [])], [], [])
+                self._going.wait()
                 if client in ready:
                     kind, whole = _read(client)
                     if kind == b"X":

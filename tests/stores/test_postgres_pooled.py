@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import threading
 
 import psycopg
 import pytest
 
 import keepstep as ks
+from keepstep.engine import engine as engine_module
 from keepstep.errors import StoreError
 from keepstep.model import Signal, WorkerInfo
 from keepstep.ports import ClaimRequest, Send
 from keepstep.stores import postgres_sessions
 from keepstep.stores.postgres import PostgresStore
 from keepstep.testing.store_contract import commit, started
+from tests.engine.world import until
 from tests.pooler import Pooler
 from tests.postgres import empty_store, session_dsn
 
@@ -32,9 +35,11 @@ def pooled():
 
         def through(**how):
             proxy = Pooler(session_dsn(), **how)
+            through.proxies.append(proxy)
             open_ones.callback(proxy.close)
             return url.replace(session_dsn(), proxy.dsn)
 
+        through.proxies = []
         yield through
 
 
@@ -108,6 +113,39 @@ def test_a_proxy_that_pools_sessions_changes_nothing(pooled):
     assert theirs.claim_runs(ClaimRequest("w2", frozenset({"digest"}), 10)).claims == ()
     for store in (mine, theirs):
         store.close()
+
+
+@pytest.mark.parametrize("way, worker", [("begun", False), ("thread", False), ("begun", True)])
+def test_an_engine_closes_though_the_server_does_not_answer_any_more(pooled, monkeypatch, way, worker):
+    for name in ("LAST_WRITE_SECONDS", "DRAIN_SECONDS", "LEAVE_SECONDS"):
+        monkeypatch.setattr(engine_module, name, 0.1)
+    url = pooled(transactions=False)
+
+    @ks.workflow(name="pooled")
+    async def nothing():
+        pass
+
+    async def leave():
+        engine = ks.Engine(f"{url}&connect_timeout=2", workflows=[nothing], worker=worker, stop_seconds=0.0)
+        await engine.open()
+        for _ in range(3):  # so that it is prepared
+            await engine.start(nothing)
+            await until(lambda: not engine.live, "the end of the run")
+            await engine.journal.drained()
+        if way == "thread":
+            engine.journal._begin = None
+        pooled.proxies[-1].freeze()
+        starting = asyncio.ensure_future(engine.start(nothing, run_id="r"))
+        await until(lambda: engine.journal._in_flight, "the commit under way")
+        assert (engine.journal._underway is not None) is (way == "begun")
+        await engine.close()
+        with pytest.raises(StoreError):
+            await starting
+
+    asyncio.run(leave())
+    assert not [
+        one.name for one in threading.enumerate() if one.name.startswith(("keepstep-writer", "keepstep-reader"))
+    ]
 
 
 @pytest.mark.parametrize("how", ["sessions", "transactions"])

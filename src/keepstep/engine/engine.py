@@ -37,7 +37,7 @@ from .encryption import Encryption
 from .handle import RunHandle, this_process
 from .hearing import Hearing
 from .journal import Journal
-from .outage import Outage
+from .outage import Outage, cut_off_after
 from .pace import Pace
 from .parking import LINGER_SECONDS, hand_back
 from .reader import Reader
@@ -73,6 +73,9 @@ STOP_SECONDS = 5.0
 READ_SECONDS = 0.02
 #: How long the store may take over the last writes of an engine that closes.
 LAST_WRITE_SECONDS = 5.0
+#: How long it is waited for after that, and how long for what a worker that leaves has to say.
+DRAIN_SECONDS = 10.0
+LEAVE_SECONDS = 10.0
 
 
 class Engine:
@@ -199,12 +202,13 @@ class Engine:
             self.worker.stop_claiming()
             await self._hand_everything_back(grace)
         try:
-            await asyncio.wait_for(self.journal.drained(), 10.0)
+            await asyncio.wait_for(self.journal.drained(), DRAIN_SECONDS)
         except TimeoutError:
             log.warning("the store did not take the last writes; they are found again by recovery")
-        if self.worker is not None:
-            await self.worker.leave()
-        await self._shut()
+        with cut_off_after(LEAVE_SECONDS, self.store) if self._owns_store else contextlib.nullcontext():
+            if self.worker is not None:
+                await self.worker.leave()
+            await self._shut()
 
     async def _hand_everything_back(self, grace: float) -> None:
         contexts = list(self.live.values())

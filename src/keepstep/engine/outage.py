@@ -1,9 +1,15 @@
-"""What is logged while a store does not answer: why, once and then every so often, however many ask it."""
+"""While a store does not answer: what is logged, once and then every so often, and how long an end waits for it."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..ports import Store
 
 log = logging.getLogger("keepstep")
 
@@ -24,3 +30,24 @@ class Outage:
         if not known:
             self._told = {**{one: at for one, at in self._told.items() if now - at < AGAIN_SECONDS}, why: now}
         log.log(logging.DEBUG if known else logging.WARNING, "%s: %s", what, why)
+
+
+@contextlib.contextmanager
+def cut_off_after(seconds: float, store: Store) -> Iterator[None]:
+    """Whatever still waits for an answer of the store after so long is told that there will be none."""
+    cut_off: Callable[[], None] | None = getattr(store, "cut_off", None)  # only one across a socket has it
+    if cut_off is None:
+        yield
+        return
+
+    def cut() -> None:
+        log.warning("the store has not answered for %.0f s, and is waited for no longer", seconds)
+        cut_off()
+
+    timer = threading.Timer(seconds, cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -522,6 +522,12 @@ class PostgresStore:
         for connections in (self._writer, self._pool):
             connections.close(f"the store {self.url} is closed")
 
+    def cut_off(self) -> None:
+        """Have whoever waits for the server, in whatever thread, wait no longer; and close."""
+        self._presence.cut_off()
+        for connections in (self._writer, self._pool):
+            connections.cut_off(f"the store {self.url} did not answer when it was to be closed")
+
     def abandon(self) -> None:
         """Become unusable in a forked child, which must not keep its parent's sessions alive."""
         why = f"the store {self.url} was opened by the process that forked this one (pid {os.getppid()}): open it again"

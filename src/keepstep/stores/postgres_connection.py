@@ -7,6 +7,7 @@ import itertools
 import os
 import re
 import select
+import socket
 import threading
 import time
 import weakref
@@ -341,6 +342,14 @@ class Connections:
         while self._idle:
             self._drop(self._idle.pop())
 
+    def cut_off(self, why: str) -> None:
+        """Close, and have whoever waits for an answer wait no longer."""
+        self.close(why)
+        with self._mutex:
+            left = list(self._all)
+        for connection in left:
+            shut_socket(connection)
+
     def abandon(self, why: str) -> None:
         """Become unusable in a forked child: its copies of the sockets would keep the sessions of its parent alive."""
         self._gone = why
@@ -409,6 +418,12 @@ def close_socket(connection: Connection) -> None:
         os.close(connection.fileno())
     except (OSError, psycopg.Error):
         return
+
+
+def shut_socket(connection: Connection) -> None:
+    """End a connection from any thread: whoever uses it finds that nothing more will come."""
+    with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as end:
+        end.shutdown(socket.SHUT_RDWR)
 
 
 def _has_ended(connection: Connection) -> bool:

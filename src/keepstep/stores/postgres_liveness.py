@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 
 from ..errors import StoreError, StoreUnavailable
-from .postgres_connection import Address, Connection, close_socket
+from .postgres_connection import Address, Connection, close_socket, shut_socket
 from .postgres_statements import DUE
 
 log = logging.getLogger("keepstep")
@@ -119,6 +119,12 @@ class Presence:
         """Nobody has the store any more, and nobody closed it: end the session soon, and wait for nothing."""
         self._ended = True
         self._wake()
+
+    def cut_off(self) -> None:
+        """End the session now, whatever it waits for."""
+        self.forsake()
+        if (connection := self._connection) is not None:
+            shut_socket(connection)
 
     def __del__(self) -> None:
         self._close_pipe()
