@@ -120,12 +120,13 @@ class Answer(msgspec.Struct):
     error: BaseException | None = None
 
 
-def commit_one(store: Store, change: Change) -> Answer:
-    """Commit one change; `StoreUnavailable` if someone else has locked what it concerns."""
-    (answer,) = store.commit([change])
-    if answer.verdict is Verdict.HELD and answer.error is not None:
-        raise answer.error
-    return answer
+def commit_all(store: Store, changes: Sequence[Change]) -> list[Answer]:
+    """Commit for someone who does not come again: `StoreUnavailable` if someone else has locked what one concerns."""
+    answers = store.commit(changes)
+    for answer in answers:
+        if answer.verdict is Verdict.HELD and answer.error is not None:
+            raise answer.error
+    return answers
 
 
 class WouldBlock(Exception):

@@ -11,7 +11,9 @@ from keepstep.errors import StoreUnavailable
 from keepstep.model import RunQuery, Signal, Status, WorkerInfo
 from keepstep.ports import ClaimRequest, Create, Send, Verdict, WouldBlock
 from keepstep.stores import postgres_connection, postgres_within
+from keepstep.stores.keys import Keys
 from keepstep.stores.postgres import PostgresStore
+from keepstep.stores.sealed import SealedStore
 from keepstep.testing.store_contract import SteppedClock, commit, get, parked, queued, started
 from tests.postgres import empty_store, session_dsn
 
@@ -128,3 +130,14 @@ def test_nothing_else_waits_for_a_locked_run(store):
         with pytest.raises(StoreUnavailable, match="lock timeout"):
             store.delete_runs(["r"])
     assert store.delete_runs(["r"]) == 1
+
+
+def test_a_key_that_a_locked_run_still_needs_is_not_said_to_be_of_no_more_use(store):
+    old = Keys("old", {"old": b"o" * 32})
+    for run in ("a", "r"):
+        commit(store, Create(queued(run, data_key=old.new_cipher(run)[0])))
+    sealed = SealedStore(store, Keys("new", {"new": b"n" * 32, "old": b"o" * 32}))
+    with locked(store), pytest.raises(StoreUnavailable, match="has locked the head of run 'r'"):
+        sealed.rekey()
+    done, _ = sealed.rekey()
+    assert (done.runs, done.changed) == (2, 1)  # the other was not held up

@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import CheckpointCorrupt
 from ..model import FINISHED, Claim, Kind, Run, RunQuery, Signal, Status, WorkerInfo
 from ..model.ids import new_id
-from ..ports import Advance, ClaimRequest, Create, Row, Store, Verdict, commit_one, instant
+from ..ports import Advance, ClaimRequest, Create, Row, Store, Verdict, commit_all, instant
 from ..stores.records import chain_end, claimed, seal, unseal
 from ..stores.sealed import below
 from .transfer import CONFLICT, Batch, Reason, Transfer, chosen, freed, is_there, record_of, verified
@@ -192,7 +192,7 @@ def _write_aside(store: Store, claim: Claim, run: Run, why: Reason, target: str)
         change.status, change.due_at = (Status.PAUSED, None) if paused else (Status.QUEUED, why.at)
     else:
         change.rows, change.checksum, change.status = [row], checksum, Status.SET_ASIDE
-    answer = commit_one(store, change)
+    (answer,) = commit_all(store, [change])
     if moved or answer.verdict is not Verdict.DONE:
         return None
     return replace(freed(run, why.at), epoch=claim.lease.epoch, checksum=chain_end(held))

@@ -14,7 +14,7 @@ import msgspec
 from ..errors import CheckpointCorrupt, DefinitionError, RunConflict, RunNotFound, SchemaMismatch
 from ..model import Kind, Run, Signal, Status, WorkerInfo
 from ..model.ids import check_text, new_id
-from ..ports import Advance, ClaimRequest, Row, Store, Verdict, commit_one, instant
+from ..ports import Advance, ClaimRequest, Row, Store, Verdict, commit_all, instant
 from ..stores.records import FORMAT
 from ..stores.rules import check_signal, seal_signal
 from ..stores.sealed import below
@@ -82,7 +82,7 @@ def accept_loss(store: Store, run_id: str, aside: str, *, actor: str, reason: st
     more = {"repeats": loss.repeats[:100], "aside": aside}
     create = set_aside(kept, rows, signals, Reason(actor, "repair", f"{why}: {reason}" if reason else why, now), **more)
     create.over, create.heard = run.epoch, run.signals
-    answer = commit_one(store, create)
+    (answer,) = commit_all(store, [create])
     if answer.verdict is not Verdict.DONE:
         raise RunConflict(f"run {run_id!r} was changed by someone else meanwhile; {aside} holds it as it was", run_id)
     loss.aside = aside
@@ -200,7 +200,7 @@ def _out_of_dead_hands(store: Store, run: Run) -> Run:
             raise RunConflict(f"run {run.id!r} is driven by {run.worker}; look again when it is set aside", run.id)
         held = claims[0].run
         change = Advance(run.id, worker, held.epoch, held.seq, status=Status.SET_ASIDE, release=True, progress=False)
-        answer = commit_one(store, change)
+        (answer,) = commit_all(store, [change])
         if answer.verdict is not Verdict.DONE:
             raise RunConflict(f"run {run.id!r} was changed by someone else meanwhile; look again", run.id)
     finally:

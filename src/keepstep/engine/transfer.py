@@ -13,7 +13,7 @@ from typing import IO, Any
 from ..errors import CheckpointCorrupt, RunNotFound
 from ..model import FINISHED, Kind, Outcome, Run, RunQuery, Signal, Status
 from ..model.ids import new_id
-from ..ports import Create, Row, Store, Verdict, instant
+from ..ports import Create, Row, Store, Verdict, commit_all, instant
 from ..stores.memory import MemoryStore
 from ..stores.records import Record, StoredError, chain_end, seal, unseal
 from ..stores.sealed import below
@@ -188,7 +188,7 @@ class Batch:
         if not waiting:
             return
         done = self._done
-        answers = self._store.commit([create for create, _ in waiting])
+        answers = commit_all(self._store, [create for create, _ in waiting])
         for (create, original), answer in zip(waiting, answers, strict=True):
             if answer.verdict is Verdict.DONE:
                 done.written += 1

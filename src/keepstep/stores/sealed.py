@@ -16,7 +16,7 @@ import msgspec
 from ..errors import CheckpointCorrupt, EncryptionError, StoreError
 from ..model import Run, RunQuery, Signal, WorkerInfo
 from ..model.signal import RESERVED
-from ..ports import Advance, Answer, Change, Create, Rekey, Row, Send, Store, Underway, Verdict
+from ..ports import Advance, Answer, Change, Create, Rekey, Row, Send, Store, Underway, Verdict, commit_all
 from . import rules
 from .keys import Cipher, Keys, is_encrypted, key_id
 from .records import opened
@@ -250,7 +250,7 @@ class SealedStore:
                         changes.append(Rekey(run.id, run.data_key, self.keys.rewrap(run.id, run.data_key)))
                 except EncryptionError as error:  # it stays as it is, and is told
                     left[error.key_id] += 1
-        answers = self.inner.commit(changes) if changes else []
+        answers = commit_all(self.inner, changes) if changes else []
         changed = sum(answer.verdict is Verdict.DONE for answer in answers)
         plain = sum(not run.data_key for run in page.runs)
         return Rekeyed(len(page.runs), changed, plain, dict(left), len(page.unreadable)), page.next
