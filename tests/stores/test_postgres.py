@@ -19,7 +19,7 @@ import keepstep as ks
 from keepstep.errors import CheckpointCorrupt, DefinitionError, SchemaMismatch, StoreError, StoreUnavailable
 from keepstep.model import Kind, RunQuery, Signal, Status, WorkerInfo
 from keepstep.ports import ClaimRequest, Create, Send, Verdict, WouldBlock
-from keepstep.stores import postgres, postgres_claims, postgres_commit, postgres_connection
+from keepstep.stores import postgres_claims, postgres_commit, postgres_connection, postgres_erase
 from keepstep.stores.postgres import PostgresStore
 from keepstep.stores.postgres_connection import Address, ServerClock
 from keepstep.stores.records import seal, unseal
@@ -301,7 +301,7 @@ def _kept(store, admin, text):
     """Whether a text is in the file of a table, written or not."""
     admin.execute("CHECKPOINT")
     found = b""
-    for table in store._sql.tables:
+    for table in store._eraser._tables:
         ((place,),) = admin.execute("SELECT pg_relation_filepath(%s::regclass)", (table,)).fetchall()
         ((held,),) = admin.execute("SELECT pg_read_binary_file(%s)", (place,)).fetchall()
         found += held
@@ -309,7 +309,7 @@ def _kept(store, admin, text):
 
 
 def test_what_is_erased_waits_for_a_transaction_that_still_sees_it(store, admin, monkeypatch):
-    monkeypatch.setattr(postgres, "_OUTLAST_SECONDS", 0.2)
+    monkeypatch.setattr(postgres_erase, "_OUTLAST_SECONDS", 0.2)
     commit(store, Create(queued("told", input=b'"a private word"')))
     with contextlib.closing(psycopg.connect(session_dsn(), application_name="a long report")) as other:
         other.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -317,7 +317,7 @@ def test_what_is_erased_waits_for_a_transaction_that_still_sees_it(store, admin,
         with pytest.raises(StoreUnavailable, match=r"\(a long report\).*still sees it.*do it again"):
             store.delete_runs(["told"], scrub=True)
         assert store.get_run("told") is None
-    monkeypatch.setattr(postgres, "_OUTLAST_SECONDS", 30.0)
+    monkeypatch.setattr(postgres_erase, "_OUTLAST_SECONDS", 30.0)
     store.delete_runs(["told"], scrub=True)
     assert not _kept(store, admin, b"a private word")
 
@@ -343,7 +343,7 @@ def test_a_role_that_may_maintain_the_tables_erases_as_their_owner_does(owned, a
     worker = PostgresStore(owned[1])
     try:
         commit(worker, Create(queued("told", input=b'"a private word"')))
-        for table in worker._sql.tables:
+        for table in worker._eraser._tables:
             admin.execute(f"GRANT MAINTAIN ON {table} TO {worker.url.partition('@')[0].rpartition('/')[2]}")
         assert worker.delete_runs(["told"], scrub=True) == 1
         assert not _kept(worker, admin, b"a private word")

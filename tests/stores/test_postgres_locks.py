@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -15,7 +17,7 @@ from keepstep.stores.keys import Keys
 from keepstep.stores.postgres import PostgresStore
 from keepstep.stores.sealed import SealedStore
 from keepstep.testing.store_contract import SteppedClock, commit, get, parked, queued, started
-from tests.postgres import empty_store, session_dsn
+from tests.postgres import empty_store, session_dsn, store_url
 
 
 @pytest.fixture
@@ -29,11 +31,18 @@ def store(monkeypatch):
         store.close()
 
 
+READING = "SELECT count(*) FROM {head}"
+
+
+def head(store):
+    return store._address.table("head")
+
+
 @contextlib.contextmanager
 def locked(store, what="SELECT 1 FROM {head} WHERE run = 'r' FOR UPDATE"):
     """A session of somebody's who has locked something, and has gone to lunch."""
     with contextlib.closing(psycopg.connect(session_dsn(), application_name="lunch")) as other:
-        other.execute(what.format(head=store._address.table("head")))
+        other.execute(what.format(head=head(store)))
         yield other
         other.rollback()
 
@@ -112,6 +121,42 @@ def test_a_transactional_step_of_a_locked_run_is_undone_and_not_called_again_in_
         assert calls == [[("0",)]]  # a step waits for locks of its own tables as long as it may take
     assert commit(store, change).verdict is Verdict.DONE
     assert len(calls) == 2
+
+
+def test_an_erasure_waits_for_who_reads_the_tables_just_now(store, monkeypatch):
+    """However long that takes; afterwards its connection is as impatient as before."""
+    commit(store, Create(queued("r")))
+    with contextlib.closing(psycopg.connect(session_dsn(), autocommit=True)) as other, ThreadPoolExecutor(1) as pool:
+        other.execute("BEGIN")
+        monkeypatch.setattr(
+            store._eraser, "_outlast", lambda connection: other.execute(READING.format(head=head(store)))
+        )
+        erased = pool.submit(store.delete_runs, ["r"], scrub=True)
+        waits = "SELECT FROM pg_locks WHERE relation = %s::regclass AND NOT granted"
+        with psycopg.connect(session_dsn(), autocommit=True) as admin:
+            while not admin.execute(waits, (head(store),)).fetchall():
+                time.sleep(0.005)
+            time.sleep(2 * postgres_connection.LOCK_SECONDS)
+        assert not erased.done()
+        other.rollback()
+        assert erased.result(20) == 1
+    settings = store._pool.run(lambda connection: connection.execute("SHOW lock_timeout").fetchone())
+    assert settings == ("50ms",)
+
+
+def test_whoever_finds_another_making_the_tables_waits_for_that(monkeypatch):
+    monkeypatch.setattr(postgres_connection, "LOCK_SECONDS", 0.05)
+    url = store_url("keepstep_test_made_later")
+    key = postgres_connection.Address(url).key("migrate")
+    with psycopg.connect(session_dsn(), autocommit=True) as other, ThreadPoolExecutor(1) as pool:
+        other.execute("SELECT pg_advisory_lock(%s)", (key,))
+        opened = pool.submit(PostgresStore, url)
+        while not other.execute("SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted").fetchall():
+            time.sleep(0.005)
+        time.sleep(2 * postgres_connection.LOCK_SECONDS)
+        other.execute("SELECT pg_advisory_unlock(%s)", (key,))
+        opened.result(20).close()
+        other.execute("DROP SCHEMA keepstep_test_made_later CASCADE")
 
 
 def test_nothing_else_waits_for_a_locked_run(store):

@@ -41,6 +41,7 @@ from .postgres_check import Inspector, raw_rows
 from .postgres_claims import Claimer
 from .postgres_commit import Batch, in_one_go, one_statement
 from .postgres_connection import TRIES, Address, Connection, Connections, ServerClock, migrate
+from .postgres_erase import Eraser
 from .postgres_lists import Lists
 from .postgres_liveness import Presence
 from .postgres_locks import Locks
@@ -52,6 +53,8 @@ from .postgres_rows import (
     names_text,
     original,
     plain,
+    progress_in,
+    progress_of,
     run_from,
     signal_from,
     texts,
@@ -66,17 +69,10 @@ log = logging.getLogger("keepstep")
 ASK_SECONDS = 1.0
 #: How many runs one transaction removes, so that others are not kept waiting.
 _DELETE_AT_ONCE = 500
-#: How long an erasure waits for transactions that began before it; and which they are.
-_OUTLAST_SECONDS = 10.0
-_OLDER = (
-    "SELECT pid, application_name FROM pg_stat_activity WHERE datname = current_database()"
-    " AND pid <> pg_backend_pid() AND greatest(age(backend_xmin), age(backend_xid)) > age(%s::xid)"
-)
 #: How many arrivals of signals are remembered; whoever asks is at most a second behind.
 _ARRIVALS = 10_000
 
 _json = msgspec.json.Encoder().encode
-_progress = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class _Seen(NamedTuple):
@@ -125,6 +121,7 @@ class PostgresStore:
         self._statements = Statements(address)
         self._sql = _Statements(address)
         self._lists = Lists(address)
+        self._eraser = Eraser(address)
         self._locks = Locks(address)
         self._claimer = Claimer(address, self.clock, self._presence, lease_seconds)
         self._enrolled: set[str] = set()
@@ -277,7 +274,7 @@ class PostgresStore:
             some = texts(wanted[start : start + _DELETE_AT_ONCE])
             removed += self._pool.run(lambda connection: self._delete(connection, some, finished=finished))  # noqa: B023
         if scrub and wanted:
-            self._pool.run(lambda connection: self._scrub(connection, wanted))
+            self._pool.run(lambda connection: self._eraser.scrub(connection, wanted))
         self._authors.wrote({None})
         return removed
 
@@ -293,42 +290,7 @@ class PostgresStore:
 
     def check_scrub(self) -> None:
         """Raise if the server would not write the tables anew for this role: to others it says so, and goes on."""
-
-        def look(connection: Connection) -> list[Any]:
-            granted = _MAINTAIN if connection.info.server_version >= _MAINTAIN_SINCE else "false"
-            return connection.execute(_NOT_OURS.format(granted=granted), (self._address.schema,)).fetchall()
-
-        if rows := self._pool.run(look, again=True):
-            whose = " or ".join(sorted({str(owner) for _, owner in rows}))
-            raise StoreError(
-                f"{self.url}: nothing was erased, because this role does not own the tables, and the server writes them"
-                f" anew only for their owner; erase as {whose}"
-            )
-
-    def _scrub(self, connection: Connection, runs: list[str]) -> None:
-        """Have the server write its tables anew, without what was removed; its log and its backups are not ours."""
-        for worker, stored in connection.execute(self._sql.progress).fetchall():
-            told = _progress_in(stored)
-            kept = {run: value for run, value in told.items() if run not in runs}
-            if len(kept) < len(told):
-                connection.execute(self._sql.put_progress, (_json(kept), worker))
-        self._outlast(connection)
-        with self._address.patience(connection):  # or whoever reads them just now would keep it from being done
-            for table in self._sql.tables:
-                connection.execute(f"VACUUM FULL {table}".encode(), prepare=False)
-
-    def _outlast(self, connection: Connection) -> None:
-        """Wait for transactions that still see what was removed: the server keeps it in its files for them."""
-        ((now,),) = connection.execute("SELECT pg_current_xact_id()::xid::text").fetchall()
-        deadline = time.monotonic() + _OUTLAST_SECONDS
-        while older := connection.execute(_OLDER, (now,)).fetchall():
-            if time.monotonic() > deadline:
-                told = ", ".join(f"{pid} ({name or 'unnamed'})" for pid, name in older)
-                raise StoreUnavailable(
-                    f"{self.url}: it is removed, but a transaction of session {told} began before and still sees it, "
-                    "so that it stays in the server's files; end that, and do it again"
-                )
-            time.sleep(0.05)
+        self._pool.run(self._eraser.check_owner, again=True)
 
     # -- leases ------------------------------------------------------------------------------------------------------
 
@@ -399,7 +361,7 @@ class PostgresStore:
         seq, kind, record, body, progress = row[RUN_WIDTH:]
         if seq is not None:
             run = rules.with_outcome(run, Row(seq, kind, record, body))
-        told = _progress_in(progress).get(run_id)
+        told = progress_in(progress).get(run_id)
         return run if told is None else replace(run, progress=bytes(told))
 
     def list_runs(self, query: RunQuery) -> RunPage:
@@ -446,7 +408,7 @@ class PostgresStore:
                     started_at=started_at.astimezone(UTC),
                     renewed_at=renewed_at.astimezone(UTC),
                     workflows=names(workflows),
-                    progress={run: bytes(value) for run, value in _progress(progress).items()},
+                    progress={run: bytes(value) for run, value in progress_of(progress).items()},
                 )
             except (ValueError, OverflowError, msgspec.MsgspecError) as error:
                 one = replace(one, damage=f"its row cannot be read: {error}")
@@ -555,25 +517,6 @@ def _done(change: Change) -> Answer:
     return Answer(Verdict.DONE, None, change.after + len(change.rows) if type(change) is Advance else 0)
 
 
-def _progress_in(stored: bytes | None) -> dict[str, msgspec.Raw]:
-    """The progress that a heartbeat row holds: worth showing, never worth failing for."""
-    try:
-        return _progress(stored) if stored is not None else {}
-    except (TypeError, ValueError, msgspec.MsgspecError):
-        return {}
-
-
-#: The tables that `VACUUM FULL` would skip, with a warning.
-_NOT_OURS = (
-    "SELECT c.relname, pg_get_userbyid(c.relowner) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
-    " WHERE n.nspname = %s AND c.relkind = 'r' AND c.relname IN ('keepstep_head', 'keepstep_run',"
-    " 'keepstep_checkpoint', 'keepstep_signal', 'keepstep_worker') AND NOT (pg_has_role(c.relowner, 'USAGE')"
-    " OR {granted} OR (SELECT pg_has_role(d.datdba, 'USAGE') FROM pg_database d WHERE d.datname = current_database()))"
-)
-_MAINTAIN = "has_table_privilege(c.oid, 'MAINTAIN')"
-_MAINTAIN_SINCE = 170_000
-
-
 class _Statements:
     """The statements of one schema that read, and those about workers."""
 
@@ -614,9 +557,6 @@ class _Statements:
             f" boot_seconds = %(boot_seconds)s, workflows = %(workflows)s, progress = %(progress)s, lock = %(lock)s,"
             f" started_at = coalesce(%(started_at)s, started_at) WHERE id = %(id)s AND gone_at IS NULL"
         )
-        self.tables = (head, run, checkpoint, signal, worker)
-        self.progress = f"SELECT id, progress FROM {worker}"
-        self.put_progress = f"UPDATE {worker} SET progress = %s WHERE id = %s"
         self.leave = f"DELETE FROM {worker} WHERE id = %s AND gone_at IS NULL"
         self.lapse = f"UPDATE {worker} SET boot = '' WHERE id = ANY(%s)"  # a lease under another clock is over
         self.delete = (
