@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import struct
@@ -10,6 +11,9 @@ import threading
 from urllib.parse import urlsplit
 
 import psycopg
+
+#: What the sessions are called that it has with the server.
+NAME = f"pooler {os.getpid()}"
 
 _ENCRYPTION_ASKED = (80877103, 80877104)
 
@@ -24,7 +28,7 @@ class Pooler:
         with psycopg.connect(dsn) as connection:
             known = connection.info
             self._server = known.host, known.port
-            self._who = {"user": known.user, "database": known.dbname}
+            self._who = {"user": known.user, "database": known.dbname, "application_name": NAME}
         self._transactions = transactions
         self._free: list[list[_Session]] = [[] for _ in range(pools)]
         self._clients = 0
