@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import random
 
 import psycopg
 import pytest
@@ -9,7 +10,10 @@ import pytest
 import keepstep as ks
 from keepstep.engine import engine as engine_module
 from keepstep.engine import journal
+from keepstep.errors import StoreUnavailable
+from keepstep.ports import Advance, Answer, Verdict
 from keepstep.stores import postgres_connection
+from keepstep.stores.memory import MemoryStore
 from tests.engine.world import World, steps_of, until
 from tests.postgres import empty_store, session_dsn
 
@@ -176,3 +180,49 @@ async def test_a_worker_gives_back_what_it_can_while_one_of_its_runs_is_locked(p
         await until(given_back, "the other run's return")
         assert await runs["locked"].status() == "running"
         lock.release()
+
+
+@pytest.mark.parametrize("mode", ["live", "replay"])
+async def test_whatever_is_held_up_and_however_often_runs_end_as_they_would(effects, monkeypatch, mode):
+    """One change in three is answered so, at random: ends, parkings, children's words, start marks."""
+    chance, commit = random.Random(7), MemoryStore.commit
+    told = {"held": 0}
+
+    def committed(self, changes, *, wait=True):
+        held = [type(change) is Advance and chance.random() < 0.3 for change in changes]
+        told["held"] += sum(held)
+        free = [change for change, is_held in zip(changes, held, strict=True) if not is_held]
+        answers = iter(commit(self, free, wait=wait))
+        locked = StoreUnavailable("it is locked")
+        return [Answer(Verdict.HELD, error=locked) if one else next(answers) for one in held]
+
+    @ks.step
+    async def work(name, number):
+        effects.append((name, number))
+        return number
+
+    once = ks.step(work.fn, name="once", at_most_once=True)
+
+    @ks.workflow
+    async def child(name):
+        return await work(name, 100)
+
+    @ks.workflow
+    async def parent(name):
+        found = await asyncio.gather(*(work(name, number) for number in range(4)), once(name, 4))
+        await ks.sleep(0.01)
+        handle = await ks.start(child, f"child of {name}")
+        return [*found, await handle.result(), await ks.wait_for("go"), await work(name, 5)]
+
+    monkeypatch.setattr(journal, "HELD_SECONDS", 0.001)
+    place = World("memory", mode, None)
+    async with place.engine(linger_seconds=0.0) as engine:
+        monkeypatch.setattr(MemoryStore, "commit", committed)
+        runs = [await engine.start(parent, f"r{n}", run_id=f"r{n}") for n in range(20)]
+        for run in runs:
+            await run.signal("go", 7)
+        for run in runs:
+            assert await run.result(15) == [0, 1, 2, 3, 4, 100, 7, 5]
+        monkeypatch.setattr(MemoryStore, "commit", commit)
+    assert told["held"] > 20
+    assert set(effects.count_of().values()) == {1}
