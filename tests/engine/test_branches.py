@@ -4,10 +4,12 @@ import asyncio
 import contextvars
 import random
 import sys
+import threading
 
 import pytest
 
 import keepstep as ks
+from keepstep.engine import together
 from tests.engine.lives import Pace, live_then_many_lives
 from tests.engine.world import steps_of
 
@@ -294,3 +296,66 @@ async def test_leaving_as_completed_early_leaves_the_rest_running(world, effects
         assert await run.result(30) == 1
         assert await steps_of(run, "step cancelled") == ["work#2"]
     assert effects == ["cancelled 2"]
+
+
+class Peak:
+    """How many bodies are under way at once; they wait for each other until as many are there as may be."""
+
+    def __init__(self, expected):
+        self.expected, self.now, self.most = expected, 0, 0
+        self.lock, self.full = threading.Lock(), threading.Event()
+
+    def __enter__(self):
+        with self.lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+            if self.now >= self.expected:
+                threading.Timer(0.03, self.full.set).start()  # time enough for one too many
+
+    def __exit__(self, *_):
+        with self.lock:
+            self.now -= 1
+
+
+@pytest.mark.live_only
+@pytest.mark.one_store
+@pytest.mark.parametrize("items, expected", [(130, 100), (20, 20)])
+async def test_a_map_has_more_or_fewer_async_steps_under_way_than_it_says(world, items, expected):
+    peak = Peak(expected)
+
+    @ks.step
+    async def meet(number):
+        with peak:
+            while not peak.full.is_set():
+                await asyncio.sleep(0.002)
+        return number
+
+    @ks.workflow
+    async def mapping():
+        return await ks.map(meet, range(items))
+
+    async with world.engine() as engine:
+        assert await (await engine.start(mapping)).result(15) == list(range(items))
+    assert peak.most == expected
+
+
+@pytest.mark.live_only
+@pytest.mark.one_store
+@pytest.mark.parametrize("cpus, items, expected", [(2, 10, 4), (20, 24, 16), (4, 3, 3)])
+async def test_a_map_has_more_or_fewer_threads_under_way_than_it_says(world, monkeypatch, cpus, items, expected):
+    monkeypatch.setattr(together, "cpu_count", lambda: cpus)
+    peak = Peak(expected)
+
+    @ks.step
+    def meet(number):
+        with peak:
+            peak.full.wait(15)
+        return number
+
+    @ks.workflow
+    async def mapping():
+        return await ks.map(meet, range(items))
+
+    async with world.engine() as engine:
+        assert await (await engine.start(mapping)).result(15) == list(range(items))
+    assert peak.most == expected
