@@ -11,7 +11,7 @@ import pytest
 import keepstep as ks
 from keepstep.engine import together
 from tests.engine.lives import Pace, live_then_many_lives
-from tests.engine.world import steps_of
+from tests.engine.world import steps_of, until
 
 
 def worker_for(effects, pace=None):
@@ -326,8 +326,7 @@ async def test_a_map_has_more_or_fewer_async_steps_under_way_than_it_says(world,
     @ks.step
     async def meet(number):
         with peak:
-            while not peak.full.is_set():
-                await asyncio.sleep(0.002)
+            await until(peak.full.is_set, "as many as may be")
         return number
 
     @ks.workflow
