@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from unittest import mock
 
 import pytest
 
 from keepstep.cli import exits
+from keepstep.cli import worker as worker_command
 from keepstep.engine.engine import Engine
 from keepstep.errors import StoreError, StoreUnavailable
+from keepstep.stores.liveness import Turnstile
 from keepstep.workflows.definition import KNOWN
 from tests.cli.test_runs import wait_for
 
@@ -121,6 +124,35 @@ def test_a_thread_that_never_returns_does_not_keep_a_worker_alive(keepstep, spaw
     worker.communicate(timeout=30)
     assert worker.returncode == 0
     assert keepstep("show", "b", "--json").json["status"] == "queued"
+
+
+def test_a_store_that_does_not_answer_does_not_keep_a_worker_alive(keepstep, monkeypatch):
+    """Whoever stopped it would kill it after 30 s, and it could not say why."""
+    ended = []
+
+    async def blocked(engine):
+        ended.append(Turnstile(f"{engine.store._path}-turnstile"))
+        assert ended[0].enter(10)  # from now on nobody else can write
+
+    def end(code):
+        ended[0].close()
+        ended.append(code)
+
+    monkeypatch.setattr(worker_command, "_idle", blocked)
+    monkeypatch.setattr(worker_command, "CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr(worker_command.os, "_exit", end)
+    done = keepstep("worker", "program.py", "--until-idle", "--stop-seconds", "0.1")
+    assert ended[1:] == [0]
+    assert "left to the next worker" in done.err
+
+
+def test_a_worker_that_leaves_in_time_is_not_ended(keepstep, monkeypatch):
+    ended = []
+    monkeypatch.setattr(worker_command.os, "_exit", ended.append)
+    assert keepstep("worker", "program.py", "--until-idle").code == 0
+    assert worker_command.STOP_SECONDS + worker_command.CLOSE_SECONDS < 30
+    assert not [one for one in threading.enumerate() if isinstance(one, threading.Timer) and one.interval == 28.0]
+    assert ended == []
 
 
 @pytest.mark.crash
