@@ -1,11 +1,12 @@
 """A step that may happen at most once is never repeated on a guess (K30)."""
 
 import asyncio
+import threading
 
 import pytest
 
 import keepstep as ks
-from keepstep.engine import steering
+from keepstep.engine import attempt, steering
 from keepstep.engine.audit import audit
 from keepstep.engine.control import cancel_now
 from tests.engine.world import steps_of, until
@@ -177,6 +178,39 @@ async def test_verify_that_does_not_know_decides_anyway(world, effects, verify):
     await run.resolve("launch#1", "result", "asked")
     assert await run.result(30) == "asked"
     assert effects == ["rocket"]
+    await engine.close()
+
+
+async def test_verify_that_waits_stops_the_other_runs(world, effects):
+    """A plain function that asks the other side: it waits in a thread, as a plain step does."""
+    asked, answered = threading.Event(), threading.Event()
+
+    def verify(name):
+        asked.set()
+        return ks.Done("seen late") if answered.wait(20) else None
+
+    @ks.workflow
+    async def other():
+        return "meanwhile"
+
+    engine, run = await Launch(effects, verify=verify).crash_while_under_way(world)
+    await until(asked.is_set)
+    assert await (await engine.start(other)).result(10) == "meanwhile"
+    answered.set()
+    assert await run.result(30) == "seen late"
+    await engine.close()
+
+
+async def test_verify_that_never_answers_hangs_the_run(world, effects, monkeypatch):
+    monkeypatch.setattr(attempt, "VERIFY_SECONDS", 0.01)
+    answered = threading.Event()
+    engine, run = await Launch(effects, verify=lambda name: answered.wait(20)).crash_while_under_way(
+        world, linger_seconds=60
+    )
+    await in_doubt(engine)
+    answered.set()
+    await run.resolve("launch#1", "result", "asked")
+    assert await run.result(30) == "asked"
     await engine.close()
 
 

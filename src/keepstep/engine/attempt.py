@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import inspect
 import random
 import traceback
 from contextvars import copy_context
@@ -23,7 +24,7 @@ from ..ports import CURRENT, Answer, Verdict, instant
 from ..stores.records import Record, StoredError
 from ..values import VALUES
 from ..workflows.definition import PlainCall
-from .asides import may_begin, plainly, tell, tell_of_cancel
+from .asides import may_begin, plainly, tell, tell_of_cancel, within
 from .branch import ASKED, CANCELLED
 from .steering import cancel_when_settled
 from .tasks import left
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 #: The part of a traceback that is kept.
 MAX_TRACEBACK = 20_000
 MAX_MESSAGE = 10_000
+#: A plain `verify=` that takes longer leaves the doubt to a person.
+VERIFY_SECONDS = 300.0
 #: A number beyond this is no status and no errno.
 MAX_CODE = 1_000_000
 
@@ -349,9 +352,10 @@ async def _resolve(call: StepCall[Any]) -> bool:
     run, step = call.run, call.step
     if step.verify is not None:
         try:
-            answer = step.verify(*call.args, **call.kwargs)
-            if hasattr(answer, "__await__"):
-                answer = await answer
+            if inspect.iscoroutinefunction(step.verify):
+                answer = await step.verify(*call.args, **call.kwargs)
+            else:  # it may ask the other side and wait, which must not stop the loop
+                answer = await within(run.engine, VERIFY_SECONDS, step.verify, *call.args, **call.kwargs)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a verify that fails leaves the doubt to a person
             run.engine.teller.observe("step.in_doubt", run, step=call.key, error=repr(error))
             answer = None

@@ -72,7 +72,7 @@ async def flaky(number: int, tries: int) -> int:
     return number
 
 
-def _looked_up(number: int, seconds: float) -> Any:
+async def _looked_up(number: int, seconds: float) -> Any:
     """Whether it happened is told by the world, as a payment service would tell."""
     scope = CURRENT.get()
     return ks.Done(number) if here().has_begun(scope.run.id, scope.key) else ks.NotDone()
