@@ -37,7 +37,7 @@ class Failing(Recording):
 # -- several -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("error", [ValueError("broken"), asyncio.CancelledError(), RecursionError()])
+@pytest.mark.parametrize("error", [ValueError("broken"), asyncio.CancelledError(), RecursionError(), SystemExit(1)])
 def test_one_that_fails_is_reported_once_and_disturbs_no_one(error, caplog):
     before, failing, after = Recording(), Failing(error), Recording()
     together = Observers([before, failing, after])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -47,8 +46,10 @@ class Observers:
         for position, member in enumerate(self._members):
             try:
                 member.observe(event)
-            # A cancellation that comes out of an observer is its own affair; passed on, it would cancel the worker.
-            except (Exception, asyncio.CancelledError):  # noqa: BLE001 - whatever it raises, the run must not notice
+            except KeyboardInterrupt:
+                raise
+            # A cancellation or a sys.exit() of an observer is its own affair; passed on, it would end the worker.
+            except BaseException:  # noqa: BLE001 - whatever it raises, the run must not notice
                 self._report(position, member, event)
 
     def _report(self, position: int, member: Observer, event: Event) -> None:
