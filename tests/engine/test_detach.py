@@ -197,6 +197,37 @@ async def test_a_lost_lease_lets_the_code_go_on(world, effects):
 
 
 @pytest.mark.live_only
+async def test_a_body_that_does_not_let_itself_be_cancelled_is_tried_again_after_the_lease(world, effects):
+    """It makes an error of its cancellation, for which its policy has another attempt."""
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    @ks.step(retry=ks.Retry(attempts=5, base_seconds=0))
+    async def stubborn():
+        effects.append("tried")
+        began.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            ended.set()
+            raise ConnectionError("interrupted") from None
+
+    @ks.workflow
+    async def trying():
+        await stubborn()
+
+    engine = await world.started()
+    run = await engine.start(trying, run_id="r")
+    await began.wait()
+    context = engine.live["r"]
+    context.detach("its lease was lost")
+    await ended.wait()
+    await until(lambda: not context.bodies, "the end of the body")
+    assert effects == ["tried"]
+    assert await steps_of(run, "step failed") == []
+    await world.crash(engine)
+
+
+@pytest.mark.live_only
 async def test_a_loop_that_is_stuck_keeps_its_runs_for_ever(world, monkeypatch, effects):
     """The heartbeat has a thread of its own, so it could go on for ever though nothing moves any more (K19)."""
     monkeypatch.setattr(worker, "STUCK_SECONDS", 0.3)
