@@ -133,6 +133,31 @@ async def test_a_worker_claims_runs_whose_workflow_it_does_not_know(world):
             assert await run.result(30) == "foreign"
 
 
+@pytest.mark.live_only
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_run_waits_for_a_claim_where_it_was_started(world, monkeypatch, known):
+    """A worker that knows the workflow has the run from its birth; another one leaves it to be claimed (K23)."""
+
+    @ks.workflow
+    async def quick():
+        return 1
+
+    born = []
+    async with world.engine(**{} if known else {"workflows": []}) as engine:
+        commit = engine.journal.write
+
+        async def write(change):
+            born.append(change.run)
+            return await commit(change)
+
+        monkeypatch.setattr(engine.journal, "write", write)
+        run = await engine.start(quick, run_id="r")
+        if known:
+            assert await run.result(30) == 1
+        lease = (engine.worker.id, ks.Status.RUNNING, 1) if known else (None, ks.Status.QUEUED, 0)
+    assert [(run.worker, run.status, run.epoch) for run in born] == [lease]
+
+
 async def test_an_engine_without_a_worker_drives_runs(world):
     async with world.engine(worker=False) as client:
         run = await client.start(doubling, 4, run_id="r")
