@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import time
 from pathlib import Path
 
 import pytest
+
+from keepstep.cli import run as run_command
+from keepstep.stores.liveness import Turnstile
 
 
 def wait_for(condition, what="the moment"):
@@ -269,6 +273,27 @@ def test_a_second_ctrl_c_ends_at_once_and_loses_nothing(keepstep, spawn, folder)
     assert keepstep("doctor").code == 0
     history = keepstep("history", "k", "--json").json["checkpoints"]
     assert [one["step"] for one in history if one["kind"] == "step completed"] == ["add#1"]
+
+
+def test_a_store_that_does_not_answer_does_not_keep_a_run_alive(keepstep, folder, monkeypatch):
+    held, ended = [], []
+
+    async def asked_once_it_hangs(stop, *others):
+        await asyncio.to_thread(wait_for, (folder / "hanging").exists)
+        held.append(Turnstile(f"{folder}/.keepstep/runs.db-turnstile"))
+        assert held[0].enter(10)  # from now on nobody else can write
+        stop.asked.set()
+
+    def end(code):
+        ended.append(code)
+        held[0].close()
+
+    monkeypatch.setattr(run_command.Stop, "or_", asked_once_it_hangs)
+    monkeypatch.setattr(run_command, "STOP_SECONDS", 0.1)
+    monkeypatch.setattr(run_command, "CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr(run_command.os, "_exit", end)
+    keepstep("run", "program.py:stuck", "--id", "k")
+    assert ended == [130]
 
 
 # -- what a workflow prints --------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 
 from keepstep.cli import exits
+from keepstep.cli import run as run_command
 from keepstep.cli import worker as worker_command
 from keepstep.engine.engine import Engine
 from keepstep.errors import StoreError, StoreUnavailable
@@ -139,8 +140,8 @@ def test_a_store_that_does_not_answer_does_not_keep_a_worker_alive(keepstep, mon
         ended.append(code)
 
     monkeypatch.setattr(worker_command, "_idle", blocked)
-    monkeypatch.setattr(worker_command, "CLOSE_SECONDS", 0.2)
-    monkeypatch.setattr(worker_command.os, "_exit", end)
+    monkeypatch.setattr(run_command, "CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr(run_command.os, "_exit", end)
     done = keepstep("worker", "program.py", "--until-idle", "--stop-seconds", "0.1")
     assert ended[1:] == [0]
     assert "left to the next worker" in done.err
@@ -148,9 +149,9 @@ def test_a_store_that_does_not_answer_does_not_keep_a_worker_alive(keepstep, mon
 
 def test_a_worker_that_leaves_in_time_is_not_ended(keepstep, monkeypatch):
     ended = []
-    monkeypatch.setattr(worker_command.os, "_exit", ended.append)
+    monkeypatch.setattr(run_command.os, "_exit", ended.append)
     assert keepstep("worker", "program.py", "--until-idle").code == 0
-    assert worker_command.STOP_SECONDS + worker_command.CLOSE_SECONDS < 30
+    assert worker_command.STOP_SECONDS + run_command.CLOSE_SECONDS < 30
     assert not [one for one in threading.enumerate() if isinstance(one, threading.Timer) and one.interval == 28.0]
     assert ended == []
 

@@ -8,8 +8,9 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
-from contextlib import redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from typing import TYPE_CHECKING, Any, Self
 
 import click
@@ -19,7 +20,7 @@ from .frame import MODULE, Settings, command, shown_url, unattended
 from .look import tag_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ..engine.engine import Engine
     from ..engine.handle import RunHandle
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 #: How long a step that is under way may go on after Ctrl-C before it is handed back.
 STOP_SECONDS = 5.0
+#: And how long handing back may take, until the process ends without: what it leaves is recovered as after a crash.
+CLOSE_SECONDS = 8.0
 
 
 def _shared(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -190,7 +193,8 @@ class _Driven:
         if handle is None or lines is None:
             return
         lines.plain(f"stopping: a step that is under way has {STOP_SECONDS:g} s to finish (Ctrl-C again: at once)")
-        await engine.close(STOP_SECONDS)
+        with no_later_than(STOP_SECONDS + CLOSE_SECONDS, exits.INTERRUPTED):
+            await engine.close(STOP_SECONDS)
         lines.stop()
         again = exits.line("run", *self.target, "--id", handle.id)
         if self.settings.json:
@@ -228,6 +232,24 @@ def _told_as_json(run_id: str, error: BaseException) -> int:
     info = words.error_as_json(getattr(error, "error", None))
     click.echo(json.dumps({"run": run_id, "status": status, "error": info}, ensure_ascii=False))
     return code
+
+
+@contextmanager
+def no_later_than(seconds: float, code: int) -> Iterator[None]:
+    """End the process if what is inside takes longer: a store that does not answer must not keep it alive."""
+    timer = threading.Timer(seconds, _leave_at_once, [seconds, code])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _leave_at_once(seconds: float, code: int) -> None:
+    told = f"the store has not answered for {seconds:g} s, so what was under way is left to the next worker to recover"
+    click.echo(told, err=True)
+    os._exit(code)
 
 
 class Stop:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +22,6 @@ if TYPE_CHECKING:
 
 #: A worker that is told to stop is gone within 30 s: so long for its steps, the rest for handing back.
 STOP_SECONDS = 20.0
-#: And so long for handing back, until it leaves without: what it leaves then is recovered like what a crash left.
-CLOSE_SECONDS = 8.0
 #: With --until-idle: how long nothing must have been due before the worker leaves.
 IDLE_SECONDS = 0.5
 #: What may become of a run that a worker has driven for a while.
@@ -105,7 +100,7 @@ async def _serve(
     settings: Settings, options: dict[str, Any], stop_seconds: float, *, until_idle: bool, quiet: bool, verbose: bool
 ) -> int:
     from .progress import Lines
-    from .run import Stop, not_twice
+    from .run import CLOSE_SECONDS, Stop, no_later_than, not_twice
 
     if not quiet:
         logging.getLogger("keepstep").addFilter(not_twice)
@@ -129,7 +124,7 @@ async def _serve(
                 under_way = f", {len(engine.live)} runs are under way" if engine.live else ""
                 lines.plain(f"stopping within {stop_seconds:g} s{under_way} (again: at once)")
         finally:
-            with _no_later_than(stop_seconds + CLOSE_SECONDS):
+            with no_later_than(stop_seconds + CLOSE_SECONDS, exits.OK):
                 await engine.close(stop_seconds)
         if not quiet:
             lines.plain("stopped; what is not finished waits for the next worker")
@@ -137,24 +132,6 @@ async def _serve(
         left = "asked" if stop.asked.is_set() else "idle"
         settings.answer({"pid": os.getpid(), "workflows": sorted(engine.workflows), "drove": dict(drove), "left": left})
     return exits.OK
-
-
-@contextmanager
-def _no_later_than(seconds: float) -> Iterator[None]:
-    """End the process if what is inside takes longer: a store that does not answer must not keep a worker alive."""
-    timer = threading.Timer(seconds, _leave_at_once, [seconds])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-def _leave_at_once(seconds: float) -> None:
-    told = f"the store has not answered for {seconds:g} s, so what was under way is left to the next worker to recover"
-    click.echo(told, err=True)
-    os._exit(exits.OK)
 
 
 def _count(drove: Counter[str], event: Event) -> None:
