@@ -89,6 +89,7 @@ def test_all_who_wait_have_their_turn_before_the_busy_one_has_it_for_long(turnst
         waiter.go.set()
     turns = 0
     while not all(waiter.has_it.is_set() for waiter in waiters):
+        time.sleep(0.0005)  # as long as a commit takes, at the least
         busy.leave()
         assert busy.enter(20)
         turns += 1

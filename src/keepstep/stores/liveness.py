@@ -21,7 +21,7 @@ COURTESY_SECONDS = 0.1
 _DISCOURTESY_SECONDS = 1.0
 #: How often who waits looks whether the turn has come, at first and when it has waited for long.
 _LOOK_SECONDS = 0.0001
-_LOOK_SELDOM_SECONDS = 0.005
+_LOOK_SELDOM_SECONDS = 0.002
 
 
 class Turnstile:
