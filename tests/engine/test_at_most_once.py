@@ -181,6 +181,8 @@ async def test_verify_that_does_not_know_decides_anyway(world, effects, verify):
     await engine.close()
 
 
+@pytest.mark.live_only
+@pytest.mark.one_store
 async def test_verify_that_waits_stops_the_other_runs(world, effects):
     """A plain function that asks the other side: it waits in a thread, as a plain step does."""
     asked, answered = threading.Event(), threading.Event()
@@ -201,6 +203,8 @@ async def test_verify_that_waits_stops_the_other_runs(world, effects):
     await engine.close()
 
 
+@pytest.mark.live_only
+@pytest.mark.one_store
 async def test_verify_that_never_answers_hangs_the_run(world, effects, monkeypatch):
     monkeypatch.setattr(attempt, "VERIFY_SECONDS", 0.01)
     answered = threading.Event()

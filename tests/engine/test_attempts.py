@@ -260,6 +260,7 @@ async def test_a_deadline_is_forgotten_by_a_crash(world):
     await engine.close()
 
 
+@pytest.mark.live_only
 @pytest.mark.parametrize("sleep_seconds, first", [(7200, "deadline"), (1800, "sleep"), (None, "deadline")])
 async def test_a_run_that_is_put_away_sleeps_through_its_deadline(world, sleep_seconds, first):
     @ks.workflow

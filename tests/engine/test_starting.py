@@ -134,6 +134,7 @@ async def test_a_worker_claims_runs_whose_workflow_it_does_not_know(world):
 
 
 @pytest.mark.live_only
+@pytest.mark.one_store
 @pytest.mark.parametrize("known", [True, False])
 async def test_a_run_waits_for_a_claim_where_it_was_started(world, monkeypatch, known):
     """A worker that knows the workflow has the run from its birth; another one leaves it to be claimed (K23)."""
