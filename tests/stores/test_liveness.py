@@ -141,3 +141,21 @@ def test_who_has_waited_in_vain_is_not_waited_for(turnstile, path):
     busy.leave()
     assert busy.enter(0)
     busy.leave()
+
+
+def test_who_did_not_wait_for_one_that_was_stopped_waits_again_for_others(turnstile, path, monkeypatch):
+    """Else a busy one that was once kept waiting would come before all who wait, for as long as someone does."""
+    monkeypatch.setattr(liveness, "_DISCOURTESY_SECONDS", 0.1)
+    busy = turnstile()
+    someone = os.open(f"{path}-next", os.O_RDWR)
+    fcntl.flock(someone, fcntl.LOCK_EX)
+    assert busy.enter(20)
+    busy.leave()
+    ends, turns = time.monotonic() + 0.2, 0
+    while time.monotonic() < ends:
+        if busy.enter(0):
+            turns += 1
+            busy.leave()
+    assert turns, "it did not go on without the one that is stopped"
+    assert not busy.enter(0), "it never waits again"
+    os.close(someone)

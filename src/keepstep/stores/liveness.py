@@ -53,7 +53,7 @@ class Turnstile:
             while True:
                 is_next = is_next or _locked(self._next)
                 if (is_next or now >= polite_until) and _locked(self._fd):
-                    if not is_next:
+                    if not is_next and begun >= self._impolite_until:  # or it would never end
                         self._impolite_until = now + _DISCOURTESY_SECONDS
                     return True
                 if now - begun >= seconds:
