@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from hashlib import sha256
 
 import msgspec
@@ -13,10 +14,12 @@ from keepstep.engine.doctor import examine
 from keepstep.engine.repair import accept_loss, assess
 from keepstep.engine.verify import verify
 from keepstep.errors import SchemaMismatch
-from keepstep.model import Status
-from keepstep.ports import Row
+from keepstep.model import RunQuery, Signal, Status
+from keepstep.ports import Row, Send
+from keepstep.stores import files_entry
+from keepstep.stores.files import FilesStore
 from keepstep.stores.records import FORMAT
-from tests.care.stored import driven, everything, tampered
+from tests.care.stored import contents, driven, everything, filled, tampered
 from tests.care.test_verify import edited
 
 NEWER = f"has format {FORMAT + 1}, newer than {FORMAT}; upgrade Keepstep"
@@ -94,3 +97,29 @@ def test_the_doctor_tells_it_from_damage_and_looks_at_the_others(store):
     assert ("stalled", "large") in told
     assert not [one for one in findings if one.code in ("corrupt", "store")]
     assert all("upgrade Keepstep" in one.advice for one in findings if one.code == "newer")
+
+
+def test_an_entry_that_git_has_brought_from_a_newer_one_concerns_its_run_alone(tmp_path, monkeypatch):
+    path = tmp_path / "runs"
+    store = filled(FilesStore(path, power_loss="may_lose_last"))
+    with monkeypatch.context() as newer_one:
+        newer_one.setattr(files_entry, "LAYOUT", files_entry.LAYOUT + 1)
+        store.commit([Send(Signal("waits", "last"))])
+    store.close()
+    store = FilesStore(path, power_loss="may_lose_last")
+    folder = next(path.glob("runs/*/waits"))
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    page = store.list_runs(RunQuery(limit=100))
+    assert (page.unreadable, len(page.runs)) == (("waits",), len(contents()) - 1)
+
+    async def beside(engine):
+        assert [one.code for one in (await examine(engine)).findings if "waits" in one.runs] == ["newer"]
+        return await (await engine.start("care total", 1, run_id="beside")).result()
+
+    assert driven(store, beside) == 1
+    store.check(mend=True)
+    for look in (store.get_run, partial(assess, store), partial(accept_loss, store, aside="x", actor="ann")):
+        with pytest.raises(SchemaMismatch, match="newer than 1; upgrade Keepstep"):
+            look("waits")
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+    store.close()

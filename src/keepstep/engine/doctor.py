@@ -182,6 +182,9 @@ class _Doctor:
         said = f"run {run_id!r}: of its two rows one is gone"
         try:
             await self.engine.read(self.engine.store.get_run, run_id)
+        except SchemaMismatch as error:
+            self._newer(run_id, str(error))
+            return
         except CheckpointCorrupt as error:
             said = str(error)
         self._corrupt(run_id, said)
@@ -204,10 +207,10 @@ class _Doctor:
     async def look_at_run(self, run: Run) -> None:
         try:
             await self._look_at_run(run)
-        except CheckpointCorrupt as error:  # of this run alone: the others are looked at all the same
-            self._corrupt(run.id, str(error))
-        except SchemaMismatch as error:
+        except SchemaMismatch as error:  # of this run alone: the others are looked at all the same
             self._newer(run.id, str(error))
+        except CheckpointCorrupt as error:
+            self._corrupt(run.id, str(error))
 
     def _key_wanted(self, run: Run) -> tuple[str, bool] | None:
         """With keys at hand: the id of the one that the run needs and that is not here, and whether another is."""

@@ -108,6 +108,12 @@ def keep_whole(store: Store, run: Run, problems: list[str], path: str) -> None:
 
 def _damaged_run(store: Store, run_id: str) -> Run:
     try:
+        store.get_run(run_id)
+    except SchemaMismatch:  # it is not damaged
+        raise
+    except CheckpointCorrupt:
+        pass
+    try:
         run = head_of(store, run_id)
     except CheckpointCorrupt as error:
         raise CheckpointCorrupt(

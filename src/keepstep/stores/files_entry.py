@@ -300,12 +300,18 @@ def _attached(row: Row, place: int, attach: Any, attachments: list[Attachment]) 
     return fields
 
 
+class NewerEntry(CheckpointCorrupt, SchemaMismatch):
+    """An entry that only a newer Keepstep reads, such as one that git has brought: it concerns its own run alone."""
+
+
 def read_entry(data: bytes, run: str, number: int, where: str) -> Entry:
     """The entry in a file; `CheckpointCorrupt` if it is not the one that was written there."""
     fields = unsealed(data, f"run {run!r}: {where}")
     try:
         if fields["layout"] > LAYOUT:
-            raise SchemaMismatch(f"run {run!r}: {where} has layout {fields['layout']}, newer than {LAYOUT}; upgrade")
+            raise NewerEntry(
+                f"run {run!r}: {where} has layout {fields['layout']}, newer than {LAYOUT}; upgrade Keepstep"
+            )
         if fields["run"] != run or fields["entry"] != number:
             raise CheckpointCorrupt(f"run {run!r}: {where} is entry {fields['entry']} of run {fields['run']!r}")
         return Entry(
