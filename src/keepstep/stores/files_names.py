@@ -22,7 +22,7 @@ _ENTRY = re.compile(rf"(\d{{{_DIGITS},}})\.json")
 
 def folder_name(run_id: str) -> str:
     """The name of a run's folder: the id itself if that is safe, else what is safe of it and its hash."""
-    if _PLAIN.fullmatch(run_id) and not _RESERVED.fullmatch(run_id):
+    if _PLAIN.fullmatch(run_id) and ".." not in run_id and not _RESERVED.fullmatch(run_id):
         return run_id
     kept = re.sub(r"[^a-z0-9_]+", "-", run_id.lower()).strip("-")[:_KEPT]
     return f"{kept}~{_hash(run_id)[:_HASHED]}"
