@@ -112,7 +112,7 @@ def test_one_that_is_stopped_while_it_is_next_stops_nobody(turnstile, path):
     mine.leave()
 
 
-def test_after_a_long_turn_everyone_has_theirs(turnstile, path, monkeypatch):
+def test_a_long_turn_makes_nobody_impolite(turnstile, path, monkeypatch):
     monkeypatch.setattr(liveness, "COURTESY_SECONDS", 0.01)
     long, first, second = turnstile(), turnstile(), turnstile()
     assert long.enter(0)
@@ -122,15 +122,25 @@ def test_after_a_long_turn_everyone_has_theirs(turnstile, path, monkeypatch):
     time.sleep(0.05)  # so that the second one has waited for longer than it would for one that is stopped
     assert not any(waiter.has_it.is_set() for waiter in waiters)
     long.leave()
-    until(lambda: any(waiter.has_it.is_set() for waiter in waiters))
-    assert not all(waiter.has_it.is_set() for waiter in waiters)
+    assert waiters[0].has_it.wait(20)
+    waiters[0].go.set()
+    assert waiters[1].has_it.wait(20)
+    waiters[1].go.set()
     for waiter in waiters:
-        waiter.go.set()
-    for waiter in waiters:
-        assert waiter.has_it.wait(20)
         waiter.join()
     assert not is_locked(path)
     assert not is_locked(f"{path}-next")
+
+
+def test_a_turnstile_that_is_closed_while_it_waits_lets_both_locks_go(turnstile, path):
+    busy, mine = turnstile(), turnstile()
+    assert busy.enter(0)
+    assert not mine.enter(0.05)
+    mine.close()
+    busy.leave()
+    until(lambda: not is_locked(path) and not is_locked(f"{path}-next"))
+    assert busy.enter(20)
+    busy.leave()
 
 
 def test_who_has_waited_in_vain_is_not_waited_for(turnstile, path):

@@ -57,11 +57,12 @@ class Censor:
                 "pass ks.Secret(name) and reveal() it where it is used"
             )
 
-    def tags(self, tags: dict[str, str]) -> dict[str, str]:
+    def tags(self, tags: dict[str, str] | None) -> dict[str, str]:
         """The tags of a run, if they may be stored."""
-        for name, text in checked_tags(tags).items():
+        checked = checked_tags(tags)
+        for name, text in checked.items():
             self.check(msgspec.json.encode(text), name, "tag")
-        return dict(tags)
+        return checked
 
     def input_of(self, workflow: Workflow[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> bytes:
         """The arguments of a run as they are stored."""

@@ -16,7 +16,7 @@ from ..ports import Answer, Send, Verdict, instant
 from ..stores.records import Record, StoredError
 from ..values import VALUES
 from ..workflows.definition import Bound, Call, Workflow
-from ..workflows.options import check_options, checked_tags
+from ..workflows.options import check_options
 from . import attempt as attempts
 from .branch import Branch, DurableCall, in_workflow
 from .ending import ContinueAs
@@ -324,7 +324,7 @@ def start(workflow: Any, *args: Any, **kwargs: Any) -> Call[ChildRun]:
         own = {name: value for name, value in workflow.starting.items() if name in _CHILD_OPTIONS}
         options = {**own, **options, "tags": {**own.get("tags", {}), **(options.get("tags") or {})}}
     check_options(options.get("queue", "default"), options.get("priority", 0), options.get("delay", 0.0), None)
-    options["tags"] = branch.run.engine.censor.tags(checked_tags(options.get("tags")))
+    options["tags"] = branch.run.engine.censor.tags(options.get("tags"))
     workflow.check_arguments(args, kwargs)
     payload = branch.run.engine.censor.input_of(workflow, args, kwargs)
     return StartCall(branch, workflow, payload, options)

@@ -52,10 +52,16 @@ class Turnstile:
         try:
             while True:
                 is_next = is_next or _locked(self._next)
-                if (is_next or now >= polite_until) and _locked(self._fd):
-                    if not is_next and begun >= self._impolite_until:  # or it would never end
-                        self._impolite_until = now + _DISCOURTESY_SECONDS
-                    return True
+                if _locked(self._fd):
+                    if is_next:
+                        return True
+                    if now >= polite_until:
+                        if begun >= self._impolite_until:  # or it would never end
+                            self._impolite_until = now + _DISCOURTESY_SECONDS
+                        return True
+                    fcntl.flock(self._fd, fcntl.LOCK_UN)  # it is the next one's, who may be about to come
+                elif begun >= self._impolite_until:
+                    polite_until = now + COURTESY_SECONDS  # nobody is late while someone has the turn
                 if now - begun >= seconds:
                     return False
                 time.sleep(_LOOK_SECONDS if now - begun < COURTESY_SECONDS else _LOOK_SELDOM_SECONDS)

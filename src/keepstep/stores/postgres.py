@@ -53,8 +53,6 @@ from .postgres_rows import (
     names_text,
     original,
     plain,
-    progress_in,
-    progress_of,
     run_from,
     signal_from,
     texts,
@@ -361,7 +359,7 @@ class PostgresStore:
         seq, kind, record, body, progress = row[RUN_WIDTH:]
         if seq is not None:
             run = rules.with_outcome(run, Row(seq, kind, record, body))
-        told = progress_in(progress).get(run_id)
+        told = rules.progress_in(progress).get(run_id)
         return run if told is None else replace(run, progress=bytes(told))
 
     def list_runs(self, query: RunQuery) -> RunPage:
@@ -408,7 +406,7 @@ class PostgresStore:
                     started_at=started_at.astimezone(UTC),
                     renewed_at=renewed_at.astimezone(UTC),
                     workflows=names(workflows),
-                    progress={run: bytes(value) for run, value in progress_of(progress).items()},
+                    progress={run: bytes(value) for run, value in rules.progress_of(progress).items()},
                 )
             except (ValueError, OverflowError, msgspec.MsgspecError) as error:
                 one = replace(one, damage=f"its row cannot be read: {error}")

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import msgspec
 
 from ..errors import StoreError, StoreUnavailable
+from . import rules
 from .postgres_connection import Address, Connection
-from .postgres_rows import progress_in
 
 #: How long an erasure waits for transactions that began before it; and which they are.
 _OUTLAST_SECONDS = 10.0
@@ -52,7 +52,7 @@ class Eraser:
     def scrub(self, connection: Connection, runs: Sequence[str]) -> None:
         """Have the server write its tables anew, without what was removed; its log and its backups are not ours."""
         for worker, stored in connection.execute(self._progress).fetchall():
-            told = progress_in(stored)
+            told = rules.progress_in(stored)
             kept = {run: value for run, value in told.items() if run not in runs}
             if len(kept) < len(told):
                 connection.execute(self._put_progress, (_json(kept), worker))

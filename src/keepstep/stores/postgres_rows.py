@@ -257,17 +257,3 @@ def signal_from(row: Sequence[Any]) -> Signal:
     except (ValueError, TypeError, OverflowError, msgspec.MsgspecError) as error:
         raise CheckpointCorrupt(f"run {run!r}: its signal {seq} cannot be read: {error}") from None
     return rules.check_signal(signal)
-
-
-# -- progress ----------------------------------------------------------------------------------------------------------
-
-#: The progress of runs, as a heartbeat row holds it.
-progress_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-
-
-def progress_in(stored: bytes | None) -> dict[str, msgspec.Raw]:
-    """The progress that a heartbeat row holds: worth showing, never worth failing for."""
-    try:
-        return progress_of(stored) if stored is not None else {}
-    except (TypeError, ValueError, msgspec.MsgspecError):
-        return {}

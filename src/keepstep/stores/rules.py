@@ -233,3 +233,15 @@ def with_outcome(run: Run, row: Row) -> Run:
         output = bytes(record.value)
     error = record.error.info() if record.error else None
     return replace(run, output=output, error=error, continued_as=data.get("continued_as"))
+
+
+#: The progress of runs, as the heartbeat of their worker holds it.
+progress_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def progress_in(stored: Any) -> dict[str, msgspec.Raw]:
+    """The progress that a heartbeat holds, if any: worth showing, never worth failing for."""
+    try:
+        return progress_of(stored) if stored is not None else {}
+    except (TypeError, ValueError, msgspec.MsgspecError):
+        return {}

@@ -57,7 +57,6 @@ _RENEW = (
 log = logging.getLogger("keepstep")
 
 _json = msgspec.json.Encoder().encode
-_progress = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class _Seen(NamedTuple):
@@ -333,7 +332,7 @@ class SQLiteStore:
             rows = cursor.execute(
                 "SELECT CAST(progress AS BLOB) FROM keepstep_worker WHERE id = ?", (run.worker,)
             ).fetchall()
-            progress = _progress_in(rows[0][0]).get(run_id) if rows else None
+            progress = rules.progress_in(rows[0][0]).get(run_id) if rows else None
             if progress is not None:
                 run = replace(run, progress=bytes(progress))
         return run
@@ -437,7 +436,7 @@ class SQLiteStore:
                     started_at=instant(typed(started_at, float)),
                     renewed_at=instant(typed(renewed_at, float)),
                     workflows=names(typed(workflows, str)),
-                    progress={run: bytes(value) for run, value in _progress(progress).items()},
+                    progress={run: bytes(value) for run, value in rules.progress_of(progress).items()},
                 )
             except (ValueError, TypeError, OverflowError, msgspec.MsgspecError) as error:
                 one = replace(one, damage=f"its row cannot be read: {error}")
@@ -530,11 +529,3 @@ def _identity(path: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
-
-
-def _progress_in(stored: Any) -> dict[str, msgspec.Raw]:
-    """The progress that a heartbeat row holds: worth showing, never worth failing for."""
-    try:
-        return _progress(stored)
-    except (TypeError, ValueError, msgspec.MsgspecError):
-        return {}
