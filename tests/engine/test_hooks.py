@@ -372,6 +372,7 @@ async def test_an_argument_that_is_not_stored_is_not_told(world, effects):
     assert effects[0][3] == [("number", 1), ("client", sys)]
 
 
+@pytest.mark.live_only
 async def test_a_transactional_step_is_told_of_wrongly(world, effects):
     if world.kind == "memory":
         pytest.skip("memory has no transactions")

@@ -141,7 +141,7 @@ async def _attempt(
     except BaseException as error:  # noqa: BLE001 - the body may raise what it likes, sys.exit() too
         return error
     if scope.emitted:
-        _flush_emitted(scope)
+        flush_emitted(scope)
     record = call.completed(data, scope.number, started_at)
     if run.spent.told:
         run.spent.attach(record)
@@ -205,14 +205,14 @@ async def _limited(call: StepCall[Any], elapsed: float) -> Any:
     raise late
 
 
-class _LeaseTooOld(Exception):
+class LeaseTooOld(Exception):
     """A thread took a step up so late that its run may be somebody else's by now."""
 
 
 def _in_its_turn(call: StepCall[Any]) -> Any:
     """Run a plain body in its thread; it may have waited long for one, so the lease is looked at once more."""
     if call.run.detached or not call.run.engine.lease_is_fresh():
-        raise _LeaseTooOld
+        raise LeaseTooOld
     return plainly(call.step.fn, *call.args, **call.kwargs)
 
 
@@ -220,7 +220,7 @@ async def _again_if_late(call: StepCall[Any], elapsed: float, body: asyncio.Futu
     """What the thread gave; if it did not begin, another does when the lease is fresh again, or the run is let go."""
     try:
         return body.result()
-    except _LeaseTooOld:
+    except LeaseTooOld:
         if not call.run.may_start_body():
             raise asyncio.CancelledError from None
         return await _limited(call, elapsed)
@@ -258,7 +258,7 @@ def _failed(
         data=run.spent.take(call.key) if run.spent.told else None,
     )
     if scope.emitted:
-        _flush_emitted(scope)
+        flush_emitted(scope)
     run.append(record, call if retry_at is None else None)
     return retry_at
 
@@ -453,14 +453,15 @@ def emit(scope: Attempt, value: Any) -> None:
 
 
 def _flush_soon(scope: Attempt) -> None:
-    scope.run.loop.call_later(EMIT_SECONDS, _flush_emitted, scope, context=scope.run.engine.context)
+    scope.run.loop.call_later(EMIT_SECONDS, flush_emitted, scope, context=scope.run.engine.context)
 
 
-def _flush_emitted(scope: Attempt) -> None:
-    values, scope.emitted = scope.emitted, []
+def flush_emitted(scope: Attempt) -> None:
+    """Write what a body has emitted since it was last written."""
     run = scope.run
-    if not values or run.detached:
+    if not scope.emitted or run.detached:
         return
+    values, scope.emitted = scope.emitted, []
     record = Record(run.id, Kind.EMITTED.value, step=scope.key, attempt=scope.number, worker=run.worker)
     record.finished_at = run.time()
     record.value = msgspec.Raw(msgspec.json.encode(values))

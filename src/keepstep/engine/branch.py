@@ -413,6 +413,8 @@ class StepCall(DurableCall[T]):
             self.task.cancel()
             if not self.entered:  # cancelled before its first move, it will not make another
                 self.run.body_ended(self)
+        elif self.run.engine.forgetting is not None:
+            self.run.engine.forgetting.cancel(self)
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What the body is given, copied for someone else; what is not stored cannot be copied."""

@@ -6,10 +6,9 @@ import logging
 from typing import TYPE_CHECKING
 
 from ..errors import CheckpointCorrupt, StoreError
-from ..model import Status
 from ..model.signal import RESERVED
 from .branch import CANCELLED
-from .parking import idle, is_writing, move
+from .parking import idle, is_writing
 from .quiet import only_waits
 from .steering import STEERING, control
 
@@ -33,12 +32,13 @@ def tell_next(run: RunContext) -> None:
                 if _replay_next(run, run.history):
                     return
             elif run.arrived:
-                if run.engine.replay_always and _forget(run):
+                if run.engine.forgetting is not None and run.engine.forgetting.forget(run):
                     return
                 if _deliver(run, run.arrived.popleft()):
                     return
             else:
-                idle(run)
+                if run.engine.forgetting is None or not run.engine.forgetting.forget(run):
+                    idle(run)
                 return
     finally:
         run.telling = False
@@ -60,17 +60,6 @@ def _deliver(run: RunContext, draft: Draft) -> bool:
         return False
     if run.arrived or run.waits or run.holding:  # the code may end a branch with this and ask for nothing more
         run.watch()
-    return True
-
-
-def _forget(run: RunContext) -> bool:
-    """Instead of delivering, hand the run back, so that what has arrived is told by replay."""
-    if run.performing or is_writing(run) or run.holding or run.finishing:
-        return run.moving
-    if run.main is None or run.main.done():
-        return False
-    if not run.moving:
-        move(run, Status.QUEUED, run.engine.clock.now(), (), reason="forgotten")
     return True
 
 

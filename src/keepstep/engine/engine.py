@@ -34,6 +34,7 @@ from .attempt import perform
 from .censor import Censor
 from .context import RunContext
 from .encryption import Encryption
+from .forgetting import Forgetting
 from .handle import RunHandle, this_process
 from .hearing import Hearing
 from .journal import Journal
@@ -112,8 +113,7 @@ class Engine:
         self.recovery_limit = RecoveryLimit(recovery_limit)
         self.stop_seconds = stop_seconds
         self.linger_seconds = linger_seconds
-        #: For tests: forget a run after each new outcome and go on by replay, as if its worker had just taken it over.
-        self.replay_always = replay_always
+        self.forgetting = Forgetting(self) if replay_always else None
         self.encryption = Encryption(keys)
         self.censor = Censor(redact or Redactor(), max_value_bytes, self.encryption)
         self.teller = Teller(self, resolve(observers))
@@ -122,7 +122,7 @@ class Engine:
         self.actor = actor or ""
         self._retain = retain
         self._strict = strict
-        self.perform = perform
+        self.perform = perform if self.forgetting is None else self.forgetting.perform
         self.live: dict[str, RunContext] = {}
         self.closed = True
         self._pid = os.getpid()
@@ -164,7 +164,8 @@ class Engine:
         self.rest = RestWatch(self.loop)
         self.runner = Runner(self)
         self.run_threads = ThreadExecutor(RUN_THREADS, "keepstep-run")
-        self.step_threads = ThreadExecutor(STEP_THREADS, "keepstep-step")
+        step_threads = ThreadExecutor if self.forgetting is None else self.forgetting.threads
+        self.step_threads = step_threads(STEP_THREADS, "keepstep-step")
         self.aside_threads = ThreadExecutor(ASIDE_THREADS, "keepstep-aside")
         worker = Worker(self, self.max_runs)
         self.journal = Journal(self.store, worker.id, self.rest, self.clock, self.outage)
@@ -452,6 +453,13 @@ class Engine:
         self._background.add(task)
         task.add_done_callback(self._background_ended, context=self.context)
 
+    def beside(self, coroutine: Coroutine[Any, Any, R], context: Context) -> asyncio.Task[R]:
+        """Do something that ends with the engine at the latest; the caller hears of its failure."""
+        task: asyncio.Task[R] = asyncio.Task(coroutine, loop=self.loop, context=context)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard, context=self.context)
+        return task
+
     def _background_ended(self, task: asyncio.Task[Any]) -> None:
         self._background.discard(task)
         if not task.cancelled() and task.exception() is not None:
@@ -466,6 +474,8 @@ class Engine:
         if self.live.get(context.id) is context:
             del self.live[context.id]
         self.hearing.left(context.id)
+        if self.forgetting is not None:
+            self.forgetting.left(context)
         if worker is not None:
             worker.progress.pop(context.id, None)
             worker.progressed(context)

@@ -20,7 +20,7 @@ class Hearing:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._fetching: set[str] = set()
+        self._fetching: set[RunContext] = set()
         #: Runs that have signals which were told before their code began: they are read when it does.
         self._unheard: set[str] = set()
 
@@ -46,8 +46,8 @@ class Hearing:
         """Read the signals of a run that it has not seen; not before its history says which of them it has taken."""
         if context.main is None:
             self._unheard.add(context.id)
-        elif context.id not in self._fetching and not context.detached:
-            self._fetching.add(context.id)
+        elif context not in self._fetching and not context.detached:
+            self._fetching.add(context)
             self._engine.background(self._fetch(context))
 
     async def _fetch(self, context: RunContext) -> None:
@@ -55,7 +55,7 @@ class Hearing:
         try:
             while not context.detached:
                 page = await engine.read(engine.store.list_signals, context.id, context.signals_seen)
-                self._fetching.discard(context.id)
+                self._fetching.discard(context)
                 if not page:
                     if context.missed_signals:
                         await self.check_missed(context)
@@ -68,7 +68,7 @@ class Hearing:
             engine.outage.tell(f"signals of run {context.id} cannot be read yet", error)
             engine.loop.call_later(FETCH_AGAIN_SECONDS, self.fetch, context, context=engine.context)
         finally:
-            self._fetching.discard(context.id)
+            self._fetching.discard(context)
 
     async def check_missed(self, context: RunContext) -> None:
         """A write was refused because of signals that were not seen: raise if they are not there to be read."""

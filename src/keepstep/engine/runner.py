@@ -174,6 +174,8 @@ class Runner:
         if context.detached:
             return
         engine, run = self.engine, context.run
+        if engine.forgetting is not None:
+            engine.forgetting.begins(context)
         if context.seq == 0:
             record = self.started(run.id, context.workflow, context.worker, context.time())
             context.now_at = record.finished_at or context.now_at
