@@ -104,7 +104,7 @@ class Verdict(StrEnum):
     MISSED = "missed signals"  # Advance: more signals than were seen
     NOT_FOUND = "not found"  # Send, Rekey: no such run
     FINISHED = "finished"  # Send: the run has ended
-    CONFLICT = "conflict"  # Advance: a run to create is there with another workflow, input or parent
+    CONFLICT = "conflict"  # Advance: a run to create is there, and another call or run created it
     ILLEGAL = "illegal move"  # Advance: the status may not change so
     FAILED = "failed"  # Advance: `within` raised `error`; Send: it cannot be encrypted for that run
     HELD = "held up"  # someone else has locked what it concerns, as `error` says: try it again later

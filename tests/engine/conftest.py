@@ -24,7 +24,7 @@ EVERYWHERE = bool(os.environ.get("KEEPSTEP_EVERYWHERE"))
 #: Tests that run on files, too: those in which runs meet each other, wait, crash and are steered.
 ON_FILES = {
     *("test_at_most_once", "test_children", "test_control", "test_parking", "test_signals", "test_starting"),
-    *("test_rewind", "test_fork"),
+    *("test_rewind", "test_fork", "test_series"),
 }
 #: A test that takes longer has lost a wake-up: nothing here waits for anything but events.
 PATIENCE_SECONDS = 20.0

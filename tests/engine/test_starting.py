@@ -117,6 +117,8 @@ async def test_tags_and_filters_find_the_wrong_runs(world):
         assert [run.id for run in (await engine.list(ks.RunQuery(id_prefix="b"))).runs] == ["b"]
         with pytest.raises(ks.DefinitionError, match="tag"):
             await engine.start(doubling, 1, tags={"user": 1})
+        with pytest.raises(ks.DefinitionError, match="begin with 'ks:'"):
+            await engine.start(doubling, 1, tags={"ks:series": "a"})
 
 
 async def test_a_worker_claims_runs_whose_workflow_it_does_not_know(world):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -10,7 +11,8 @@ import msgspec
 
 from ..errors import AlreadyFinished, DefinitionError, RunNotFound, StepFailed, StoreError
 from ..model import FINISHED, Kind, Outcome, Run, Signal, Status
-from ..model.ids import check_id, check_name, child_id, new_id, series
+from ..model.ids import MAX_ID, check_id, check_name, child_id, new_id
+from ..model.series import names_in_word
 from ..model.signal import CANCEL, CHILD
 from ..ports import Answer, Send, Verdict, instant
 from ..stores.records import Record, StoredError
@@ -20,6 +22,7 @@ from ..workflows.options import check_options
 from . import attempt as attempts
 from .branch import Branch, DurableCall, in_workflow
 from .ending import ContinueAs
+from .series import newest_run
 from .steering import cancel_child
 from .waits import HearingCall
 from .wakeups import Wait, add_wait, take_signal
@@ -41,16 +44,45 @@ class SendCall(DurableCall[None]):
         super().__init__(branch, f"signal:{name}", VALUES.digest((target, name, payload), "signal"))
 
     def begin_live(self) -> None:
+        self._send_to(self.target)
+
+    def _send_to(self, target: str) -> None:
         run = self.run
         signal_id = f"{run.id}:{self.key}:{run.generation}"
-        signal = Signal(self.target, self.name, self.payload, signal_id, f"run {run.id}", run.time())
-        record = self.record(Kind.STEP_COMPLETED, attempt=1, data={"to": self.target, "signal_name": self.name})
-        run.append_special(record, {"sends": [Send(signal)]}, self._sent, self._refused, self)
+        signal = Signal(target, self.name, self.payload, signal_id, f"run {run.id}", run.time())
+        record = self.record(Kind.STEP_COMPLETED, attempt=1, data={"to": target, "signal_name": self.name})
+        refused = partial(self._refused, target)
+        run.append_special(record, {"sends": [Send(signal)]}, partial(self._sent, target), refused, self)
 
-    def _sent(self, _: Answer) -> None:
-        self.run.engine.signalled(self.target)
+    def _sent(self, target: str, _: Answer) -> None:
+        self.run.engine.signalled(target)
 
-    def _refused(self, answer: Answer) -> None:
+    def _refused(self, target: str, answer: Answer) -> None:
+        if answer.verdict is Verdict.FINISHED:
+            self.run.engine.background(self._send_on(target, answer))
+        else:
+            self._fail(answer)
+
+    async def _send_on(self, target: str, answer: Answer) -> None:
+        """The run has ended: send the signal to the one that continues it, if there is one."""
+        run, engine = self.run, self.run.engine
+        run.performing += 1  # it must not be put away before this is known
+        try:
+            ended = await engine.read(engine.store.get_run, target)
+            with contextlib.suppress(RunNotFound):
+                newest = None if ended is None else await engine.call(newest_run, engine.store, ended)
+                if not run.detached and newest is not None and newest.id != target:
+                    self._send_to(newest.id)
+                    return
+            if not run.detached:
+                self._fail(answer)
+        except StoreError as error:
+            run.halt(error)
+        finally:
+            run.performing -= 1
+            run.watch()
+
+    def _fail(self, answer: Answer) -> None:
         if answer.verdict is Verdict.NOT_FOUND:
             kind, text = "RunNotFound", f"no run {self.target!r} is here"
         elif answer.error is not None:
@@ -169,7 +201,10 @@ class StartCall(DurableCall[ChildRun]):
             cancel_child(run, child)
 
     def _refused(self, answer: Answer) -> None:
-        text = f"run id {answer.about!r} is taken by another run"
+        text = (
+            f"run id {answer.about!r} is taken by a run that {self.key!r} of run {self.run.id!r} has not started; "
+            "give each child an id of its own, or leave run_id= out"
+        )
         error = StoredError("keepstep.RunConflict", text, "permanent", id=new_id("error"))
         self.run.append(self.record(Kind.STEP_FAILED, outcome=Outcome.FAILURE.value, attempt=1, error=error), self)
 
@@ -228,7 +263,7 @@ class ChildResult(HearingCall):
             word = await _word_of_ended(engine, self.child.id)
             if word is not None and not run.detached:
                 signal = Signal(
-                    run.id, self.name, word, f"child:{_teller(word).child}", f"run {self.child.id}", run.time()
+                    run.id, self.name, word, f"child:{_id_of_teller(word)}", f"run {self.child.id}", run.time()
                 )
                 await engine.journal.write(Send(signal))  # under the id that the child's own would have
                 engine.signalled(run.id)
@@ -275,15 +310,18 @@ class _Word(msgspec.Struct):
 async def _word_of_ended(engine: Engine, child_id: str) -> bytes | None:
     """The word of a child that has ended, or of the run that went on for it; None if it has not."""
     child = await engine.read(engine.store.get_run, child_id)
-    while child is not None and child.continued_as:
-        child = await engine.read(engine.store.get_run, child.continued_as)
     word: dict[str, Any] = {"status": Status.FAILED.value, "child": child_id}
+    try:
+        if child is not None and child.continued_as:
+            child = await engine.call(newest_run, engine.store, child)
+    except RunNotFound:
+        child = None
     if child is None:
         word["error"] = StoredError("keepstep.RunNotFound", f"child run {child_id!r} is gone", "permanent")
     elif child.status not in FINISHED:
         return None
     else:
-        word = {"status": child.status.value, "child": child.id}
+        word = {"status": child.status.value, **names_in_word(child)}
         if child.output is not None:
             word["value"] = msgspec.Raw(child.output)
         if child.error is not None:
@@ -292,19 +330,35 @@ async def _word_of_ended(engine: Engine, child_id: str) -> bytes | None:
 
 
 class _Teller(msgspec.Struct):
+    """Who tells of the end of a child: the run that was started, and the one that ended, which may continue it."""
+
     child: str = ""
+    run: str = ""
 
 
 _teller = msgspec.json.Decoder(_Teller).decode
 
 
+def _id_of_teller(word: bytes) -> str:
+    teller = _teller(word)
+    return teller.run or teller.child
+
+
 def is_word_of(word: bytes, child: str) -> bool:
     """Whether the word of an end comes from this child, or from the run that went on for it."""
     try:
-        teller = _teller(word).child
+        teller = _teller(word)
     except (msgspec.MsgspecError, ValueError):
         return True  # it is found when it is told
-    return not teller or teller == child or series(teller) == series(child)
+    if not teller.child or teller.child == child:
+        return True
+    return not teller.run and _older_series(teller.child) == _older_series(child)
+
+
+def _older_series(run_id: str) -> str:
+    """What the ids of a series have in common in words of earlier versions, which name only the run that ended."""
+    base, _, number = run_id.rpartition("~")
+    return (base if base and number.isdecimal() else run_id)[: MAX_ID - 12]
 
 
 _CHILD_OPTIONS: tuple[str, ...] = ("run_id", "queue", "priority", "delay", "tags")

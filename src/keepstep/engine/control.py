@@ -12,6 +12,7 @@ import msgspec
 from ..errors import AlreadyFinished, CheckpointCorrupt, RunConflict, RunNotFound, StoreError
 from ..model import FINISHED, Kind, Outcome, RunQuery, Signal, Status, WorkerInfo
 from ..model.ids import check_text, new_id
+from ..model.series import names_in_word
 from ..model.signal import CANCEL, CHILD, RESERVED, RESUME
 from ..ports import Advance, ClaimRequest, Send, Verdict, instant
 from ..stores.records import Record, chain_end, claimed, seal
@@ -91,7 +92,7 @@ async def _words_to_family(engine: Engine, run: Run) -> list[Signal]:
     now, sender = instant(engine.clock.now()), f"run {run.id}"
     words: list[Signal] = []
     if run.parent is not None:
-        word = msgspec.json.encode({"status": Status.CANCELLED.value, "child": run.id})
+        word = msgspec.json.encode({"status": Status.CANCELLED.value, **names_in_word(run)})
         words.append(Signal(run.parent, f"{CHILD}{run.parent_key}", word, f"child:{run.id}", sender, now))
     after: str | None = None
     while True:

@@ -12,7 +12,7 @@ import msgspec
 
 from ..errors import CheckpointCorrupt, ExecutionError, NotSerializable, RunTimedOut, StoreError
 from ..model import Kind, Outcome, Signal, Status
-from ..model.ids import MAX_ID
+from ..model.series import SERIES, first_of, names_in_word, successor_id
 from ..model.signal import CHILD, RESERVED
 from ..policies import classify
 from ..ports import Answer, Create, Send, Verdict
@@ -49,6 +49,14 @@ class ContinueAs(BaseException):
     def __init__(self, payload: bytes) -> None:
         super().__init__("the run continues as its successor")
         self.input = payload
+        self.taken = False  # whether the successor's usual id is that of somebody's own run
+
+
+def _continues(error: BaseException | None) -> ContinueAs | None:
+    """The `ks.continue_as` that ended the code, also from a task of a group; None if anything else failed there too."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error if isinstance(error, ContinueAs) else None
 
 
 class Ending:
@@ -108,7 +116,7 @@ class Ending:
     def _raised(context: RunContext, future: asyncio.Future[Any]) -> str:
         """The end of a sentence: what the code has raised, if it has."""
         error = None if future.cancelled() else future.exception()
-        if error is None or isinstance(error, ContinueAs):
+        if error is None or _continues(error) is not None:
             return ""
         kept = stored_error(error, "", 0, context)
         return f"; it raises {kept.type}: {kept.message[:_MAX_RAISED]}"
@@ -159,7 +167,7 @@ class Ending:
             record,
             change,
             partial(self._ended, context, status, record),
-            partial(self._end_refused, context, again, sends),
+            partial(self._end_refused, context, again, future),
         )
 
     def _judge(
@@ -177,8 +185,9 @@ class Ending:
             return Status.CANCELLED
         if context.timed_out:
             error = RunTimedOut(f"run {context.id!r} was not finished by its deadline", context.id)
-        if isinstance(error, ContinueAs):
-            self._succeed(context, error, record, creates, sends)
+        goes_on = _continues(error)
+        if goes_on is not None:
+            self._succeed(context, goes_on, record, creates, sends)
             return Status.COMPLETED
         if error is None and isinstance(future.result(), Call):
             name = context.workflow.name
@@ -212,19 +221,18 @@ class Ending:
     ) -> None:
         """Make the successor of a run; signals that were not read move over to it."""
         run = context.run
-        base, _, number = run.id.rpartition("~")
-        count = int(number) + 1 if base and number.isdecimal() else 2
-        base = base if base and number.isdecimal() else run.id
+        first, name = first_of(run), successor_id(run)
         successor = replace(
             run,
-            id=f"{base[: MAX_ID - 12]}~{count}",
+            id=successor_id(run, taken=error.taken),
             status=Status.QUEUED,
             input=error.input,
             created_at=context.time(),
             created_by=f"run {run.id}",
             version=context.workflow.version,
             fingerprint=context.workflow.fingerprint,
-            seed=idempotency_key(run.seed, f"{base}~{count}", 0)[:16],  # as a child's: another, but no new chance
+            seed=idempotency_key(run.seed, name, 0)[:16],  # as a child's: another, but no new chance
+            tags={**run.tags, SERIES: first},
             seq=0,
             checksum="",
             epoch=0,
@@ -243,7 +251,7 @@ class Ending:
 
     @staticmethod
     def _word_to_parent(context: RunContext, status: Status, record: Record) -> Send:
-        word: dict[str, Any] = {"status": status.value, "child": context.id}
+        word: dict[str, Any] = {"status": status.value, **names_in_word(context.run)}
         if record.value is not msgspec.UNSET:
             word["value"] = record.value
         if record.error is not None:
@@ -273,12 +281,16 @@ class Ending:
         if continued:
             self.engine.poke()
 
-    def _end_refused(self, context: RunContext, again: Any, sends: list[Send], answer: Answer) -> None:
+    def _end_refused(self, context: RunContext, again: Any, future: asyncio.Future[Any], answer: Answer) -> None:
+        goes_on = None if future.cancelled() else _continues(future.exception())
         if answer.verdict is Verdict.MISSED:
             self.engine.background(self._look_and(context, again))
         elif answer.verdict in (Verdict.NOT_FOUND, Verdict.FINISHED) and context.run.parent is not None:
             # The parent is gone, so nobody waits for the word.
             context.run = replace(context.run, parent=None)
+            again()
+        elif answer.verdict is Verdict.CONFLICT and goes_on is not None and not goes_on.taken:
+            goes_on.taken = True
             again()
         else:
             self.engine.runner.set_aside(

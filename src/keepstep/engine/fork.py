@@ -13,7 +13,8 @@ import msgspec
 
 from ..errors import DefinitionError, RunConflict, RunNotFound
 from ..model import Kind, Run, Signal, Status
-from ..model.ids import check_id, check_text, child_id, new_run_id, series
+from ..model.ids import check_id, check_text, child_id, new_run_id
+from ..model.series import SERIES
 from ..model.signal import CANCEL, CHILD, RESERVED
 from ..ports import Create, Verdict, instant
 from ..stores.records import Record, unseal
@@ -229,7 +230,7 @@ class _Copy:
     def _check_not_signalled(self, entry: Entry) -> None:
         for record in self.prefix.records:
             sent = record.data is not None and "signal_name" in record.data
-            if sent and record.seq > entry.seq and series(str((record.data or {}).get("to"))) == series(entry.child):
+            if sent and record.seq > entry.seq and _reaches(str((record.data or {}).get("to")), entry.child):
                 raise DefinitionError(
                     f"run {self.prefix.run.id!r} had signalled its child {entry.child!r} at seq {record.seq}, and the "
                     f"child has not ended: a fork would need one of its own that was told the same; fork at "
@@ -271,7 +272,7 @@ class _Copy:
             queue=old.queue,
             priority=old.priority,
             key=old.key,
-            tags=old.tags,
+            tags={name: text for name, text in old.tags.items() if name != SERIES},
             due_at=now,
             signals=len(self.signals),
         )
@@ -347,6 +348,11 @@ class _Copy:
         record.kind, record.outcome, record.error = Kind.STEP_COMPLETED.value, "success", None
         record.value, record.trigger = msgspec.Raw(data), "manual"
         record.data = {"act": "edit"}
+
+
+def _reaches(target: str, child: str) -> bool:
+    """Whether a signal to this id may have reached a child, or a run that continues it."""
+    return target == child or target.startswith(f"{child}~")
 
 
 #: What moves a graph, and was made with what was before it.

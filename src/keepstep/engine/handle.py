@@ -8,6 +8,7 @@ import getpass
 import os
 import socket
 from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
@@ -38,6 +39,7 @@ from ..values import VALUES
 from .branch import recorded_error
 from .history import Superseded, read_records
 from .position import level_of
+from .series import newest_run, next_run
 
 if TYPE_CHECKING:
     from .audit import AuditEntry
@@ -88,10 +90,18 @@ class RunHandle(Generic[R]):
 
     async def latest(self) -> RunHandle[R]:
         """The newest run of the series that this one began with `ks.continue_as`; itself if it is the only one."""
-        handle: RunHandle[R] = self
-        while successor := (await handle.run()).continued_as:
-            handle = RunHandle(self._engine, successor, self._workflow, actor=self._actor)
-        return handle
+        run = await self.run()
+        if run.continued_as is None:
+            return self
+        newest = await self._engine.call(newest_run, self._engine.store, run)
+        return RunHandle(self._engine, newest.id, self._workflow, actor=self._actor)
+
+    async def _next(self, run: Run) -> RunHandle[R] | None:
+        """The run that continues this one, which has ended; None if no other does."""
+        if run.continued_as is None:
+            return None
+        found = await self._engine.read(next_run, self._engine.store, run)
+        return None if found is None else RunHandle(self._engine, found.id, self._workflow, actor=self._actor)
 
     async def run(self) -> Run:
         """The run of this id as the store has it now; `latest` finds the one that goes on for it."""
@@ -166,9 +176,9 @@ class RunHandle(Generic[R]):
     async def published_raw(self) -> dict[str, bytes]:
         """As `published`, with the values as they are stored: for a reader that does not have the workflow's types."""
         shown: dict[str, bytes] = {}
-        run: str | None = self.id
-        while run is not None:
-            after, kinds = 0, (Kind.PUBLISHED.value, Kind.SUPERSEDED.value)
+        handle: RunHandle[R] | None = self
+        while handle is not None:
+            run, after, kinds = handle.id, 0, (Kind.PUBLISHED.value, Kind.SUPERSEDED.value)
             told: list[Record] = []
             gone = Superseded()
             while rows := await self._engine.read(self._engine.store.list_checkpoints, run, after, 1000, kinds):
@@ -180,7 +190,7 @@ class RunHandle(Generic[R]):
                     else:
                         told.append(record)
             shown.update(((one.data or {}).get("key", ""), one.raw()) for one in told if one.seq not in gone)
-            run = (await RunHandle[R](self._engine, run).run()).continued_as
+            handle = await handle._next(await handle.run())  # noqa: SLF001 - its own kind
         return shown
 
     async def replay(self, workflow: Any = None) -> Replayed:
@@ -244,22 +254,28 @@ class RunHandle(Generic[R]):
             raise TimedOut(f"run {self.id!r} was not finished within {timeout} s", self.id) from None
 
     async def _result(self) -> R:
+        handle: RunHandle[R] = self
         while True:
-            end = await self._local_end()
-            if end is None:
-                try:
-                    end = await self._stored_end()
-                except StoreUnavailable as away:  # it may answer again, as it may to the worker
-                    self._engine.outage.tell(f"the result of run {self.id} cannot be asked for yet", away)
+            try:
+                end = await handle._local_end() or await handle._stored_end()
+                if end is not None and end[3] is not None:
+                    handle = await handle.latest()
+                    continue
+            except StoreUnavailable as away:  # it may answer again, as it may to the worker
+                self._engine.outage.tell(f"the result of run {handle.id} cannot be asked for yet", away)
+                end = None
+            except RunNotFound:
+                if handle is self:
+                    raise
+                handle = self  # a purge has removed a run of the series that had been continued
+                continue
             if end is None:
                 await self._engine.changed(LOOK_SECONDS)
                 continue
-            status, value, error, continued, workflow = end
-            if continued:
-                return await RunHandle[R](self._engine, continued, self._workflow)._result()  # noqa: SLF001 - its own kind
+            status, value, error, _, workflow = end
             if error is not None and error.code == "ks:execution" and status is Status.FAILED:
-                raise await self._execution_error(error)
-            return self._conclude(status, value, error, workflow)
+                raise await handle._execution_error(error)
+            return handle._conclude(status, value, error, workflow)
 
     async def _local_end(self) -> tuple[Status, bytes, ErrorInfo | None, str | None, str] | None:
         """Wait for the run if it is driven in this process; None when it is not, or no longer."""
@@ -434,21 +450,24 @@ class RunHandle(Generic[R]):
 
     async def _send(self, name: str, payload: bytes, id: str = "") -> None:  # noqa: A002
         check_text(id, "signal id")  # here, because a commit that cannot be made would take its neighbours along
-        signal = Signal(self.id, name, payload, id, self._actor, instant(self._engine.clock.now()))
+        handle: RunHandle[R] = self
+        while await handle._has_ended(Signal(handle.id, name, payload, id, self._actor)):
+            run = await handle.run()
+            if run.continued_as is None or name.startswith(RESOLVE):  # a step of the same name there is another one
+                raise AlreadyFinished(f"run {handle.id!r} is already {run.status.value}", handle.id)
+            handle = await handle.latest()
+        self._engine.signalled(handle.id)
+
+    async def _has_ended(self, signal: Signal) -> bool:
+        """Send the signal, unless the run has ended: whether it has."""
         await self._engine.encryption.check_sending(self._engine, self.id)
-        answer = await self._engine.journal.write(Send(signal))
+        sent = replace(signal, sent_at=instant(self._engine.clock.now()))
+        answer = await self._engine.journal.write(Send(sent))
         if answer.error is not None:
             raise answer.error
         if answer.verdict is Verdict.NOT_FOUND:
             raise RunNotFound(f"no run {self.id!r} in {self._engine.store.url}", self.id)
-        if answer.verdict is Verdict.FINISHED:
-            run = await self.run()
-            if run.continued_as and not name.startswith(RESOLVE):  # a step of the same name there is another one
-                successor = RunHandle[R](self._engine, run.continued_as, actor=self._actor)
-                await successor._send(name, payload, id)
-                return
-            raise AlreadyFinished(f"run {self.id!r} is already {run.status.value}", self.id)
-        self._engine.signalled(self.id)
+        return answer.verdict is Verdict.FINISHED
 
     # -- conversing ---------------------------------------------------------------------------------------------------
 
@@ -473,7 +492,7 @@ class RunHandle(Generic[R]):
                     if reply is not None:
                         return reply
                     if run.continued_as:  # a question that was not read has moved over
-                        asked, after = RunHandle(self._engine, run.continued_as, actor=self._actor), 0
+                        asked, after = await asked._next(run) or asked, 0  # noqa: SLF001
                     elif run.status in FINISHED:
                         raise AlreadyFinished(f"run {asked.id!r} ended without a reply to {name!r}", asked.id)
                     else:
@@ -494,20 +513,20 @@ class RunHandle(Generic[R]):
     async def watch(self, after: int = 0) -> AsyncIterator[Event]:
         """What happens in the run, as it happens, from any sequence number on, until the run or its series ends."""
         workflow = (await self.run()).workflow
-        while True:
-            run = await self.run()
+        handle: RunHandle[R] | None = self
+        while handle is not None:
+            run = await handle.run()
             ended = run.status in FINISHED or run.status is Status.SET_ASIDE
-            async for one in self._history(after):
+            async for one in handle._history(after):  # noqa: SLF001 - its own kind
                 after = one.seq
                 for event in _events(one, workflow):
                     yield event
-            if ended and after >= run.seq:
-                break
-            if after >= run.seq:
+            if after < run.seq:
+                continue
+            if ended:
+                handle, after = await handle._next(run), 0  # noqa: SLF001
+            else:
                 await self._engine.changed(LOOK_SECONDS)
-        if run.continued_as:
-            async for event in RunHandle[R](self._engine, run.continued_as).watch():
-                yield event
 
 
 def _recovery_error(error: ErrorInfo | None) -> RecoveryError | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import AlreadyFinished, DefinitionError, RunConflict, RunNotFound
 from ..model import FINISHED, Kind, Signal, Status
-from ..model.ids import check_text, child_id
+from ..model.ids import check_text, is_child_id
 from ..model.signal import CANCEL, RESERVED
 from ..ports import instant
 from ..stores.records import Record
@@ -214,7 +214,7 @@ _SHOWN = 50
 
 def _is_born_of(run: Run, one: Told, generation: int) -> bool:
     """Whether a child's id was made by the run: one that was given its id is found again under it."""
-    return any(child_id(run.id, one.step, number) == one.child for number in range(generation + 1))
+    return any(is_child_id(one.child, run.id, one.step, number) for number in range(generation + 1))
 
 
 async def _goes_on(engine: Engine, child: str) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..errors import DefinitionError, DuplicateName, KeepstepError, RunConflict
 from ..model import Run, Status
 from ..model.ids import check_id, new_run_id, new_seed
+from ..model.series import SERIES
 from ..ports import Create, instant
 from ..workflows.definition import Workflow
 from ..workflows.options import LONGEST_SECONDS, check_options
@@ -117,6 +118,13 @@ def check_same(engine: Engine, workflow: Workflow[..., Any], run: Run, existing:
     if existing.workflow != run.workflow:
         raise RunConflict(
             f"run id {run.id!r} is taken by a run of workflow {existing.workflow!r}, not {run.workflow!r}",
+            run.id,
+            existing,
+        )
+    if SERIES in existing.tags:
+        raise RunConflict(
+            f"run id {run.id!r} is taken: that run continues the series of run {existing.tags[SERIES]!r}; "
+            "use another id, or get that run with engine.get",
             run.id,
             existing,
         )

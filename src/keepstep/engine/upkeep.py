@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 
 from ..errors import CheckpointCorrupt, DefinitionError, RunConflict, RunNotFound, StoreError
 from ..model import FINISHED, Run, RunQuery, Status
+from ..model.series import SERIES
 from ..policies import Retain
 from ..ports import Store
+from .series import newest_run
 from .verify import PAGE, all_runs, head_of, verify
 
 if TYPE_CHECKING:
@@ -76,10 +78,25 @@ def purge(
 
 
 def _remove(store: Store, runs: list[Run], done: Purged, *, dry_run: bool) -> None:
+    runs[:] = [run for run in runs if not _begins_living_series(store, run)]
     removed = len(runs) if dry_run or not runs else store.delete_runs([run.id for run in runs], finished=True)
     done.count(runs)
     done.removed -= len(runs) - removed  # someone let one of them go on meanwhile
     runs.clear()
+
+
+def _begins_living_series(store: Store, run: Run) -> bool:
+    """Whether a run is the first of a series that goes on: its id stays known, for starts and for lookups.
+
+    The runs between the first and the newest may go: the newest is found by its tag.
+    """
+    if run.status is not Status.COMPLETED or SERIES in run.tags:
+        return False
+    with contextlib.suppress(CheckpointCorrupt, RunNotFound):
+        found = store.get_run(run.id)
+        if found is not None and found.continued_as is not None:
+            return newest_run(store, found).status not in FINISHED
+    return False
 
 
 # -- how long runs stay ------------------------------------------------------------------------------------------------

@@ -22,6 +22,11 @@ _DIGITS = "0123456789abcdefghijklmnopqrstuv"
 _PAIRS = [a + b for a in _DIGITS for b in _DIGITS]
 #: Bits of an id, and how many of them in a run's id are chance.
 _ID_BITS, _CHANCE_BITS = 80, 55
+#: Bits of the digest in a derived id.
+_DIGEST_BITS = 130
+#: Bytes of a step's name in the id of its child; the rest of the id is the parent's.
+_MAX_CHILD_NAME = 64
+_DOTS = re.compile(r"\.{2,}")
 
 
 def new_id(prefix: str) -> str:
@@ -40,8 +45,8 @@ def new_run_id(now: float) -> str:
     return f"run-{_digits(second << _CHANCE_BITS | chance)}"
 
 
-def _digits(number: int) -> str:
-    return "".join([_PAIRS[number >> shift & 1023] for shift in range(_ID_BITS - 10, -1, -10)])
+def _digits(number: int, bits: int = _ID_BITS) -> str:
+    return "".join([_PAIRS[number >> shift & 1023] for shift in range(bits - 10, -1, -10)])
 
 
 def new_seed() -> str:
@@ -107,15 +112,28 @@ def _brief(value: object) -> str:
 
 
 def child_id(parent: str, key: str, generation: int) -> str:
-    """The one id of the child that a step of a run starts: the same after any crash."""
+    """The one id of the child that a step of a run starts: the same after any crash, and no other call's."""
+    name = key.rsplit("/", 1)[-1].split("#", 1)[0].encode()[:_MAX_CHILD_NAME].decode("utf-8", "ignore")
+    return with_tail(parent, f".{name}-{digest_of(parent, key, str(generation))}")
+
+
+def is_child_id(child: str, parent: str, key: str, generation: int) -> bool:
+    """Whether an id was made for the child of this call; earlier versions kept only 40 bits of the digest."""
+    if child == child_id(parent, key, generation):
+        return True
     digest = hashlib.sha256(f"{parent}\0{key}\0{generation}".encode()).hexdigest()[:10]
-    name = key.rsplit("/", 1)[-1].split("#", 1)[0]
-    tail = f".{name}-{digest}"
+    tail = f".{key.rsplit('/', 1)[-1].split('#', 1)[0]}-{digest}"
     room = MAX_ID - len(tail.encode())
-    return parent.encode()[:room].decode("utf-8", "ignore") + tail
+    return child == parent.encode()[:room].decode("utf-8", "ignore") + tail
 
 
-def series(run_id: str) -> str:
-    """What the ids of a run and of those that go on for it have in common."""
-    base, _, number = run_id.rpartition("~")
-    return (base if base and number.isdecimal() else run_id)[: MAX_ID - 12]
+def digest_of(*parts: str) -> str:
+    """26 digits that only these texts have: 130 bits of SHA-256, so that no two are ever the same by chance."""
+    number = int.from_bytes(hashlib.sha256("\0".join(parts).encode()).digest(), "big")
+    return _digits(number >> (256 - _DIGEST_BITS), _DIGEST_BITS)
+
+
+def with_tail(text: str, tail: str) -> str:
+    """An id that ends with `tail`: the text before it is shortened to fit."""
+    start = text.encode()[: MAX_ID - len(tail.encode())].decode("utf-8", "ignore")
+    return _DOTS.sub(".", start + tail)

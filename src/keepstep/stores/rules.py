@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from hashlib import sha256
+from operator import attrgetter
 from typing import Any, Protocol
 
 import msgspec
@@ -13,6 +14,7 @@ import msgspec
 from ..errors import CheckpointCorrupt, DefinitionError
 from ..model import FINISHED, Kind, Run, RunQuery, Signal, Status, may_move
 from ..model.run import ACTIVE
+from ..model.series import SERIES
 from ..ports import Advance, Answer, Change, Create, Row, Verdict
 from .records import unseal
 
@@ -132,8 +134,13 @@ def refuse_outbox(
 
 
 def same_child(existing: Run, wanted: Run) -> bool:
-    """Whether a run to create is the one that is there already."""
-    return (existing.workflow, existing.input, existing.parent) == (wanted.workflow, wanted.input, wanted.parent)
+    """Whether a run to create is there already: started by the same call, or continuing the same run."""
+    if SERIES in wanted.tags and existing.seed != wanted.seed:  # another series had a run of that id before
+        return False
+    return _call(existing) == _call(wanted)
+
+
+_call = attrgetter("workflow", "input", "parent", "parent_key", "created_by")
 
 
 def fence(head: Head | None, change: Advance) -> Answer | None:

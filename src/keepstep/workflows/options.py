@@ -6,6 +6,7 @@ from typing import Any
 
 from ..errors import DefinitionError
 from ..model.ids import check_id, check_name
+from ..model.signal import RESERVED
 
 #: A priority must fit the integers of every store.
 MAX_PRIORITY = 2**31
@@ -32,6 +33,8 @@ def checked_tags(tags: Any) -> dict[str, str]:
         raise DefinitionError(f"tags are a dict of names and texts, not {tags!r}")
     for name, value in tags.items():
         check_name(name, "tag")
+        if name.startswith(RESERVED):
+            raise DefinitionError(f"tag {name!r} is refused: names that begin with {RESERVED!r} are Keepstep's own")
         if not isinstance(value, str) or not value.isprintable():
             raise DefinitionError(f"tag {name!r} must be printable text, not {value!r}")
     return dict(tags)

@@ -7,7 +7,8 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from ...model import Kind, Status
-from ...model.ids import child_id
+from ...model.ids import is_child_id
+from ...model.series import SERIES
 from ...model.signal import CANCEL
 from ...ports import Advance, Answer, Change, instant
 from ...stores.records import Record
@@ -64,7 +65,7 @@ class OneChildPerCall(Promise):
         entries = self.entries()
         known: dict[tuple[str, str | None, int], str] = {}
         for run, entry in entries.items():
-            if entry.run.parent is None or "~" in run:
+            if entry.run.parent is None or SERIES in entry.run.tags:
                 continue
             call = (entry.run.parent, entry.run.parent_key, self._generation(entry.run))
             if call in known:
@@ -84,7 +85,7 @@ class OneChildPerCall(Promise):
     def _generation(self, child: Any) -> int:
         """After how many rewinds of its parent a child was started: each makes the call another one."""
         last = generation_of(self.entries()[child.parent].rows)
-        return next((n for n in range(last + 1) if child_id(child.parent, child.parent_key, n) == child.id), -1)
+        return next((n for n in range(last + 1) if is_child_id(child.id, child.parent, child.parent_key, n)), -1)
 
 
 class CancelIsFinal(Promise):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ...model import Kind, Signal, Status
+from ...model.series import SERIES
 from ...ports import Create, Send, Store, Verdict
 from ...stores.records import seal
 from ...stores.rules import seal_signal
@@ -214,15 +215,25 @@ class Waking(Ground):
         assert parent.write(creates=[child]).verdict is Verdict.DONE
         assert get(store, "child") == before
 
-    @pytest.mark.parametrize("other", [{"workflow": "other"}, {"input": b"2"}, {"parent": None}])
+    @pytest.mark.parametrize(
+        "other",
+        [{"workflow": "other"}, {"input": b"2"}, {"parent": None}, {"parent_key": "k#2"}, {"created_by": "someone"}],
+    )
     def test_another_run_under_the_childs_id_is_a_conflict(self, store: Store, other: dict[str, Any]) -> None:
         parent = started(store, "parent")
-        child = queued("child", parent="parent", input=b"1")
+        child = queued("child", parent="parent", parent_key="k#1", created_by="run parent", input=b"1")
         commit(store, Create(replace(child, **other)))
         before = everything(store)
         answer = parent.write(creates=[Create(queued("first", parent="parent")), Create(child)])
         assert (answer.verdict, answer.about) == (Verdict.CONFLICT, "child")
         assert everything(store) == before
+
+    def test_a_run_of_another_series_under_the_successors_id_is_a_conflict(self, store: Store) -> None:
+        parent = started(store, "r")
+        successor = queued("r~2", created_by="run r", tags={SERIES: "r"}, seed="s")
+        commit(store, Create(replace(successor, seed="other")))
+        answer = parent.write(creates=[Create(successor)])
+        assert (answer.verdict, answer.about) == (Verdict.CONFLICT, "r~2")
 
     def test_a_message_that_cannot_be_delivered_refuses_the_whole_change(self, store: Store) -> None:
         parent = started(store, "parent")
