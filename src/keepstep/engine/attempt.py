@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..errors import DefinitionError, ExecutionError, StepError, StepTimedOut
+from ..errors import DefinitionError, ExecutionError, StepTimedOut
 from ..model import Kind, Outcome
 from ..model.ids import new_id
 from ..model.signal import RESOLVE
@@ -26,6 +26,7 @@ from ..values import VALUES
 from ..workflows.definition import PlainCall
 from .asides import may_begin, plainly, tell, tell_of_cancel, within
 from .branch import ASKED, CANCELLED
+from .failure_point import caused_by
 from .steering import cancel_when_settled
 from .tasks import left
 from .wakeups import pause_until, signal_named
@@ -308,25 +309,6 @@ def _outside_code(error: BaseException) -> str | None:
 def clean(text: str) -> str:
     """The text without what no file can hold."""
     return text.encode("utf-8", "replace").decode()
-
-
-def caused_by(error: BaseException | None) -> tuple[int, ...]:
-    """The step failures that led to an error, by their sequence numbers; those that the code caught do not count."""
-    found: set[int] = set()
-    seen: set[int] = set()
-    todo = [error]
-    while todo:
-        one = todo.pop()
-        if one is None or id(one) in seen:
-            continue
-        seen.add(id(one))
-        if isinstance(one, StepError) and one.seq:
-            found.add(one.seq)
-        elif isinstance(one, BaseExceptionGroup):
-            todo.extend(one.exceptions)
-        else:
-            todo.append(one.__cause__ or one.__context__)
-    return tuple(sorted(found))
 
 
 _CODES: dict[type, str] = {StepTimedOut: "ks:step-timed-out", ExecutionError: "ks:execution"}

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import logging
 import random
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Generator
@@ -32,6 +33,7 @@ from ..ports import CURRENT
 from ..stores.records import Record, StoredError
 from ..values import VALUES
 from ..workflows.definition import Call
+from .failure_point import mark_outcome, mark_raised
 from .spending import BUDGET
 from .steering import in_doubt
 
@@ -181,6 +183,8 @@ class DurableCall(Call[T]):
         self.key = key = f"{branch.prefix}{name}#{count}"
         self.digest = digest
         self.knew = run.told
+        if (error := sys.exception()) is not None:  # asked for while the code handles it
+            mark_raised(run, error)
         self.state = NEW
         self.waiter: Pending | None = None
         self.event: threading.Event | None = None
@@ -225,6 +229,7 @@ class DurableCall(Call[T]):
         if run.detached:
             run.insist_on_end()
         self.state = ASKED
+        self.knew = run.told
         self.asked_at = run.now_at  # clocks count from here, also when the call is held back until the history is told
         if run.history is not None:
             if self.entry is not None:
@@ -294,6 +299,7 @@ class DurableCall(Call[T]):
                 self.value = self.decode(record)
             else:
                 self.error = self.failure(record)
+                mark_outcome(self.error, record.seq)
         except Exception as error:  # noqa: BLE001 - whatever a record holds, only its own run suffers from it
             self.state = ASKED
             told = error if isinstance(error, KeepstepError) else repr(error)

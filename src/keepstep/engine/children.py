@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -25,7 +26,7 @@ from .ending import ContinueAs
 from .series import newest_run
 from .steering import cancel_child
 from .waits import HearingCall
-from .wakeups import Wait, add_wait, take_signal
+from .wakeups import Wait, add_wait, end_wait, take_signal
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -233,10 +234,11 @@ class StartCall(DurableCall[ChildRun]):
 class ChildResult(HearingCall):
     """The wait for a child's end."""
 
-    __slots__ = ("child",)
+    __slots__ = ("child", "stale")
 
     def __init__(self, branch: Branch, child: ChildRun) -> None:
         self.child = child
+        self.stale: float = 0  # words up to this number are of an end that the child has left since
         name = f"{CHILD}{child._key}"  # noqa: SLF001
         super().__init__(branch, f"{child._name}.result", child.id, name)  # noqa: SLF001
 
@@ -246,27 +248,43 @@ class ChildResult(HearingCall):
         if word is not None:
             self._write(word, {})
             return
+        if self.run.generation:
+            self.stale = math.inf
+            self.run.engine.background(self._ask_the_store())
+        self._listen()
+
+    def _listen(self) -> None:
         signal = take_signal(self.run, self.name, self._is_mine)
         if signal is not None:
             self._come(signal)
         else:
             add_wait(self.run, Wait(self, None, None, self.name, self._come, mine=self._is_mine))
-            if self.run.generation:
-                self.run.engine.background(self._look_for_its_end())
 
-    async def _look_for_its_end(self) -> None:
-        """A person lets the parent go on: a child that ended while the parent had ended too has told nobody."""
+    async def _ask_the_store(self) -> None:
+        """A person lets the parent go on: what the child is now counts, and not what was once said of it.
+
+        A child that ended while the parent had ended too has told nobody, and one that was retried has said that it
+        failed. As long as it has not ended, only words that are yet to come are of its end.
+        """
         run, engine = self.run, self.run.engine
+        seen = run.signals_seen
         run.performing += 1  # it must not be put away before this is known
         try:
             await engine.journal.drained()  # what makes the child may be on its way
-            word = await _word_of_ended(engine, self.child.id)
-            if word is not None and not run.detached:
-                signal = Signal(
-                    run.id, self.name, word, f"child:{_id_of_teller(word)}", f"run {self.child.id}", run.time()
-                )
-                await engine.journal.write(Send(signal))  # under the id that the child's own would have
-                engine.signalled(run.id)
+            child = await newest_of_series(engine, self.child.id)
+            if run.detached or self not in run.waits:
+                return
+            end_wait(run, self)
+            if child is not None and child.status not in FINISHED:
+                self.stale = seen
+                self._listen()
+                return
+            self.stale = 0
+            self.heard = heard = take_signal(run, self.name, self._is_mine)  # read with this, whatever it says
+            if child is None and heard is not None:
+                self._come(heard)
+            else:
+                self._write(_word_of(child, self.child.id), {} if heard is None else _read(heard))
         except StoreError as error:
             run.halt(error)
         finally:
@@ -275,12 +293,11 @@ class ChildResult(HearingCall):
 
     def _is_mine(self, signal: Signal) -> bool:
         """Whether it is the word of this child: one that a rewind has left behind is told under the same name."""
-        return is_word_of(signal.payload, self.child.id)
+        return signal.seq > self.stale and is_word_of(signal.payload, self.child.id)
 
     def _come(self, signal: Signal) -> None:
         self.heard = signal
-        spent = msgspec.json.decode(signal.payload, type=_Word).spent  # once, however often the code asks
-        self._write(signal.payload, {"signal": signal.seq} | ({"spent": spent} if spent else {}))
+        self._write(signal.payload, _read(signal))
 
     def _write(self, word: bytes, data: dict[str, Any]) -> None:
         self.run.append(self.record(Kind.CHILD, word, data=data or None), self)
@@ -300,6 +317,12 @@ class ChildResult(HearingCall):
         return None
 
 
+def _read(signal: Signal) -> dict[str, Any]:
+    """What a record says of the word that it was read with; what the child spent counts once, whoever asks."""
+    spent = msgspec.json.decode(signal.payload, type=_Word).spent
+    return {"signal": signal.seq} | ({"spent": spent} if spent else {})
+
+
 class _Word(msgspec.Struct):
     status: str
     value: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -307,19 +330,20 @@ class _Word(msgspec.Struct):
     spent: dict[str, float] | None = None
 
 
-async def _word_of_ended(engine: Engine, child_id: str) -> bytes | None:
-    """The word of a child that has ended, or of the run that went on for it; None if it has not."""
-    child = await engine.read(engine.store.get_run, child_id)
-    word: dict[str, Any] = {"status": Status.FAILED.value, "child": child_id}
+async def newest_of_series(engine: Engine, run_id: str) -> Run | None:
+    """A run, or the one that went on for it; None if it is gone."""
+    run: Run | None = await engine.read(engine.store.get_run, run_id)
     try:
-        if child is not None and child.continued_as:
-            child = await engine.call(newest_run, engine.store, child)
+        return await engine.call(newest_run, engine.store, run) if run is not None and run.continued_as else run
     except RunNotFound:
-        child = None
+        return None
+
+
+def _word_of(child: Run | None, child_id: str) -> bytes:
+    """What a child that has ended would say of it, or one that is gone."""
+    word: dict[str, Any] = {"status": Status.FAILED.value, "child": child_id}
     if child is None:
         word["error"] = StoredError("keepstep.RunNotFound", f"child run {child_id!r} is gone", "permanent")
-    elif child.status not in FINISHED:
-        return None
     else:
         word = {"status": child.status.value, **names_in_word(child)}
         if child.output is not None:
@@ -337,11 +361,6 @@ class _Teller(msgspec.Struct):
 
 
 _teller = msgspec.json.Decoder(_Teller).decode
-
-
-def _id_of_teller(word: bytes) -> str:
-    teller = _teller(word)
-    return teller.run or teller.child
 
 
 def is_word_of(word: bytes, child: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -21,6 +22,7 @@ from ..ports import CURRENT, Answer, Verdict, instant
 from ..stores.records import Record, chain_end, claimed
 from .branch import ASKED, CANCELLED, DONE, NEW, PATIENCE, Branch, Detached, DurableCall, StepCall
 from .delivery import tell_next
+from .failure_point import mark_raised
 from .history import History
 from .journal import Draft
 from .position import Position, facts
@@ -93,8 +95,10 @@ class RunContext:
         self.telling = False
         self.arrived: deque[Draft] = deque()
         self.now_at: datetime = run.created_at
+        self.told_at_end = 1  # the same, when the code ended
         self.told = 1  # the record that the code was told last: that the run began, and then outcomes
         self.generation = 0
+        self.retried_at: datetime | None = None  # from then on, waits that are still open have their full time again
         self.tried: dict[str, Any] = {}
         self.marks: dict[str, Record] = {}
         self.doubts: list[str] = []  # at-most-once steps that a cancel has left so
@@ -456,12 +460,17 @@ class RunContext:
 
     def adopt(self, task: asyncio.Task[Any]) -> None:
         self.tasks[task] = None
+        if (error := sys.exception()) is not None:
+            mark_raised(self, error)
         task.add_done_callback(self._branch_ended, context=self.engine.context)
         if self.detached:
             task.cancel()
 
     def _branch_ended(self, task: asyncio.Task[Any]) -> None:
         del self.tasks[task]
+        error = task._exception  # noqa: SLF001 - asking for it would silence a warning
+        if error is not None:
+            mark_raised(self, error)
         if self.waits or self.holding:  # what it waited for by itself may have been all that kept the run here
             self.watch()
 

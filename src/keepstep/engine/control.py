@@ -13,52 +13,20 @@ from ..errors import AlreadyFinished, CheckpointCorrupt, RunConflict, RunNotFoun
 from ..model import FINISHED, Kind, Outcome, RunQuery, Signal, Status, WorkerInfo
 from ..model.ids import check_text, new_id
 from ..model.series import names_in_word
-from ..model.signal import CANCEL, CHILD, RESERVED, RESUME
+from ..model.signal import CANCEL, CHILD, RESUME
 from ..ports import Advance, ClaimRequest, Send, Verdict, instant
 from ..stores.records import Record, chain_end, claimed, seal
-from .copying import handed_over
 from .history import read_records
-from .steering import DEADLINE, in_doubt
+from .steering import in_doubt
 
 if TYPE_CHECKING:
     from ..model import Claim, Run
     from .engine import Engine
 
-_OUTCOMES = frozenset(
-    {Kind.STEP_COMPLETED, Kind.STEP_FAILED, Kind.TIMER, Kind.SIGNAL, Kind.CHILD, Kind.BARRIER, Kind.DECISION}
-)
 _STEP_ENDS = frozenset({Kind.STEP_COMPLETED, Kind.STEP_FAILED, Kind.STEP_CANCELLED})
 RETRIABLE = frozenset({Status.FAILED, Status.SET_ASIDE})
 #: Why a run cannot be told something that another's commit would tell it: it is told without that one.
 _CANNOT_BE_TOLD = frozenset({Verdict.FINISHED, Verdict.NOT_FOUND, Verdict.FAILED})
-
-
-async def retry(engine: Engine, run_id: str, reason: str, actor: str, *, force: bool = False) -> None:
-    """Supersede the failures that ended a run, and let it go on from there; one that was handed over only by force."""
-    check_text(reason, "reason")
-    run = await engine.read(engine.store.get_run, run_id)
-    if run is None:
-        raise RunNotFound(f"no run {run_id!r} in {engine.store.url}", run_id)
-    if run.status not in RETRIABLE:
-        raise AlreadyFinished(
-            f"run {run_id!r} is {run.status.value}; only a failed or set-aside run can be retried", run_id
-        )
-    engine.encryption.cipher(run)  # without its key nothing can be written
-    elsewhere = handed_over(run)
-    if elsewhere and not force:
-        raise RunConflict(
-            f"run {run_id!r} was handed over: {elsewhere}; it would be driven in both stores. "
-            "Only if it is not there, or is lost, let it go on here by force (force=True, or --force)",
-            run_id,
-        )
-    seqs = await failures(engine, run)  # before the claim: a history that cannot be read leaves the run as it is
-    claim = await claim_by_name(engine, run, RETRIABLE)
-    told = engine.censor.redact(reason)
-    data: dict[str, Any] = {"actor": actor, "reason": told, "before": run.status.value, "act": "retry"}
-    record = Record(run_id, Kind.SUPERSEDED.value, worker=claim.lease.worker, trigger="manual", data=data)
-    async with let_go_unless_done(engine, claim):
-        data["seqs"] = seqs if claim.run.seq == run.seq else await failures(engine, claim.run)
-        await append_and_release(engine, claim, record, Status.QUEUED)
 
 
 async def cancel_now(engine: Engine, run_id: str, reason: str, actor: str) -> None:
@@ -93,7 +61,7 @@ async def _words_to_family(engine: Engine, run: Run) -> list[Signal]:
     words: list[Signal] = []
     if run.parent is not None:
         word = msgspec.json.encode({"status": Status.CANCELLED.value, **names_in_word(run)})
-        words.append(Signal(run.parent, f"{CHILD}{run.parent_key}", word, f"child:{run.id}", sender, now))
+        words.append(Signal(run.parent, f"{CHILD}{run.parent_key}", word, f"child:{run.id}:cancelled", sender, now))
     after: str | None = None
     while True:
         page = await engine.call(engine.store.list_runs, RunQuery(parent=run.id, after=after))
@@ -138,102 +106,6 @@ async def _under_way(engine: Engine, run: Run) -> list[str]:
             elif record.kind in _STEP_ENDS:
                 begun.pop(record.step, None)
     return list(begun)
-
-
-async def failures(engine: Engine, run: Run) -> list[int]:
-    """What no longer counts: the failures named in the run's error, and all that the code did because of them."""
-    records = [record async for record, _ in read_records(engine, run)]
-    ends = [record for record in records if record.kind in (Kind.RUN_FINISHED, Kind.ERROR)]
-    causes: set[int] = set(ends[-1].error.caused_by) if ends and ends[-1].error is not None else set()
-    keys = {record.step for record in records if record.seq in causes}
-    missed = {record.seq for record in records if record.kind == Kind.TIMER and record.step == DEADLINE}
-    first = min(causes | missed, default=None)
-    cancels = [one for one in records if one.kind == Kind.STEP_CANCELLED and first is not None and one.seq > first]
-    keys |= {record.step for record in cancels}  # a failure that came too late to be told does not count either
-    gone = {record.seq for record in records if record.kind == Kind.STEP_FAILED and record.step in keys}
-    gone |= {record.seq for record in cancels}
-    if not run.fingerprint.startswith(("dag:", "graph:")):  # these react to nothing: no code of a user is told
-        for failure in [record for record in records if record.seq in causes]:
-            gone |= _reactions(records, failure)
-    children = {_child_of(record) for record in records if record.seq in causes and record.kind == Kind.CHILD}
-    gone |= {record.seq for record in records if record.kind == Kind.CHILD and _child_of(record) in children}
-    if ends:
-        gone |= missed | {ends[-1].seq}
-    return sorted(gone)
-
-
-def _reactions(records: list[Record], failure: Record) -> set[int]:
-    """What the code did because it was told of a failure: clean-up, fallbacks, compensation.
-
-    They were asked for when it knew of it, in the branch of the failure, in those that wait for it, or in new ones.
-    What branches beside it did is no reaction, and is not done again, but for what they did once they were cancelled.
-    """
-    path = _branch(failure)
-    calls = [one for one in records if one.step and not one.step.startswith(RESERVED)]
-    older = {_branch(one) for one in calls if not _knew(one, failure)}
-    cancelled: set[str] = set()
-    found: set[int] = set()
-    for one in calls:
-        if one.seq <= failure.seq:
-            continue
-        own = _branch(one)
-        if one.kind == Kind.STEP_CANCELLED:
-            last_told = one.asked or one.seq - 1
-            if last_told == failure.seq or last_told in found:  # that made the code cancel it
-                cancelled.add(own)
-        elif one.kind in _OUTCOMES and _knew(one, failure):
-            beside = _is_beside(own, path, older)
-            if not beside or any(_lies_in(other, own) for other in cancelled):
-                found.add(one.seq)
-    return found
-
-
-def _knew(record: Record, failure: Record) -> bool:
-    """Whether the code knew of a failure when it asked for something; older records tell by their times alone."""
-    if record.asked:
-        return record.asked >= failure.seq
-    begun = record.started_at
-    if begun is None and (record.ordinal > failure.ordinal or _branch(record) != _branch(failure)):
-        begun = record.finished_at
-    return begun is not None and failure.finished_at is not None and begun >= failure.finished_at
-
-
-def _is_beside(own: str, path: str, older: set[str]) -> bool:
-    """Whether a branch lies in one that was there before the failure and does not wait for it, or in its map."""
-    steps, way = own.split("/"), path.split("/")
-    for depth, step in enumerate(steps):
-        branch = "/".join(steps[: depth + 1])
-        if not branch or _lies_in(path, branch):
-            continue
-        group = step.rpartition(".")[0]
-        return branch in older or bool(group and depth < len(way) and way[depth].rpartition(".")[0] == group)
-    return False
-
-
-def _lies_in(branch: str, other: str) -> bool:
-    return branch == other or branch.startswith(f"{other}/")
-
-
-def _branch(record: Record) -> str:
-    return record.step.rpartition("/")[0]
-
-
-def _child_of(record: Record) -> str:
-    """The child that a record tells of: its start names it, and so does the word of its end."""
-    named: str | None = (record.data or {}).get("child")
-    if named:
-        return named
-    try:
-        return _child_in(record.raw()).child
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise CheckpointCorrupt(f"run {record.run!r}: the record at seq {record.seq} names no child: {error}") from None
-
-
-class _Word(msgspec.Struct):
-    child: str
-
-
-_child_in = msgspec.json.Decoder(_Word).decode
 
 
 @contextlib.asynccontextmanager

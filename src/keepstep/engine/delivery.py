@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointCorrupt, StoreError
 from ..model.signal import RESERVED
-from .branch import CANCELLED
+from .branch import ASKED, CANCELLED
 from .parking import idle, is_writing
 from .quiet import only_waits
-from .steering import STEERING, control
+from .steering import STEERING, Control, control
 
 if TYPE_CHECKING:
+    from ..stores.records import Record
+    from .branch import DurableCall
     from .context import RunContext
     from .history import History
     from .journal import Draft
@@ -49,18 +51,24 @@ def _deliver(run: RunContext, draft: Draft) -> bool:
     record = draft.record
     if record is None or draft.call is None:
         return False
-    if record.finished_at is not None:
-        run.now_at = record.finished_at
-    run.told = max(run.told, record.seq)  # it has no number yet if it is told before it is written
     run.moves += 1
     run.steps += 1
     if run.steps == MANY_STEPS and not run.carries_state:
         log.warning("run %s has made %d steps; let it go on as a new run with ks.continue_as", run.id, run.steps)
-    if not draft.call.settle(record):
+    if not _settle(run, draft.call, record):
         return False
     if run.arrived or run.waits or run.holding:  # the code may end a branch with this and ask for nothing more
         run.watch()
     return True
+
+
+def _settle(run: RunContext, call: DurableCall[Any] | Control, record: Record) -> bool:
+    """Give a call its outcome; whether code was woken. What the code no longer waits for tells it nothing: no time."""
+    if not isinstance(call, Control) and call.state != ASKED:
+        return False
+    run.now_at = record.finished_at or run.now_at
+    run.told = max(run.told, record.seq)  # a record that is delivered before it is written has no number yet
+    return call.settle(record)
 
 
 def _replay_next(run: RunContext, history: History) -> bool:
@@ -91,10 +99,7 @@ def _replay_next(run: RunContext, history: History) -> bool:
     history.order.popleft()
     del run.asked[entry.key]
     del history.entries[entry.key]
-    if not entry.cancelled:  # the code made it cancelled itself, and learnt nothing from it
-        run.now_at = record.finished_at or run.now_at
-        run.told = max(run.told, entry.seq)
-    if call.settle(record):
+    if _settle(run, call, record):
         run.watch()
         return True
     return False
@@ -119,9 +124,7 @@ def _go_round(run: RunContext, history: History) -> bool:
     if run.arrived:
         draft = run.arrived.popleft()
         if draft.call is not None and draft.record is not None:
-            run.now_at = draft.record.finished_at or run.now_at
-            run.told = max(run.told, draft.record.seq)
-            draft.call.settle(draft.record)
+            _settle(run, draft.call, draft.record)
         run.watch()
         return True
     held, run.held = run.held, {}

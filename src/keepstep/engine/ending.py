@@ -21,6 +21,7 @@ from ..workflows.definition import Call
 from .asides import tell_of_end
 from .attempt import idempotency_key, stored_error
 from .branch import CANCELLED, DurableCall
+from .failure_point import failed_at
 from .journal import head_move
 from .steering import cancel_children, control, in_doubt, overtaken
 from .wakeups import receive
@@ -76,7 +77,7 @@ class Ending:
             context.detach("its task was cancelled from outside")  # a shutdown, not an end of the run
             self.engine.give_back_later(context)
             return
-        context.finishing = True
+        context.finishing, context.told_at_end = True, context.told
         if (context.tasks or context.bodies or context.waits or context.history is not None) or (
             context.workflow.hooks or context.asides
         ):
@@ -205,8 +206,9 @@ class Ending:
         record.error = stored_error(error, str(classify(error)), 0, context)
         if context.timed_out:
             record.error.code = "ks:run-timed-out"
+        record.data = {"failed_at": failed_at(context, error)}
         if isinstance(error, ExecutionError):
-            record.data = {"at": error.step, "path": list(error.path[-MAX_PATH:])}
+            record.data |= {"at": error.step, "path": list(error.path[-MAX_PATH:])}
         return Status.FAILED
 
     @staticmethod
@@ -242,6 +244,7 @@ class Ending:
             signals=0,
             recoveries=0,
             updated_at=None,
+            deadline_at=context.deadline_at,  # not the one that a retry has taken off
         )
         creates.append(context.engine.encryption.born(successor))
         record.data = {"continued_as": successor.id}
@@ -263,7 +266,7 @@ class Ending:
             run.parent or "",
             f"{CHILD}{run.parent_key}",
             msgspec.json.encode(word),
-            id=f"child:{context.id}",
+            id=f"child:{context.id}:{context.generation}" if context.generation else f"child:{context.id}",
             sender=f"run {context.id}",
             sent_at=record.finished_at,
         )

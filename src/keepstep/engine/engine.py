@@ -29,6 +29,7 @@ from ..values import Redactor
 from ..workflows import definition
 from ..workflows.definition import KNOWN, Bound, Workflow
 from . import control
+from . import retry as retrying
 from .asides import ASIDE_THREADS
 from .attempt import perform
 from .censor import Censor
@@ -330,7 +331,7 @@ class Engine:
 
     async def retry(self, run_id: str, reason: str = "", actor: str = "", *, force: bool = False) -> None:
         """Let a failed or set-aside run go on from where it failed; with `force` one that was handed over, too."""
-        await self.to_its_end(control.retry(self, run_id, reason, actor or self.actor, force=force))
+        await self.to_its_end(retrying.retry(self, run_id, reason, actor or self.actor, force=force))
         self.poke()
 
     async def rewind(

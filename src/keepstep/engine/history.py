@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointCorrupt
-from ..model import Kind
+from ..model import Kind, Status
 from ..model.signal import GO, RESERVED
 from ..stores.records import Record, check_origin, origin, unseal, unseal_some
 from .position import EDITS, Position, facts
@@ -174,6 +174,12 @@ class Superseded:
         return place < len(ranges) and ranges[place][0] < seq < ranges[place][1]
 
 
+def goes_back(record: Record) -> bool:
+    """Whether a `superseded` record lets a run go on from an earlier point, with full time for what waits there."""
+    data = record.data or {}
+    return data.get("act") in ("retry", "rewind") or data.get("before") in (Status.FAILED, Status.SET_ASIDE)
+
+
 def superseded_by(record: Record) -> int:
     """How many records a `superseded` record is about."""
     data = record.data or {}
@@ -233,6 +239,7 @@ class History:
         self.edits: list[Record] = []
         self.started_at: datetime | None = None
         self.generation = 0
+        self.retried_at: datetime | None = None
         self.signals: set[int] = set()
         self.notes: dict[str, Record] = {}
         self.tried: dict[str, Tried] = {}
@@ -246,6 +253,7 @@ class History:
         self._attempts: list[Record] = []
         self._notes: list[Record] = []
         self._marks: list[Record] = []
+        self._resumptions: list[Record] = []
         self._taken: list[tuple[int, str, int, bool]] = []
         self.superseded = Superseded()
         self._begins_here = after > 0
@@ -300,6 +308,8 @@ class History:
             self.started_at = record.finished_at
         elif kind == Kind.SUPERSEDED:
             self.superseded.add(record)
+            if goes_back(record):
+                self._resumptions.append(record)
             if (record.data or {}).get("act") in EDITS:
                 self.edits.append(record)
         elif kind == Kind.STATE and self._begins_here:
@@ -338,7 +348,9 @@ class History:
         self._arrange_begun(gone)
         self.notes = {note.step: note for note in self._notes if note.seq not in gone}
         self._read_signals(gone)
-        for told in (self._outcomes, self._attempts, self._notes, self._marks, self._taken):
+        resumptions = [record.finished_at for record in self._resumptions if record.seq not in gone]
+        self.retried_at = resumptions[-1] if resumptions else None
+        for told in (self._outcomes, self._attempts, self._notes, self._marks, self._taken, self._resumptions):
             told.clear()
 
     def _rename(self, key: str, seq: int) -> str:
@@ -378,10 +390,10 @@ class History:
                 self.places.setdefault((key.rpartition("/")[0], record.ordinal), key)
 
     def _read_signals(self, gone: Superseded) -> None:
-        """Which signals have been read: not those that only the code's own waits beyond a rewind had heard."""
+        """Which signals have been read: not those that only waits of the code have heard which no longer count."""
         heard: dict[str, int] = {}
         for seq, step, signal, by_code in self._taken:
-            if by_code and gone.rewound(seq):
+            if by_code and seq in gone:
                 continue
             if signal:
                 self.signals.add(signal)

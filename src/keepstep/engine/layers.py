@@ -234,7 +234,7 @@ class Walk:
             self._queue(index)
             return
         record = Record(run.id, Kind.DECISION.value, step=key, worker=run.worker, data={"choice": choice})
-        record.finished_at = run.time()
+        record.finished_at, record.asked = run.time(), run.told
         if run.gathers:  # its durability is weaker by choice
             run.append(record)
             self._decided(index, choice)

@@ -33,6 +33,7 @@ def note(branch: Branch, kind: Kind, key: str, value: bytes | None, data: dict[s
         return
     record = Record(run.id, kind.value, step=key, worker=run.worker, data=data)
     record.finished_at = run.time()
+    record.asked = run.told
     if value is not None:
         record.value = msgspec.Raw(value)
     if threading.get_ident() == run.thread_id:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -97,11 +97,11 @@ async def rewind(
             "act": "rewind",
         }
         record = Record(run_id, Kind.SUPERSEDED.value, worker=claim.lease.worker, trigger="manual", data=data)
-        await append_and_release(engine, claim, record, Status.QUEUED, _cancels(engine, claim.run, plan.children))
+        await append_and_release(engine, claim, record, Status.QUEUED, cancels(engine, claim.run, plan.children))
     return plan
 
 
-def _cancels(engine: Engine, run: Run, children: Sequence[str]) -> list[Signal]:
+def cancels(engine: Engine, run: Run, children: Sequence[str]) -> list[Signal]:
     """What children are told that no longer count; another rewind may tell the same child again."""
     now, sender = instant(engine.clock.now()), f"run {run.id}"
     return [Signal(child, CANCEL, b"true", f"cancel:{run.id}:{run.seq}", sender, now) for child in children]
@@ -152,9 +152,9 @@ async def _plan(engine: Engine, run: Run, to: int | None, step: str | None) -> R
     kept = {one.step for one in told if one.seq in counts and one.final}
     left = [one for one in told if one.seq not in counts and one.seq not in gone and one.kind in _DONE]
     again = [one.step for one in left if one.step not in kept and not one.step.startswith(RESERVED)]
-    children = [one.child for one in left if one.child and _is_born_of(run, one, gone.generation)]
-    going = [child for child in children if await _goes_on(engine, child)]
-    return Rewound(run.id, last, tuple(dict.fromkeys(again)), tuple(dict.fromkeys(going)))
+    children = {one.child: one.step for one in left if one.child}
+    going = await going_children(engine, run, children, gone.generation)
+    return Rewound(run.id, last, tuple(dict.fromkeys(again)), tuple(going))
 
 
 def with_its_state(last: int, told: Sequence[Told]) -> int:
@@ -212,11 +212,20 @@ def _named(keys: Iterable[str], wanted: str, how: Callable[[str], str]) -> list[
 _SHOWN = 50
 
 
-def _is_born_of(run: Run, one: Told, generation: int) -> bool:
-    """Whether a child's id was made by the run: one that was given its id is found again under it."""
-    return any(is_child_id(one.child, run.id, one.step, number) for number in range(generation + 1))
+async def going_children(engine: Engine, run: Run, children: Mapping[str, str], generation: int) -> list[str]:
+    """The children that go on of those that no longer count, each given with the key of its start.
+
+    One that was given its id is not among them: it is found again under it.
+    """
+    found = []
+    for child, key in children.items():
+        if is_born_of(run, child, key, generation):
+            started = await engine.read(engine.store.get_run, child)
+            if started is not None and started.status not in FINISHED:
+                found.append(child)
+    return found
 
 
-async def _goes_on(engine: Engine, child: str) -> bool:
-    run = await engine.read(engine.store.get_run, child)
-    return run is not None and run.status not in FINISHED
+def is_born_of(run: Run, child: str, key: str, generation: int) -> bool:
+    """Whether a child's id was made by the run, in this generation or in one before."""
+    return any(is_child_id(child, run.id, key, number) for number in range(generation + 1))

@@ -147,6 +147,7 @@ class Runner:
             self.engine.teller.observe("run.state_rebuilt", context, error=str(error))
         context.history = history
         context.generation = history.generation
+        context.retried_at = history.retried_at
         context.tried, context.marks, context.notes = history.tried, history.marks, history.notes
         context.consumed = history.signals
         context.steps = history.steps

@@ -16,9 +16,10 @@ from ..stores.records import Record, origin, unseal
 from ..values import VALUES
 from ..values.trees import Trees
 from ..workflows.graph import Graph, steps_in
-from .control import RETRIABLE, append_and_release, claim_by_name, failures, let_go_unless_done
+from .control import RETRIABLE, append_and_release, claim_by_name, let_go_unless_done
 from .history import History, Superseded, check_end, newest_state, read_history
 from .position import Position
+from .retry import retry_children, taken_back
 from .versions import before
 
 if TYPE_CHECKING:
@@ -167,7 +168,9 @@ async def edit(engine: Engine, run_id: str, change: Edit, reason: str, actor: st
     async with let_go_unless_done(engine, claim):
         record.value = msgspec.Raw(await _prepared(engine, claim.run, change))
         if data["before"] in RETRIABLE:  # as a retry does: what ended it no longer counts
-            data["seqs"] = await failures(engine, claim.run)
+            plan = await taken_back(engine, claim.run)
+            await retry_children(engine, plan, reason, actor)
+            data["seqs"] = plan.seqs
         if overtaken := await _overtaken(engine, claim.run, change):
             data["seqs"] = sorted({*data.get("seqs", ()), *overtaken})
         await _write(engine, claim, record)

@@ -19,6 +19,7 @@ from ..values import VALUES
 from ..workflows.definition import Call
 from ..workflows.options import LONGEST_SECONDS
 from .branch import ASKED, CANCELLED, DONE, Branch, DurableCall, in_workflow
+from .failure_point import mark_outcome
 from .notes import note
 from .wakeups import Wait, add_wait, end_wait, put_back, read_again, take_signal
 
@@ -68,6 +69,13 @@ def _span(seconds: float | timedelta, what: str) -> float:
     if not 0 <= total < LONGEST_SECONDS:
         raise DefinitionError(f"{what} must take between 0 and {LONGEST_SECONDS:,.0f} s, not {total!r}")
     return float(total)
+
+
+def _began(call: DurableCall[Any]) -> float:
+    """When the time of a limited wait began: at the call, or when a person let the run go on with the wait open."""
+    retried_at = call.run.retried_at
+    began = call.asked_at if retried_at is None else max(call.asked_at, retried_at)
+    return began.timestamp()
 
 
 class Request:
@@ -131,7 +139,7 @@ class SignalCall(HearingCall):
         if signal is not None:
             self._come(signal)
             return
-        due = None if self.seconds is None else self.asked_at.timestamp() + self.seconds
+        due = None if self.seconds is None else _began(self) + self.seconds
         longest = math.inf if self.seconds is None else self.seconds
         add_wait(self.run, Wait(self, due, self._late, self.name, self._come, longest=longest))
 
@@ -187,15 +195,15 @@ def wait_for(name: str, timeout: float | timedelta | None = None, default: Any =
 class TimeoutCall(DurableCall[None]):
     """The clock of a `ks.timeout` block."""
 
-    __slots__ = ("on_over", "seconds")
+    __slots__ = ("on_over", "rang", "seconds")
 
     def __init__(self, branch: Branch, seconds: float, on_over: Callable[[], None]) -> None:
         self.seconds, self.on_over = seconds, on_over
+        self.rang = 0  # the number of the record that says so
         super().__init__(branch, "timeout", f"{seconds:g}")
 
     def begin_live(self) -> None:
-        due = self.asked_at.timestamp() + self.seconds
-        add_wait(self.run, Wait(self, due, self._over, longest=self.seconds))
+        add_wait(self.run, Wait(self, _began(self) + self.seconds, self._over, longest=self.seconds))
 
     def _over(self) -> None:
         self.run.append(self.record(Kind.TIMER), self)
@@ -204,6 +212,7 @@ class TimeoutCall(DurableCall[None]):
         if self.state != ASKED:
             return False
         self.state = DONE
+        self.rang = record.seq
         self.on_over()
         return True
 
@@ -251,4 +260,6 @@ class timeout:  # noqa: N801 - used like asyncio.timeout
             return
         others_cancelled_too = self._task.uncancel() > self._cancelling
         if kind is not None and issubclass(kind, asyncio.CancelledError) and not others_cancelled_too:
-            raise TimedOut(f"the block took longer than {self._seconds:g} s", self._call.run.id) from None
+            late = TimedOut(f"the block took longer than {self._seconds:g} s", self._call.run.id)
+            mark_outcome(late, self._call.rang)
+            raise late from None

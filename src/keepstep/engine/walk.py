@@ -136,7 +136,9 @@ class Walk:
             if target is None:
                 told = f"no edge from {name!r} holds, and it is no exit; edit the state (handle.edit), or the graph"
                 raise self._failed(name, None, told)
-            await self._write(Record(run.id, Kind.DECISION.value, step=key, worker=run.worker, data={"next": target}))
+            record = Record(run.id, Kind.DECISION.value, step=key, worker=run.worker, data={"next": target})
+            record.asked = run.told
+            await self._write(record)
         position.at = target
         return target or ""
 
