@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _NOT_THEIRS = (str(Path(__file__).parents[1]), str(Path(asyncio.__file__).parent), "<frozen")
 #: A replay that has not come to its end after so many turns waits for something that was not recorded.
 _TURNS = 1000
+#: How long a turn takes; in virtual time it is over when nothing else can happen.
+_TURN_SECONDS = 0.1
 #: What a set-aside run is called whose code asks another question than the recorded one.
 MISMATCH = "ReplayMismatch"
 
@@ -157,10 +159,10 @@ class _Replay:
 
     async def _come_to_rest(self) -> None:
         for _ in range(_TURNS):
-            await asyncio.sleep(0.1)  # which is over when nothing else can happen
+            await asyncio.sleep(_TURN_SECONDS)
             context = self.context
             if self.broken is not None or (context is not None and (context.detached or context.history is None)):
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(_TURN_SECONDS)
                 return
             if self.asked and self.compatible:  # something new amid what is recorded, which only a worker can perform
                 return
