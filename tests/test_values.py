@@ -318,6 +318,22 @@ class Names(pydantic.RootModel[list[Colour]]):
     pass
 
 
+class Counted(pydantic.RootModel[dict[str, int]]):
+    _visits: int = pydantic.PrivateAttr(default=0)
+
+
+def test_a_root_model_is_restored_exactly_and_can_be_stored_again():
+    names, counted = Names([Colour.RED]), Counted({"a": 1})
+    counted._visits = 4
+    codec = Values([Names, Counted, Colour])
+    for model in (names, counted):
+        back = codec.decode(codec.encode(model))
+        assert back == model
+        assert back.__dict__ == model.__dict__
+        assert codec.encode(back) == codec.encode(model)
+    assert codec.decode(codec.encode(counted))._visits == 4
+
+
 class Page(pydantic.BaseModel, Generic[T]):
     items: list[T]
 

@@ -93,3 +93,53 @@ def test_another_step_comes_next(keepstep, waiting):
     assert keepstep("worker", "shop_order.py", "--until-idle").code == 0
     assert "choose#2" in keepstep("history", "r").out
     assert "choose#2" in keepstep("history", "f").out
+
+
+STRICT = """
+from typing import Literal
+from pydantic import BaseModel
+import keepstep as ks
+
+
+class Order(BaseModel):
+    id: int
+    speed: Literal["fast", "slow"] = "slow"
+
+
+strict = ks.Graph("strict", schema=Order, interrupt_before=["ship"])
+
+
+@strict.step
+async def pick(state):
+    return {"speed": "slow"}
+
+
+@strict.step
+async def ship(state):
+    return None
+
+
+strict.edge("pick", "ship")
+strict.entry("pick")
+strict.exit("ship")
+"""
+
+
+def test_edits_and_forks_are_held_to_the_schema(keepstep, folder):
+    (folder / "strict_order.py").write_text(STRICT, encoding="utf-8")
+    assert keepstep("start", "strict_order.py:strict", "id=1", "--id", "r").code == 0
+    assert keepstep("worker", "strict_order.py", "--until-idle").code == 0
+    acts = [
+        (["edit", "r", "--set", 'speed="warp"'], "['speed'] does not fit Order"),
+        (["fork", "r", "--state", '{"id": "nine"}'], "['id'] does not fit Order"),
+        (["fork", "r", "--result", 'pick={"nokey": 1}'], "Order has no key 'nokey'"),
+    ]
+    for arguments, told in acts:
+        refused = keepstep(*arguments)
+        assert refused.code != 0
+        assert "name it with --workflow FILE.py:NAME" in refused.err
+        refused = keepstep(*arguments, "--workflow", "strict_order.py:strict")
+        assert refused.code != 0
+        assert told in refused.err
+    assert keepstep("edit", "r", "--set", 'id="7"', "--workflow", "strict_order.py:strict").code == 0
+    assert json.loads(keepstep("state", "r").out) == {"id": 7, "speed": "slow"}

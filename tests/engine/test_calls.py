@@ -119,6 +119,72 @@ async def test_a_step_outside_a_run_needs_an_engine():
 
 
 @ks.step
+async def fussy(item):
+    if item == "bad":
+        raise ValueError("a bad item")
+    return item
+
+
+@ks.workflow
+async def sorts_out(items):
+    batch = await ks.map(fussy, items, collect=True)
+    return [list(batch), [*batch.failures], batch.coverage, batch.degraded]
+
+
+@ks.workflow
+def sorts_out_plainly(items):
+    batch = ks.map(fussy, items, collect=True).result()
+    return [list(batch), [*batch.failures], batch.coverage, batch.degraded]
+
+
+@pytest.mark.parametrize("workflow", [sorts_out, sorts_out_plainly], ids=["async", "def"])
+async def test_a_map_collects_in_a_run_and_outside(world, workflow):
+    expected = [["a", None, "b"], [1], 2 / 3, True]
+    async with world.engine() as engine:
+        assert await (await engine.start(workflow, ["a", "bad", "b"])).result() == expected
+    outside = await asyncio.to_thread(workflow.fn, ["a", "bad", "b"])
+    assert (await outside if workflow is sorts_out else outside) == expected
+
+
+async def test_a_map_outside_a_run_waits_for_as_many_as_it_is_told():
+    begun, ended = [], []
+
+    async def meet(item):
+        begun.append(item)
+        try:
+            if item == "never":
+                await asyncio.Event().wait()
+            return await fussy(item)
+        finally:
+            ended.append(item)
+
+    first = await ks.map(meet, ["never", "bad", "a"], wait=ks.Any())
+    assert (list(first), [*first.failures]) == ([None, None, "a"], [1])
+    assert sorted(ended) == ["a", "bad", "never"]
+    begun.clear()
+    with pytest.raises(ValueError, match="a bad item"):
+        await ks.map(meet, ["bad", "a", "b"], concurrency=1)
+    assert begun == ["bad"]
+    assert await ks.map(meet, [], collect=True) == []
+
+
+@pytest.mark.parametrize("collect", [False, True])
+async def test_a_plain_function_in_a_map_is_a_mistake_not_a_failed_item(world, collect):
+    def branch(item):
+        return triple(item).result()
+
+    @ks.workflow
+    def blocking():
+        return list(ks.map(branch, ["a", "b"], collect=collect).result())
+
+    async with world.engine() as engine:
+        with pytest.raises(ks.RunFailed, match=r"ks\.map takes a step or an async function"):
+            await (await engine.start(blocking)).result()
+    with pytest.raises(ks.DefinitionError, match=r"branch is a plain function\. Write it as `async def`"):
+        await asyncio.to_thread(lambda: ks.map(branch, ["a"], collect=collect).result())
+
+
+@ks.step
 async def add(total, number):
     return total + number
 

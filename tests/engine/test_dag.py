@@ -251,6 +251,43 @@ async def test_a_predicate_sees_the_inputs_and_what_its_needs_gave(world):
     assert seen == [{"one": 1, "wanted": "x"}]
 
 
+@pytest.mark.parametrize("given, done", [({}, "main"), ({"branch": "dev"}, None), ({"branch": "main"}, "main")])
+async def test_a_predicate_sees_the_defaults_of_inputs(world, given, done):
+    dag = ks.Dag("defaults")
+
+    @dag.step
+    async def checkout(branch: str = "main"):
+        return branch
+
+    @dag.step(needs=["checkout"], when=ks.when.equals("branch", "main"))
+    async def deploy(checkout):
+        return checkout
+
+    @dag.step(needs=["checkout"], when=lambda inputs: inputs["branch"] == "main" and inputs["checkout"])
+    async def announce(checkout):
+        return checkout
+
+    assert await outcome(world, dag, **given) == {"deploy": done, "announce": done}
+
+
+async def test_a_predicate_sees_the_default_of_its_own_step_first(world):
+    dag = ks.Dag("own-defaults")
+
+    @dag.step
+    async def one(size=1):
+        return size
+
+    @dag.step(when=ks.when.equals("size", 2))
+    async def two(size=2):
+        return size
+
+    @dag.step(when=ks.when.exists("other"))
+    async def three():
+        return 3
+
+    assert await outcome(world, dag) == {"one": 1, "two": 2, "three": None}
+
+
 async def test_named_predicates(world):
     dag = ks.Dag("named-predicates")
     when = ks.policies.when

@@ -151,21 +151,50 @@ async def test_a_recovery_takes_the_edge_that_was_taken(world):
     await engine.close()
 
 
-async def test_max_iterations_count_per_run(world):
+async def test_max_iterations_count_all_steps_of_a_run(world):
     graph = ks.Graph("rounds", max_iterations=5)
 
     @graph.step
     async def turn(state):
         return {"n": state.get("n", 0) + 1}
 
-    graph.edge("turn", "turn")
+    @graph.step
+    async def back(state):
+        return {"n": state["n"] + 1}
+
+    graph.edge("turn", "back")
+    graph.edge("back", "turn")
     graph.entry("turn")
     graph.exit("turn")
     async with world.engine() as engine:
         run = await engine.start(graph, run_id="r")
-        with pytest.raises(ks.ExecutionError, match="passed 5 times, which is max_iterations"):
+        with pytest.raises(ks.ExecutionError, match="the run passed 5 steps, which is max_iterations"):
             await run.result()
         assert (await run.state())["n"] == 5
+
+
+@pytest.mark.parametrize("consolidated", [False, True])
+async def test_steps_in_branches_count_when_they_join(world, monkeypatch, consolidated):
+    """A turn is the two steps in the branches, the parallel part and the step that leads back: four."""
+    monkeypatch.setattr(position, "ENOUGH_DELTAS", 1 if consolidated else 64)
+    monkeypatch.setattr(position, "MOST_RECORDS", 2 if consolidated else 1000)
+    graph = ks.Graph("turns", max_iterations=10, reducers={"n": "add"})
+
+    async def count(state):
+        return {"n": 1}
+
+    for name in ("left", "right", "back"):
+        graph.add(count, name)
+    graph.parallel("fan", ["left", "right"], join="back")
+    graph.edge("back", "fan")
+    graph.entry("fan")
+    graph.exit("back")
+    async with world.engine() as engine:
+        run = await engine.start(graph, {"n": 0}, run_id="r")
+        with pytest.raises(ks.ExecutionError, match="passed 11 steps") as raised:
+            await run.result()
+        assert raised.value.step == "back"
+        assert (await run.state())["n"] == 8
 
 
 async def test_an_error_names_the_step_and_the_path_and_is_retried_there(world):
@@ -953,7 +982,7 @@ async def test_a_breakpoint_in_a_branch_stops_that_branch(world):
 
 
 async def test_a_parallel_part_does_not_begin_again_inside_itself(world):
-    """No count of visits would ever end that: they begin anew in each branch."""
+    """What is said is the mistake itself, not that it went on for too long."""
     visits = []
 
     async def again(state):

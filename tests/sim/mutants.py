@@ -493,7 +493,7 @@ MUTANTS = [
     mutant(
         "edit forgotten",
         "what a person made of the state of a graph is not folded in",
-        ("engine.walk:Walk._take_edits", "position.edit(run.edits.pop(0))", "run.edits.pop(0)"),
+        ("engine.walk:Walk._take_edits", "position.edit(edit)", "pass"),
     ),
     # -- graphs and dags ----------------------------------------------------------------------------------------------
     mutant(
@@ -541,7 +541,7 @@ MUTANTS = [
     mutant(
         "iterations not limited",
         "a graph goes round as often as it likes",
-        (f"{WALK}._count", "if visits >= self.graph.max_iterations:", "if False:"),
+        (f"{WALK}._count", "if passed >= self.graph.max_iterations:", "if False:"),
     ),
     mutant(
         "branches overwrite each other",

@@ -185,6 +185,9 @@ MODULE = click.option(
     metavar="FILE.py|MODULE|FILE.yaml",
     help="Where a YAML or JSON file finds its functions and child workflows; may be given several times.",
 )
+WORKFLOW = click.option(
+    "--workflow", "target", metavar="TARGET", help="Whose types and schema the new values are held to: FILE.py:NAME."
+)
 REASON = click.option("--reason", default="", metavar="TEXT", help="Why, for the audit.")
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from . import exits
-from .frame import REASON, RUN, Settings, command, find
+from .frame import REASON, RUN, WORKFLOW, Settings, command, find
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -42,6 +42,7 @@ def state(settings: Settings, *, run_id: str, at: int | None, stage: str | None,
 @click.option("--next", "next_step", metavar="STEP", help="Let this step come next.")
 @STAGE
 @AGENT
+@WORKFLOW
 @REASON
 def edit(
     settings: Settings,
@@ -52,12 +53,17 @@ def edit(
     next_step: str | None,
     stage: str | None,
     agent: str | None,
+    target: str | None,
     reason: str,
 ) -> None:
     """Change the state of a graph's run that no worker drives, and let it go on.
 
-    The history keeps what was there before, who changed it and why.
+    The history keeps what was there before, who changed it and why. A graph with a schema must be named: --workflow.
     """
+    if target is not None:
+        from .target import load_workflow
+
+        load_workflow(target, debug=settings.debug)  # from now on the engine knows it
     change = dict(map(_value, values))
     if not change and not remove and next_step is None:
         raise exits.Refused("there is nothing to change", "say it with --set KEY=JSON, --remove KEY or --next STEP")

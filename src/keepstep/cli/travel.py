@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from . import exits
-from .frame import MODULE, REASON, RUN, Settings, command, find
+from .frame import MODULE, REASON, RUN, WORKFLOW, Settings, command, find
 
 if TYPE_CHECKING:
     from ..engine.compare import Difference
     from ..engine.dry import Replayed
     from ..engine.engine import Engine
     from ..engine.rewind import Rewound
+    from ..workflows.definition import Workflow
 
 STEP = click.option("--step", metavar="STEP", help="Before this step, by its name or its key, so that it runs again.")
 
@@ -69,7 +70,7 @@ def _rewound(done: Rewound, prospect: str, *, dry_run: bool) -> str:
 @STEP
 @click.option("--id", "new_id", metavar="ID", help="The id of the new run.")
 @click.option("--input", "text", metavar="JSON", help="Another input: an object holds arguments by name.")
-@click.option("--workflow", "target", metavar="TARGET", help="Whose signature says of which types the input is.")
+@WORKFLOW
 @click.option("--result", "results", multiple=True, metavar="STEP=JSON", help="Another result of a recorded step.")
 @click.option("--state", metavar="JSON", help="Other values in the state of a graph.")
 @click.option("--next", "next_step", metavar="STEP", help="The step of a graph that is to come next.")
@@ -95,10 +96,11 @@ def fork(
     The other run is only read, whatever its status.
     """
     from .steer import alone
-    from .target import read_json
+    from .target import load_workflow, read_json
 
+    workflow = None if target is None else load_workflow(target, debug=settings.debug)
     edits: dict[str, Any] = {"state": None if state is None else read_json(state, "--state"), "next": next_step}
-    edits |= {"input": _input(settings, text, target), "results": _results(results) or None}
+    edits |= {"input": _input(text, workflow), "results": _results(results) or None}
     if edits["state"] is not None and not isinstance(edits["state"], dict):
         raise click.UsageError("--state is an object: the keys of the state and their new values")
 
@@ -111,14 +113,13 @@ def fork(
     settings.answer({"run": name, "origin": run_id}, f"{name} is a fork of {run_id}{prospect}")
 
 
-def _input(settings: Settings, text: str | None, target: str | None) -> Any:
+def _input(text: str | None, workflow: Workflow[..., Any] | None) -> Any:
     """The input of a fork: made into the types of a signature if one is named."""
-    from .target import load_workflow, read_input, read_json
+    from .target import read_input, read_json
 
     if text is None:
         return None
-    if target is not None:
-        workflow = load_workflow(target, debug=settings.debug)
+    if workflow is not None:
         args, kwargs = read_input(workflow, text, ())
         return workflow.bind(*args, **kwargs)
     value = read_json(text, "--input")

@@ -359,7 +359,8 @@ async def _resolve(call: StepCall[Any]) -> bool:
         await run.durable(call.record(Kind.STEP_STARTED, attempt=1, trigger="manual", data=data_))
         return not run.detached
     if verdict["verdict"] == "result":
-        value = call.encode(step.values.decode(msgspec.json.encode(verdict.get("value")), call.key))
+        given = step.values.decode(msgspec.json.encode(verdict.get("value")), call.key)
+        value = call.encode(call.fitted(given))
         record = call.completed(value, 1, None, trigger="manual", data=data_)
     else:
         failed = StoredError(

@@ -32,7 +32,9 @@ from ..model import Kind, Outcome
 from ..ports import CURRENT
 from ..stores.records import Record, StoredError
 from ..values import VALUES
+from ..values.annotations import hints_of
 from ..workflows.definition import Call
+from ..workflows.schema import as_annotated
 from .failure_point import mark_outcome, mark_raised
 from .spending import BUDGET
 from .steering import in_doubt
@@ -460,7 +462,12 @@ class StepCall(DurableCall[T]):
         )
 
     def decode(self, record: Record) -> Any:
-        return self.step.values.decode(record.raw(), self.key)
+        value = self.step.values.decode(record.raw(), self.key)
+        return self.fitted(value) if record.data is not None and record.data.get("act") == "edit" else value
+
+    def fitted(self, value: Any) -> Any:
+        """What a person gave as the result, made into what the step's annotation says it returns."""
+        return as_annotated(value, hints_of(self.step.fn).get("return"))
 
 
 class Task(Call[T]):

@@ -67,7 +67,7 @@ class Censor:
     def input_of(self, workflow: Workflow[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> bytes:
         """The arguments of a run as they are stored."""
         self.heed(workflow)
-        data = workflow.values.encode([[*args], kwargs], f"workflow {workflow.name!r}: input")
+        data = workflow.values.encode(workflow.stored_arguments(args, kwargs), f"workflow {workflow.name!r}: input")
         self.check(data, workflow.name, "input of workflow")
         return data
 

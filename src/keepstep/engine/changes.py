@@ -50,19 +50,17 @@ class Change:
         where = f"step {key!r}" if not level else f"step {key!r}: {level}"
         if not plain and isinstance(change, State):
             values = change.kept()
-            self._check(walk, level, {k: change[k] for k in change if k not in old or old[k] is not values[k]}, where)
+            if walk.graph.schema is not None and not level:
+                other = {k: change[k] for k in change if k not in old or old[k] is not values[k]}
+                values = {**values, **walk.graph.schema.converted(other, where)}
             lifted = trees.lift(values, old, where, careful=careful)
             kept = {key: lifted[key] for key in old if key in lifted}  # in the order that a delta leaves
             self.levels[level] = kept | lifted
             return
         values = self._reduce(walk, dict(change), where) if not level else dict(change)
-        self._check(walk, level, values, where)
-        self.levels[level] = {**old, **trees.lift(values, old, where, careful=careful)}
-
-    @staticmethod
-    def _check(walk: Walk, level: str, values: Mapping[str, Any], where: str) -> None:
         if walk.graph.schema is not None and not level:
-            walk.graph.schema.check(values, where)
+            values = walk.graph.schema.converted(values, where)
+        self.levels[level] = {**old, **trees.lift(values, old, where, careful=careful)}
 
     def _reduce(self, walk: Walk, values: dict[str, Any], where: str) -> dict[str, Any]:
         reducers = walk.graph.reducers
@@ -196,6 +194,9 @@ class GraphCall(StepCall[None]):
         self.change = change
         return change.text
 
+    def fitted(self, value: Any) -> Any:
+        return value  # a change of the state, which is held to the schema
+
     def completed(self, value: bytes, attempt: int, started_at: datetime | None, **more: Any) -> Record:
         node = self.node
         more["data"] = {**(self.data or {}), **(more.get("data") or {})}
@@ -220,7 +221,7 @@ class GraphCall(StepCall[None]):
 class CloseCall(DurableCall[None]):
     """The end of a point of a graph that is more than one call."""
 
-    __slots__ = ("change", "given", "levels", "node", "target", "walk")
+    __slots__ = ("change", "given", "levels", "node", "passed", "target", "walk")
 
     def __init__(self, walk: Walk, node: AnyNode) -> None:
         self.walk, self.node = walk, node
@@ -228,6 +229,7 @@ class CloseCall(DurableCall[None]):
         self.levels: Levels | None = None
         self.given: dict[str, list[Any]] = {}
         self.target: str | None = None
+        self.passed = 0  # how many steps the branches passed that are joined here
         super().__init__(walk.branch, node.name, "")
 
     def begin_live(self) -> None:
@@ -238,6 +240,8 @@ class CloseCall(DurableCall[None]):
         except KeepstepError as error:
             self.fail(error)
             return
+        if self.passed:
+            data["passed"] = self.passed
         kind = Kind.BARRIER if isinstance(self.node, ParallelNode) else Kind.STEP_COMPLETED
         self.run.append(self.record(kind.value, change.text, attempt=1, data=data), self, state=after)
 

@@ -20,6 +20,7 @@ from ..stores.records import Record, StoredError
 from ..values import VALUES
 from ..workflows.definition import Bound, Call, Workflow
 from ..workflows.options import check_options
+from ..workflows.schema import as_annotated
 from . import attempt as attempts
 from .branch import Branch, DurableCall, in_workflow
 from .ending import ContinueAs
@@ -310,7 +311,10 @@ class ChildResult(HearingCall):
         word = msgspec.json.decode(raw, type=_Word)
         if word.status == Status.COMPLETED:
             value = b"null" if word.value is msgspec.UNSET else bytes(word.value)
-            return self.child._workflow.values.decode(value, f"child {self.child.id!r}: result")  # noqa: SLF001
+            workflow = self.child._workflow  # noqa: SLF001
+            result = workflow.values.decode(value, f"child {self.child.id!r}: result")
+            edited = (record.data or {}).get("act") == "edit"
+            return as_annotated(result, workflow.hints().get("return")) if edited else result
         info = word.error.info() if word.error is not None else None
         told = f": {info.type}: {info.message}" if info is not None else ""
         self.error = StepFailed(f"child run {self.child.id!r} {word.status}{told}", self.key, info, record.seq)

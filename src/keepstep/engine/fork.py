@@ -24,7 +24,7 @@ from .children import is_word_of
 from .handle import RunHandle
 from .history import Entry
 from .past import Past, past
-from .rewind import Told, position, with_its_state
+from .rewind import SHOWN, Told, named, position, with_its_state
 from .steering import DEADLINE
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Edits:
     def digest(self) -> str:
         """What tells two forks of one prefix apart, beside their input."""
         other = [dict(self.results or {}), dict(self.state or {}), self.next_step, self.signals]
-        return VALUES.digest(other, "what is other in the fork")
+        return VALUES.for_values(other).digest(other, "what is other in the fork")
 
 
 async def fork(
@@ -74,11 +74,12 @@ async def fork(
     engine.encryption.cipher(run)
     whole = await past(engine, run)
     prefix = await engine.call(whole.until, _end(whole, at, step, edits))
+    edits = await _with_fitting_results(engine, prefix, edits)
     signals = await _signals_of(engine, run)
     copy = _Copy(engine, prefix, name, signals, edits)
     if whole.rows and not prefix.rows:  # what is kept of the definition comes along also without the records
         began, _ = next(unseal(whole.rows[:1], run.id))
-        copy.first = {key: value for key, value in (began.data or {}).items() if key == "definition"}
+        copy.first = {key: value for key, value in (began.data or {}).items() if key in ("definition", "schema")}
     about = {"actor": actor, "reason": engine.censor.redact(reason), "act": "fork"}
     edited = await _edited_state(engine, run, prefix.seq, edits)
     create = await engine.call(copy.made, _input(engine, run, edits.input), about, edited)
@@ -131,13 +132,15 @@ def _last(prefix: Past) -> int:
 def _edited(prefix: Past, key: str) -> Entry:
     """The recorded outcome that is to be another one."""
     counted = prefix.history.entries
-    entry = counted.get(key) or counted.get(f"{key}#1")
-    if entry is None or entry.kind not in _EDITABLE or entry.child:
-        known = ", ".join(one.key for one in counted.values() if one.kind in _EDITABLE and not one.child) or "none"
+    known = [one.key for one in counted.values() if one.kind in _EDITABLE and not one.child]
+    found = named(known, key)
+    if len(found) != 1:
+        told = f"{len(found)} recorded results" if found else "no recorded result"
         raise DefinitionError(
-            f"run {prefix.run.id!r} has no recorded result of {key!r} up to seq {len(prefix.rows)}; it has {known}"
+            f"run {prefix.run.id!r} has {told} of {key!r} up to seq {len(prefix.rows)}; it has "
+            f"{', '.join(found or known[:SHOWN]) or 'none'}"
         )
-    return entry
+    return counted[found[0]]
 
 
 async def _edited_state(engine: Engine, run: Run, at: int, edits: Edits) -> bytes | None:
@@ -161,7 +164,24 @@ async def _edited_state(engine: Engine, run: Run, at: int, edits: Edits) -> byte
             f"run {run.id!r} had begun {first.step} at seq {first.seq}, and a fork that goes on with "
             f"{edits.next_step!r} has no place for that; fork it at {first.seq - 1}"
         )
-    return edit.delta(engine, run, stands)
+    return await edit.delta(engine, run, stands)
+
+
+async def _with_fitting_results(engine: Engine, prefix: Past, edits: Edits) -> Edits:
+    """The edits, with the changes that steps of a graph are to have made held to its schema."""
+    if not edits.results or not _is_graph(prefix.run):
+        return edits
+    from .states import fitting  # noqa: PLC0415 - needed by few
+
+    results = dict(edits.results)
+    for key, value in results.items():
+        if isinstance(value, Mapping) and not _edited(prefix, key).digest:
+            results[key] = await fitting(engine, prefix.run, value, f"edited result of {key!r}")
+    return replace(edits, results=results)
+
+
+def _is_graph(run: Run) -> bool:
+    return run.fingerprint.startswith("graph:")
 
 
 def _input(engine: Engine, run: Run, given: Any) -> bytes:
@@ -314,10 +334,10 @@ class _Copy:
 
     def _edit(self, record: Record, value: Any) -> None:
         """Give a record another outcome: the record says that a person did."""
-        if self.prefix.run.fingerprint.startswith("graph:") and not record.digest:
+        if _is_graph(self.prefix.run) and not record.digest:
             self._edit_change(record, value)
             return
-        data = VALUES.encode(value, f"edited result of {record.step!r}")
+        data = VALUES.for_values(value).encode(value, f"edited result of {record.step!r}")
         self.engine.censor.check(data, record.step, "edited result of")
         if record.kind == Kind.CHILD:
             word = msgspec.json.decode(record.raw())

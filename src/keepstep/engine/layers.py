@@ -228,7 +228,8 @@ class Walk:
         assert vertex.when is not None  # noqa: S101 - or there would be nothing to decide
         seen = {name: self.results[need] for name, need in vertex.seen if self.states[need] == SUCCEEDED}
         try:
-            choice = int(bool(Context().run(vertex.when, MappingProxyType({**self.inputs, **seen}))))
+            given = MappingProxyType({**vertex.defaults, **self.inputs, **seen})
+            choice = int(bool(Context().run(vertex.when, given)))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it raises is the failure of its step
             self.unfit[index] = error
             self._queue(index)

@@ -40,6 +40,8 @@ Written = tuple[Mapping[str, Any], dict[str, dict[str, Any]]]
 class Position:
     """The states of a walk, the step that is next, and how often each was passed.
 
+    `passed` counts all passes of the walk, with those of branches that joined it; `before` those of walks around it.
+
     `levels` holds trees by key: those of the workflow under the empty name, those of stages and agents under theirs.
     `at` is the next step, empty at the end, or None while no edge has been chosen. A walk in a branch also remembers
     who wrote what: `writers` by level and key, what was `given` to a key that has a reducer, and by whom last.
@@ -48,6 +50,7 @@ class Position:
     __slots__ = (
         "at",
         "base_seq",
+        "before",
         "counts",
         "deltas",
         "given",
@@ -55,6 +58,7 @@ class Position:
         "levels",
         "moment",
         "ordinal",
+        "passed",
         "path",
         "seq",
         "size",
@@ -73,6 +77,8 @@ class Position:
         self.step: str | None = None
         self.moment: datetime | None = None
         self.counts: dict[str, int] = {}
+        self.passed = 0
+        self.before = 0
         self.ordinal = 0
         self.seq = 0
         self.trail: deque[str] = deque(maxlen=TRAIL)
@@ -90,6 +96,7 @@ class Position:
         """A walk that begins here, in a branch."""
         branch = Position(dict(self.levels), at, path)
         branch.step, branch.moment, branch.tracks, branch.size = self.step, self.moment, True, self.size
+        branch.before = self.before + self.passed
         branch.trail.extend(self.trail)
         return branch
 
@@ -122,6 +129,7 @@ class Position:
         self._apply(record, value, data, written)
         name, _, count = record.step.rpartition("/")[2].rpartition("#")
         self.counts[name] = int(count)
+        self.passed += 1 + data.get("passed", 0)
         self.ordinal = record.ordinal
         self.step = record.step
         self.seq = record.seq
@@ -193,6 +201,7 @@ class Position:
             "step": self.step,
             "moment": self.moment,
             "counts": self.counts,
+            "passed": self.passed,
             "ordinal": self.ordinal,
             "trail": list(self.trail),
             **more,
@@ -212,10 +221,17 @@ class Position:
         position = cls(levels, whole.at)
         position.step, position.moment = whole.step, whole.moment
         position.counts, position.ordinal = dict(whole.counts), whole.ordinal
+        position.passed = sum(whole.counts.values()) if whole.passed is None else whole.passed
         position.trail.extend(whole.trail)
         position.seq = position.base_seq = record.seq
         position.threshold = position.size = len(record.raw())
         return position, whole
+
+
+def keys_of(record: Record) -> list[str]:
+    """The keys of the workflow's own state that a record changes."""
+    delta = _decode(record.raw())
+    return [key for part in _PARTS for key in delta.get(part, ())]
 
 
 def _by_level(delta: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
@@ -232,6 +248,7 @@ class Whole(msgspec.Struct):
     counts: dict[str, int]
     ordinal: int
     trail: list[str]
+    passed: int | None = None  # older states do not say it
     generation: int = 0
     steps: int = 0
     signals: list[tuple[int, int]] = []

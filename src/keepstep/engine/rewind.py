@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -178,11 +178,11 @@ def position(run: Run, told: Iterable[Told], to: int | None, step: str | None) -
             for key in _with_outer(one.step):
                 first.setdefault(key, one.seq)
     wanted = step or ""
-    found = next(filter(None, (_named(first, wanted, how) for how in _WAYS)), [])
+    found = named(first, wanted)
     if len(found) != 1:
         raise DefinitionError(
             f"run {run.id!r} has recorded {f'{len(found)} steps' if found else 'no step'} {wanted!r}; "
-            f"it has {', '.join(found or list(first)[:_SHOWN]) or 'none'}"
+            f"it has {', '.join(found or list(first)[:SHOWN]) or 'none'}"
         )
     return first[found[0]] - 1
 
@@ -204,12 +204,13 @@ _WAYS: tuple[Callable[[str], str], ...] = (
 )
 
 
-def _named(keys: Iterable[str], wanted: str, how: Callable[[str], str]) -> list[str]:
-    return [key for key in keys if how(key) == wanted]
+def named(keys: Collection[str], wanted: str) -> list[str]:
+    """The keys of steps that a person may mean by a key or a name."""
+    return next(filter(None, ([key for key in keys if how(key) == wanted] for how in _WAYS)), [])
 
 
 #: So many steps are named to somebody who asked for one that is not there.
-_SHOWN = 50
+SHOWN = 50
 
 
 async def going_children(engine: Engine, run: Run, children: Mapping[str, str], generation: int) -> list[str]:

@@ -132,7 +132,7 @@ def check_same(engine: Engine, workflow: Workflow[..., Any], run: Run, existing:
         return
     values, stored = workflow.values, engine.encryption.input(existing)
     try:
-        same = values.digest(values.decode(stored)) == values.digest(arguments)
+        same = values.digest(values.decode(stored)) == values.digest(workflow.stored_arguments(*arguments))
     except KeepstepError:
         same = False
     if not same:

@@ -135,14 +135,12 @@ class Edit:
             told = f"the edit of run {run.id!r}: graph {run.workflow!r} has no step {self.next_step!r}{kept}"
             raise DefinitionError(f"{told}; it has {', '.join(known)}")
 
-    def delta(self, engine: Engine, run: Run, position: Position) -> bytes:
+    async def delta(self, engine: Engine, run: Run, position: Position) -> bytes:
         """The edit as it is stored: a change of the state as any other."""
-        workflow, trees = engine.workflows.get(run.workflow), trees_of(engine, run)
-        where = f"the edit of run {run.id!r}"
-        if isinstance(workflow, Graph) and workflow.schema is not None and not self.level:
-            workflow.schema.check(self.values, where)
+        trees, where = trees_of(engine, run), f"the edit of run {run.id!r}"
+        values = self.values if self.level else await fitting(engine, run, self.values, where)
         old = position.levels.get(self.level, {})
-        new = {**old, **trees.lift(self.values, old, where, careful=True)}
+        new = {**old, **trees.lift(values, old, where, careful=True)}
         for key in self.remove:
             new.pop(key, None)
         delta = diff(old, new)
@@ -204,7 +202,21 @@ async def _prepared(engine: Engine, run: Run, change: Edit) -> bytes:
             run.id,
         )
     await _overtaken(engine, run, change)
-    return change.delta(engine, run, position)
+    return await change.delta(engine, run, position)
+
+
+async def fitting(engine: Engine, run: Run, values: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """Values for the state of a run as its schema has them; without the code of its graph, a schema refuses all."""
+    workflow = engine.workflows.get(run.workflow)
+    if isinstance(workflow, Graph):
+        return values if workflow.schema is None else workflow.schema.converted(values, where)
+    schema = (await before(engine, run)).schema if values else ""
+    if schema:
+        raise DefinitionError(
+            f"{where}: its state is held to {schema}, which only the code of workflow {run.workflow!r} has; name it "
+            "with --workflow FILE.py:NAME, or do this in a process that has the workflow"
+        )
+    return values
 
 
 async def _overtaken(engine: Engine, run: Run, change: Edit) -> list[int]:

@@ -47,12 +47,12 @@ class Group:
         self.errors: dict[int, BaseException] = {}
         self.order: list[int] = []
         self.succeeded = 0
-        self.ended = 0
         self.next = 0
         self.under_way = 0
         self.tasks_begun = 0
         self.filling = False
         self.over = False
+        self.misuse: DefinitionError | None = None
         self.context = copy_context()  # later parts are made when an outcome is delivered, far from the code's own
 
     async def go(self) -> None:
@@ -65,6 +65,8 @@ class Group:
             self._withdraw()
             raise
         self._withdraw()
+        if self.misuse is not None:
+            raise self.misuse
 
     def _fill(self) -> None:
         if self.filling:
@@ -77,6 +79,9 @@ class Group:
             part = self.parts[index]
             try:
                 self._begin(index, self.context.run(part) if callable(part) else part)
+            except _Misuse as error:  # a mistake in the code, not the failure of an item
+                self.misuse = DefinitionError(str(error))
+                self._end()
             except Exception as error:  # noqa: BLE001 - for one, an item that cannot be stored
                 self._part_ended(index, None, error)
         self.filling = False
@@ -118,7 +123,6 @@ class Group:
 
     def _part_ended(self, index: int, value: Any, error: BaseException | None) -> None:
         self.under_way -= 1
-        self.ended += 1
         self.order.append(index)
         if error is None:
             self.results[index] = value
@@ -130,13 +134,13 @@ class Group:
             self._fill()
 
     def _check(self) -> None:
-        verdict = self.policy.enough(self.total, self.succeeded, len(self.errors))
-        if self.collect and isinstance(self.policy, All):
-            verdict = Enough.DONE if self.ended == self.total else Enough.WAIT
-        if verdict is not Enough.WAIT:
-            self.over = True
-            if not self.gate.done():
-                self.gate.set_result(None)
+        if _verdict(self.policy, self.total, self.succeeded, len(self.errors), collect=self.collect) != Enough.WAIT:
+            self._end()
+
+    def _end(self) -> None:
+        self.over = True
+        if not self.gate.done():
+            self.gate.set_result(None)
 
     def _withdraw(self) -> None:
         self.over = True
@@ -149,6 +153,13 @@ class Group:
 
     def first_error(self) -> BaseException | None:
         return next((self.errors[index] for index in self.order if index in self.errors), None)
+
+
+def _verdict(policy: Any, total: int, succeeded: int, failed: int, *, collect: bool) -> Enough:
+    """Whether enough parts have ended; whoever collects waits for all of them, whatever their outcomes."""
+    if collect and isinstance(policy, All):
+        return Enough.DONE if succeeded + failed == total else Enough.WAIT
+    return policy.enough(total, succeeded, failed)  # type: ignore[no-any-return]
 
 
 async def _gathered(branch: Branch, parts: tuple[Any, ...], return_exceptions: bool) -> list[Any]:
@@ -230,15 +241,15 @@ def map(  # noqa: A001
     """Call a step (or an async function of steps) for every item, results in input order.
 
     The first failure cancels the rest and is raised; with `collect` the rest goes on, and the result tells `failures`,
-    `coverage` and `degraded`. `wait` may ask for `Any` or a `Quorum` instead of `All`.
+    `coverage` and `degraded`. `wait` may ask for `Any` or a `Quorum` instead of `All`. It is the same outside a run.
     """
     items = list(items)
     if concurrency is not None and concurrency < 1:
         raise DefinitionError(f"a map needs a concurrency of at least 1, not {concurrency}")
     scope = CURRENT.get()
-    if scope is None or scope.in_step:
-        return _plainly(_plain_gather(tuple(function(item) for item in items), False))
     limits = Limits.of(function, len(items), concurrency, wait, collect=collect)
+    if scope is None or scope.in_step:
+        return _plainly(_plain_map(function, items, limits))
     group = scope.child().path  # numbered where it is called, not where it is awaited
     return Task(scope, mapped(scope, group, function, items, limits))
 
@@ -251,7 +262,6 @@ def _limit(function: Any, items: int) -> int:
 
 async def mapped(branch: Branch, group_path: str, function: Any, items: list[Any], limits: Limits) -> list[Any]:
     """Call a step or an async function for every item, each in a branch of its own below the path."""
-    limit, policy, collect = limits
 
     def part(index: int, item: Any) -> Any:
         own = branch.item(group_path, index)
@@ -259,24 +269,74 @@ async def mapped(branch: Branch, group_path: str, function: Any, items: list[Any
             return StepCall(own, function, (item,), {})
         context = copy_context()
         context.run(CURRENT.set, own)
-        coroutine = context.run(function, item)
-        if not inspect.iscoroutine(coroutine):
-            raise DefinitionError("ks.map takes a step or an async function")
-        return branch.run.spawn_in(own, coroutine)
+        return branch.run.spawn_in(own, context.run(_coroutine, function, item))
 
     parts = [lambda index=index, item=item: part(index, item) for index, item in enumerate(items)]
-    group = Group(branch.run, parts, limit, policy, collect=collect)
+    group = Group(branch.run, parts, limits.concurrency, limits.policy, collect=limits.collect)
     if parts:
         await group.go()
-    if collect:
-        return MapResult(group.results, group.errors, group.succeeded)
-    verdict = policy.enough(group.total, group.succeeded, len(group.errors))
-    error = group.first_error()
-    if verdict is not Enough.DONE and error is not None:
-        raise error
-    if isinstance(policy, All):
-        return group.results
-    return MapResult(group.results, group.errors, group.succeeded)
+    return _map_result(group.results, group.errors, group.first_error(), group.succeeded, limits)
+
+
+def _map_result(
+    results: list[Any],
+    errors: dict[int, BaseException],
+    first_error: BaseException | None,
+    succeeded: int,
+    limits: Limits,
+) -> list[Any]:
+    """What a map gives, or raises, when enough of its items have ended."""
+    policy = limits.policy
+    if not limits.collect:
+        if policy.enough(len(results), succeeded, len(errors)) is not Enough.DONE and first_error is not None:
+            raise first_error
+        if isinstance(policy, All):
+            return results
+    return MapResult(results, errors, succeeded)
+
+
+class _Misuse(Exception):
+    """The function of a map is none that a map can call."""
+
+
+def _coroutine(function: Any, item: Any) -> Coroutine[Any, Any, Any]:
+    """Call an async function; a plain one may do all its work here, so also what it raises is a mistake."""
+    name, why = getattr(function, "__qualname__", repr(function)), "is a plain function"
+    try:
+        made = function(item)
+        if inspect.iscoroutine(made):
+            return made
+    except Exception as error:  # noqa: BLE001 - told with the rest
+        why = f"could not be called: {error}"
+    raise _Misuse(f"ks.map takes a step or an async function; {name} {why}. Write it as `async def`, with `await`")
+
+
+async def _plain_map(function: Any, items: list[Any], limits: Limits) -> list[Any]:
+    """A map outside a run: it waits and collects as in a run, and stores nothing."""
+    total, results, errors = len(items), [None] * len(items), dict[int, BaseException]()
+    waiting, under_way = list(enumerate(items))[::-1], dict[asyncio.Future[Any], int]()
+    succeeded, first_error = 0, None
+    try:
+        while _verdict(limits.policy, total, succeeded, len(errors), collect=limits.collect) is Enough.WAIT:
+            while waiting and len(under_way) < limits.concurrency:
+                index, item = waiting.pop()
+                made = function(item) if isinstance(function, Step) else _coroutine(function, item)
+                under_way[asyncio.ensure_future(made)] = index
+            done, _ = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+            for task in sorted(done, key=under_way.__getitem__):
+                index = under_way.pop(task)
+                error = asyncio.CancelledError() if task.cancelled() else task.exception()
+                if error is None:
+                    results[index], succeeded = task.result(), succeeded + 1
+                else:
+                    errors[index], first_error = error, first_error or error
+    except _Misuse as error:
+        raise DefinitionError(str(error)) from None
+    finally:
+        for task in under_way:
+            task.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+    return _map_result(results, errors, first_error, succeeded, limits)
 
 
 async def _raced(branch: Branch, key: str, parts: tuple[Any, ...]) -> Any:

@@ -48,7 +48,11 @@ def definition_of(workflow: Workflow[..., Any]) -> dict[str, str]:
     if kept is None or kept[0] != workflow.fingerprint:
         text = workflow.definition()
         fits = text and len(text.encode("utf-8", "replace")) <= MAX_DEFINITION
-        kept = _TEXTS[workflow] = workflow.fingerprint, {"definition": text} if fits else {}
+        told = {"definition": text} if fits else {}
+        schema = getattr(workflow, "schema", None)
+        if schema is not None:  # so that an edit knows of it where the code is not at hand
+            told["schema"] = schema.cls.__name__
+        kept = _TEXTS[workflow] = workflow.fingerprint, told
     return kept[1]
 
 
@@ -62,20 +66,21 @@ class Before(msgspec.Struct, frozen=True):
     version: str
     fingerprint: str
     definition: str = ""
+    schema: str = ""
 
 
 async def before(engine: Engine, run: Run) -> Before:
     """Read from the records what the run was last made to fit."""
     kinds = (Kind.RUN_STARTED.value, Kind.SUPERSEDED.value)
     gone, found = Superseded(), []
-    text, after = "", 0
+    text, schema, after = "", "", 0
     while rows := await engine.read(engine.store.list_checkpoints, run.id, after, 1000, kinds):
         for row in rows:
             after = row.seq
             record, _ = next(unseal([row], run.id, row.seq - 1))
             data = record.data or {}
             if record.kind == Kind.RUN_STARTED:
-                text = data.get("definition", "")
+                text, schema = data.get("definition", ""), data.get("schema", "")
             else:
                 gone.add(record)
                 if data.get("act") == "migrate":
@@ -83,8 +88,9 @@ async def before(engine: Engine, run: Run) -> Before:
     for record in reversed(found):
         data = record.data or {}
         if record.seq not in gone:
-            return Before(str(data.get("version", "")), data.get("fingerprint", ""), data.get("definition", ""))
-    return Before(run.version, run.fingerprint, text)
+            told = [data.get(key, "") for key in ("fingerprint", "definition", "schema")]
+            return Before(str(data.get("version", "")), *told)
+    return Before(run.version, run.fingerprint, text, schema)
 
 
 async def judge(context: RunContext) -> Objection | list[Record] | None:
@@ -238,7 +244,7 @@ async def _moved(context: RunContext, graph: Graph, info: MigrationInfo) -> Reco
             raise TypeError(f"it gives the new state, (state, next step) or None, not {answer!r}")
         where = f"the migrated state of run {context.id!r}"
         if graph.schema is not None:
-            graph.schema.check(state, where)
+            state = graph.schema.converted(state, where)
         old = position.levels.get("", {})
         position.levels = {**position.levels, "": graph.trees.lift(dict(state), old, where, careful=True)}
     position.at = position.at if at is None else at

@@ -25,7 +25,7 @@ from ..workflows.graph import AnyNode, ChildNode, DelayNode, MapNode, ParallelNo
 from .branch import Branch, Detached
 from .changes import CloseCall, GraphCall, Levels
 from .children import start
-from .position import Position
+from .position import Position, keys_of
 from .quiet import Gate
 from .together import Group, Limits, mapped
 from .waits import SignalCall, sleep, wait_for
@@ -33,6 +33,7 @@ from .wakeups import fulfil
 
 if TYPE_CHECKING:
     from ..workflows.graph import Graph
+    from ..workflows.schema import Schema
 
 
 async def walk(branch: Branch, graph: Graph, initial: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,10 +156,11 @@ class Walk:
 
     def _count(self, name: str) -> None:
         visits = self.branch.counts.get(name, 0)
-        if visits >= self.graph.max_iterations:
-            told = f"step {name!r} was passed {visits} times, which is max_iterations; if that is right, raise it there"
+        passed = self.position.before + self.position.passed
+        if passed >= self.graph.max_iterations:
+            told = f"the run passed {passed} steps, which is max_iterations; if that is right, raise it there"
             raise self._failed(name, None, told)
-        if name in self.inside:  # counts begin anew in each branch, so nothing else would end it
+        if name in self.inside:
             told = f"parallel {name!r} begins again inside one of its own branches"
             raise self._failed(name, None, f"{told}; lead the branch to where it joins, and back from there")
         teller = self.run.engine.teller
@@ -190,8 +192,29 @@ class Walk:
         else:
             key = f"{position.at}#{self.branch.counts.get(position.at, 0) + 1}"
             recorded = None if run.history is None else run.history.entries.get(key)
+        changed: dict[str, None] = {}
         while run.edits and (recorded is None or run.edits[0].seq < recorded.seq):
-            position.edit(run.edits.pop(0))
+            edit = run.edits.pop(0)
+            position.edit(edit)
+            if recorded is None:  # else it was taken up before
+                changed |= dict.fromkeys(keys_of(edit))
+        if changed and self.graph.schema is not None:
+            self._check_edited([*changed], self.graph.schema)
+
+    def _check_edited(self, keys: list[str], schema: Schema) -> None:
+        """Set the run aside if an edit that was made without the graph's code does not fit its schema."""
+        state, where = self.state(), "an edit of its state"
+        values = {key: state[key] for key in keys if key in state}
+        try:
+            fitting = self.trees.lift(schema.converted(values, where), {}, where)
+            if fitting == {key: self.position.levels[""][key] for key in values}:
+                return
+            told = f"{where} gave values of other types than the schema has for {', '.join(map(repr, values))}"
+        except DefinitionError as error:
+            told = str(error)
+        cure = "edit the run again (keepstep edit RUN --workflow FILE.py:NAME, handle.edit)"
+        self.run.mismatch(f"{told}; {cure}", "handler")
+        raise Detached(f"run {self.run.id} is set aside")
 
     async def _stop_at(self, key: str, when: str) -> None:
         """A breakpoint: wait until a person lets the run go on."""
@@ -281,6 +304,7 @@ class Walk:
         through = [one for index, one in enumerate(walks) if index in group.order and index not in group.errors]
         close.levels, close.given = self._joined(node, through)
         close.target = node.join
+        close.passed = sum(one.position.passed for one in through)
         if node.report is not None:
             failed = {node.branches[index]: str(error) for index, error in sorted(group.errors.items())}
             close.change = {
@@ -316,7 +340,10 @@ class Walk:
             for one_given in contributions:
                 state = State.of(levels[""], self.trees.read)
                 value = reduced(self.graph.reducers[key], state, key, self.trees.read(one_given, key))
-                levels[""] |= self.trees.lift({key: value}, levels[""], f"join of {node.name!r}")
+                values, where = {key: value}, f"join of {node.name!r}"
+                if self.graph.schema is not None:
+                    values = self.graph.schema.converted(values, where)
+                levels[""] |= self.trees.lift(values, levels[""], where)
         return levels, given
 
 

@@ -203,7 +203,7 @@ def _struct(cls: type[msgspec.Struct], name: str) -> Kind:
 def _pydantic(cls: type[Any], name: str) -> Kind:
     """Fields, and beside them extra and private attributes, which fields were set and which are not even there."""
     fields, privates = tuple(cls.model_fields), tuple(cls.__private_attributes__)
-    check = _stray_attributes(cls, fields)
+    check = _stray_attributes(cls, (*fields, "__pydantic_private__"))  # where a RootModel keeps its private attributes
 
     def to(model: Any) -> dict[str, Any]:
         check(model)
@@ -233,8 +233,11 @@ def _pydantic(cls: type[Any], name: str) -> Kind:
         model: Any = object.__new__(cls)
         object.__setattr__(model, "__dict__", _with_defaults(cls, stored, absent))
         object.__setattr__(model, "__pydantic_fields_set__", {*stored, *extra, *given}.difference(unset))
-        object.__setattr__(model, "__pydantic_extra__", extra if may_have_extra else None)
-        object.__setattr__(model, "__pydantic_private__", _with_private_defaults(cls, private, absent))
+        kept = {"__pydantic_extra__": extra if may_have_extra else None}
+        kept["__pydantic_private__"] = _with_private_defaults(cls, private, absent)
+        for key, item in kept.items():
+            if getattr(model, key, _ABSENT) is not item:  # a RootModel has None there, and no slot
+                object.__setattr__(model, key, item)
         return model
 
     return Kind(name, cls, to, back, record=True, rest=rest)

@@ -92,6 +92,10 @@ class Values:
             known = self._annotated[annotation] = Values(parent=self, annotations=lambda: annotation)
         return known
 
+    def for_values(self, value: Any) -> Values:
+        """A codec that also knows the classes of what is given, in whatever lists and dictionaries it stands."""
+        return Values(parent=self, annotations=lambda: list(_classes_in(value)))
+
     def for_callable(self, function: Callable[..., Any], names: Mapping[str, Any] | None = None) -> Values:
         """A codec that also knows every class in a function's signature; `names` helps to resolve local ones."""
         return Values(parent=self, annotations=lambda: list(hints_of(function, names).values()))
@@ -253,3 +257,18 @@ def _refuse(where: str, refusal: Refusal) -> NoReturn:
 VALUES = Values()
 
 register = VALUES.register
+
+
+def _classes_in(value: Any) -> Iterator[type]:
+    """The classes of a value, and of the items of containers in it; annotations of a class tell of its fields."""
+    todo, seen = [value], set[int]()
+    while todo:
+        item = todo.pop()
+        yield type(item)
+        if id(item) in seen:  # a list that contains itself is refused when it is written
+            continue
+        seen.add(id(item))
+        if isinstance(item, dict):
+            todo += [*item.keys(), *item.values()]
+        elif isinstance(item, list | tuple | set | frozenset):
+            todo += item

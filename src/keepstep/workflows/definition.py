@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
 
@@ -321,6 +321,10 @@ class Workflow(Generic[P, R]):
             self.signature.bind(*args, **kwargs)
         except TypeError as error:
             raise DefinitionError(f"workflow {self.name!r} cannot be started so: {error}") from None
+
+    def stored_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Checked arguments as the values that are stored as the input of a run."""
+        return [[*args], dict(kwargs)]
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Any:
         return self.fn(*args, **kwargs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from hashlib import sha256
@@ -202,7 +202,8 @@ class Graph(Workflow[..., dict[str, Any]]):
     """A state machine over an immutable state: steps return what they change, edges say which comes next.
 
     `reducers` say, by key, how what parallel writers give becomes one value: `append`, `add`, `max`, `min`, `merge`, or
-    a function of the old value and what is given. A run may pass any one step `max_iterations` times.
+    a function of the old value and what is given. A run may pass `max_iterations` steps, each as often as it is
+    passed.
     """
 
     carries_state = True
@@ -447,7 +448,15 @@ class Graph(Workflow[..., dict[str, Any]]):
                 f"not {', '.join(type(one).__name__ for one in args)}"
             )
         if self.schema is not None:
-            self.schema.check({**(first or {}), **kwargs}, f"graph {self.name!r}: its first state")
+            self.stored_arguments(args, kwargs)
+
+    def stored_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The first state as it is stored: converted to the types of the schema, or refused."""
+        if self.schema is None:
+            return super().stored_arguments(args, kwargs)
+        where = f"graph {self.name!r}: its first state"
+        first = [self.schema.converted(one or {}, where) for one in args]
+        return [first, self.schema.converted(kwargs, where)]
 
     def close(self) -> None:
         """Check the whole definition before it is used for the first time; it cannot be changed after that."""

@@ -58,7 +58,7 @@ class Vertex(NamedTuple):
     """A step in its place: what it needs and who needs it, by their numbers in the topological order.
 
     `results` are the parameters that take the result of a need, `inputs` those that take an input of the run, each
-    with whether it must be given.
+    with whether it must be given. `defaults` are the values of inputs that a start may leave out, for its predicate.
     """
 
     name: str
@@ -71,6 +71,7 @@ class Vertex(NamedTuple):
     results: tuple[tuple[str, int, bool], ...]
     inputs: tuple[tuple[str, bool], ...]
     seen: tuple[tuple[str, int], ...]
+    defaults: Mapping[str, Any]
 
 
 class Plan(NamedTuple):
@@ -87,6 +88,11 @@ def inputs_of(step: DagStep) -> list[inspect.Parameter]:
         for parameter in step.parameters
         if parameter.name not in step.needs and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
     ]
+
+
+def defaults_of(step: DagStep) -> dict[str, Any]:
+    """The defaults of the parameters that take inputs of the run."""
+    return {one.name: one.default for one in inputs_of(step) if one.default is not one.empty}
 
 
 def looked_at(step: DagStep) -> list[str]:
@@ -190,11 +196,16 @@ def planned(steps: Mapping[str, DagStep], order: list[str]) -> Plan:
     for name in order:
         for need in dict.fromkeys(steps[name].needs.values()):
             dependents[number[need]].append(number[name])
-    vertices = tuple(_vertex(steps[name], number, tuple(sorted(dependents[number[name]]))) for name in order)
+    defaults: dict[str, Any] = {}
+    for step in steps.values():  # where steps disagree, the first counts, as in the dag's signature
+        defaults = defaults_of(step) | defaults
+    vertices = tuple(_vertex(steps[name], number, tuple(sorted(dependents[number[name]])), defaults) for name in order)
     return Plan(vertices, tuple(index for index, vertex in enumerate(vertices) if not vertex.dependents))
 
 
-def _vertex(step: DagStep, number: Mapping[str, int], dependents: tuple[int, ...]) -> Vertex:
+def _vertex(
+    step: DagStep, number: Mapping[str, int], dependents: tuple[int, ...], defaults: Mapping[str, Any]
+) -> Vertex:
     parameters = {parameter.name: parameter for parameter in step.parameters}
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     results = tuple(
@@ -205,4 +216,17 @@ def _vertex(step: DagStep, number: Mapping[str, int], dependents: tuple[int, ...
     inputs = tuple((parameter.name, parameter.default is parameter.empty) for parameter in inputs_of(step))
     needs = tuple(dict.fromkeys(number[need] for need in step.needs.values()))
     seen = tuple((name, number[need]) for name, need in step.needs.items())
-    return Vertex(step.name, step.step, step.child, step.when, step.wait, needs, dependents, results, inputs, seen)
+    seen_defaults = {**defaults, **defaults_of(step)} if step.when is not None else {}
+    return Vertex(
+        name=step.name,
+        step=step.step,
+        child=step.child,
+        when=step.when,
+        wait=step.wait,
+        needs=needs,
+        dependents=dependents,
+        results=results,
+        inputs=inputs,
+        seen=seen,
+        defaults=seen_defaults,
+    )

@@ -31,8 +31,9 @@ def foreseen(run: Values) -> Foreseen:
 class _Walk:
     """One way through a layout, with what it wrote and gave."""
 
-    def __init__(self, layout: Layout, most: int, seen: dict[str, Values], path: str = "") -> None:
+    def __init__(self, layout: Layout, most: int, seen: dict[str, Values], path: str = "", before: int = 0) -> None:
         self.layout, self.most, self.seen, self.path = layout, most, seen, path
+        self.before, self.passed = before, 0
         self.counts: dict[str, int] = {}
         self.written: dict[str, None] = {}
         self.given: dict[str, list[Any]] = {}
@@ -42,11 +43,12 @@ class _Walk:
         at = at or self.layout.entry
         while at != until:
             visits = self.counts.get(at, 0)
-            if visits >= self.most:
+            if self.before + self.passed >= self.most:
                 raise Fails
             self.counts[at] = visits + 1
             point = self.layout.points[at]
             state = self._pass(point, f"{self.path}{at}#{visits + 1}", deepcopy(state))
+            self.passed += 1
             if at == last and not until:
                 return state
             at = point.more if point.kind == "jump" else self._next(at, state)
@@ -99,7 +101,8 @@ class _Walk:
 
     def _fan(self, point: Point, key: str, state: Values) -> Values:
         policy, branches, join = point.more
-        walks = [_Walk(self.layout, self.most, self.seen, f"{key}.{branch}/") for branch in branches]
+        begun = self.before + self.passed
+        walks = [_Walk(self.layout, self.most, self.seen, f"{key}.{branch}/", begun) for branch in branches]
         ends = [walk.end(deepcopy(state), join, branch) for walk, branch in zip(walks, branches, strict=True)]
         if None in ends:
             raise Fails
@@ -110,6 +113,7 @@ class _Walk:
                 if end is not None and name in end:
                     state[name] = end[name]
         for walk in walks[: 1 if policy == "any" else None]:
+            self.passed += walk.passed
             for name, contributions in walk.given.items():
                 self.given.setdefault(name, []).extend(contributions)
                 for one in contributions:

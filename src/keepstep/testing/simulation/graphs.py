@@ -466,7 +466,7 @@ def draw_graph(random: Random) -> Values:
         "workflow": "graph",
         "parts": [course],
         "statement": maker.statement(),
-        "most": random.choice((3, 20, 20, 20)),
+        "most": random.choice((8, 100, 100, 100)),
         "durability": random.choice(("", "", "", "every=3")),
         "compatible": random.random() < 0.3,
         "stops": random.choice((0, 0, 0, 2, 3)),
