@@ -4,7 +4,7 @@ import asyncio
 
 import keepstep as ks
 
-newsroom = ks.Graph("newsroom", reducers={"sent": "append"}, max_iterations=10)
+newsroom = ks.Graph("newsroom", reducers={"sent": "append"}, max_iterations=30)
 
 
 @newsroom.step

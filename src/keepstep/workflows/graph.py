@@ -202,8 +202,7 @@ class Graph(Workflow[..., dict[str, Any]]):
     """A state machine over an immutable state: steps return what they change, edges say which comes next.
 
     `reducers` say, by key, how what parallel writers give becomes one value: `append`, `add`, `max`, `min`, `merge`, or
-    a function of the old value and what is given. A run may pass `max_iterations` steps, each as often as it is
-    passed.
+    a function of the old value and what is given. A run may pass `max_iterations` steps in all.
     """
 
     carries_state = True
