@@ -9,7 +9,7 @@ import pytest
 
 import keepstep as ks
 from keepstep.engine import worker
-from keepstep.model import Signal
+from keepstep.model import Signal, WorkerInfo
 from keepstep.model.signal import CANCEL
 from keepstep.ports import ClaimRequest, Send
 from tests.engine.world import steps_of, told, until, until_at_last_wait, until_status
@@ -246,6 +246,7 @@ async def test_a_loop_that_is_stuck_keeps_its_runs_for_ever(world, monkeypatch, 
     def taken_over():
         request = ClaimRequest("another", frozenset({"stopping"}))
         while time.monotonic() < patience:
+            engine.store.renew_leases(WorkerInfo("another"))
             if claims := engine.store.claim_runs(request).claims:
                 return claims[0].run.id
         return "nobody could take it"

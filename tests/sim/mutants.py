@@ -132,12 +132,16 @@ MUTANTS = [
     mutant(
         "live owner robbed",
         "a worker is given up for dead long before its lease is over",
-        (f"{MEMORY}._alive", "<= self.lease_seconds", "<= self.lease_seconds / 8"),
+        (
+            f"{MEMORY}._bury_the_dead",
+            "self._watch.is_silent(asker, worker, self.lease_seconds)",
+            "self._watch.is_silent(asker, worker, self.lease_seconds / 8)",
+        ),
     ),
     mutant(
         "dead owner kept",
         "the runs of a dead worker are never taken over",
-        (f"{MEMORY}._bury_the_dead", "if owner is not None and not self._alive(owner)", "if owner == asker"),
+        (f"{MEMORY}._bury_the_dead", "if owner is not None and self._is_proven_dead(owner)", "if owner == asker"),
     ),
     mutant(
         "zombie renews",

@@ -37,6 +37,7 @@ from keepstep.testing.store_contract import (
     queued,
     record,
     started,
+    watch,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +50,9 @@ class TestFiles(StoreContract):
 
     def make_store(self, clock):
         return FilesStore(self.path, clock=clock, power_loss="may_lose_last")
+
+    def make_store_with_lease(self, clock, lease_seconds):
+        return FilesStore(self.path, clock=clock, lease_seconds=lease_seconds, power_loss="may_lose_last")
 
 
 @pytest.fixture
@@ -275,8 +279,8 @@ def test_a_stale_writer_finds_its_place_taken(store, opened, clock):
     """It was stopped with all it needs in memory; meanwhile the run was taken over, ended, removed and made again."""
     writer = started(store, "r")
     late = writer.change()
-    clock.advance(store.lease_seconds + 1)
     other = opened()
+    watch(other, clock, store.lease_seconds * 2, "w2")
     assert claim(other, "w2") == ["r"]
     Holder(other, get(other, "r")).write(status=Status.COMPLETED, release=True)
     assert commit(store, late).verdict is Verdict.FENCED
@@ -632,8 +636,9 @@ def test_leftovers_go_when_a_run_is_taken_over(path, store, opened, clock):
     started(store, "r")
     left = path / run_folder("r") / ".000002.json-dead1.tmp"
     left.write_text('{"half')
-    clock.advance(store.lease_seconds + 1)
-    assert claim(opened(), "w2") == ["r"]
+    other = opened()
+    watch(other, clock, store.lease_seconds * 2, "w2")
+    assert claim(other, "w2") == ["r"]
     assert not left.exists()
 
 

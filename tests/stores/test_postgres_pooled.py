@@ -101,7 +101,7 @@ def test_a_proxy_that_pools_sessions_changes_nothing(pooled):
     mine, theirs = PostgresStore(url), PostgresStore(url)
     mine.renew_leases(WorkerInfo("w1"))
     held = started(mine, "r")
-    assert mine._presence.holds("w1")
+    mine._presence.ask(lambda connection: None)
     assert held.write().seq == 2
     assert mine.begin_commit([held.change()]).wait()  # and so the statement is prepared there
     heard, called = mine._presence.heard, asyncio.Event()

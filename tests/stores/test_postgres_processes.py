@@ -19,7 +19,7 @@ from keepstep.stores.postgres import PostgresStore
 from tests.postgres import Server, empty_store, session_dsn
 from tests.stores.peer import Peer, queued
 
-#: So long that no test waits for it: whoever is found dead is so by the end of its session.
+#: So long that no test waits for it: whoever is found dead is so by the end of its process.
 LONG_LEASE = 600.0
 
 
@@ -181,40 +181,18 @@ def test_a_stopped_owner_is_dead_when_its_lease_is_over(url):
     store.close()
 
 
-def test_a_worker_whose_session_was_ended_makes_another_and_is_not_taken_for_dead(store, url):
+def test_a_worker_whose_sessions_were_ended_is_not_taken_for_dead(store, url):
     other = PostgresStore(url, lease_seconds=LONG_LEASE)
     other.commit([Create(queued("r"))])
     (held,) = claim(other, "worker")
+    other._presence.ask(lambda connection: None)  # its session is there
     assert claim(store) == ()
-    before = sessions(other, "pg_advisory_lock")
-    terminate(before)
-    until(lambda: other._presence.holds("worker") and set(sessions(other, "pg_")) - set(before), "another session")
-    for _ in range(25):  # longer than a lock may be free
-        assert claim(store) == ()
-        time.sleep(0.02)
+    terminate(sessions(other))
+    assert until(lambda: store.renew_leases(WorkerInfo("me")), "a connection")
+    assert claim(store) == ()
     row = Row(1, "step completed", b"{}")
     (answer,) = other.commit([Advance("r", "worker", held.lease.epoch, 0, [row], "x")])
     assert answer.verdict is Verdict.DONE
-    other.close()
-
-
-def test_whoever_has_lost_its_own_session_takes_nobody_for_dead(url):
-    """What ended both sessions, such as a network that was away, was no death: one is only slower to come back."""
-    store, other = (PostgresStore(url, lease_seconds=9) for _ in range(2))
-    with psycopg.connect(session_dsn(), autocommit=True) as admin:  # a server that has just started proves nothing
-        long_up = "SELECT clock_timestamp() - pg_postmaster_start_time() > '3 s'"
-        until(lambda: admin.execute(long_up).fetchone()[0], "that the server is up for a heartbeat")
-    other.commit([Create(queued("r"))])
-    assert claim(other, "worker")
-    assert claim(store) == ()
-    other._presence._begin = lost
-    terminate(sessions(store))  # of both: they are in one process
-    until(lambda: not other._presence.holds("worker"), "that the lock is free")
-    until(lambda: store._presence._sessions == 2, "another session")
-    for _ in range(25):  # longer than a lock may be free
-        assert claim(store) == ()
-        time.sleep(0.02)
-    store.close()
     other.close()
 
 
@@ -238,8 +216,9 @@ def test_a_worker_that_has_just_renewed_its_lease_is_not_buried(url, monkeypatch
 
     def called(connection, me=""):
         def is_over():
+            assert store.renew_leases(WorkerInfo("me"))
             found = call(connection, me)
-            return found if not found.workers["worker"].alive else None
+            return found if found.workers["worker"].dead else None
 
         found = until(is_over, "the end of the lease")
         assert other.renew_leases(WorkerInfo("worker"))
@@ -341,10 +320,6 @@ def test_no_more_connections_than_allowed_are_opened_and_who_waits_too_long_is_t
     store.close()
 
 
-def lost():
-    raise psycopg.OperationalError
-
-
 @pytest.mark.crash
 def test_a_server_that_is_killed_and_started_again_loses_nothing_and_takes_nobody_for_dead():
     server = Server.make()
@@ -354,21 +329,17 @@ def test_a_server_that_is_killed_and_started_again_loses_nothing_and_takes_nobod
         store.commit([Create(queued(f"r{n}")) for n in range(3)])
         assert len(claim(store, "me", 2)) == 2
         assert len(claim(other, "you", 2)) == 1
-        other._presence._begin = lost  # it lives, and is slow to come back
         server.kill()
         with pytest.raises(StoreUnavailable):
             store.commit([Create(queued("new"))])
         with pytest.raises(StoreUnavailable, match="cannot be reached"):
             store.get_run("r0")
         server.start_again()
-        until(lambda: store._presence.holds("me"), "the session")
+        until(lambda: store.renew_leases(WorkerInfo("me")), "a connection")
         fresh = PostgresStore(server.dsn, lease_seconds=LONG_LEASE)  # which has seen no session end
-        for _ in range(25):
-            assert claim(store) == ()
-            assert claim(fresh, "newcomer") == ()
-            time.sleep(0.02)
+        assert claim(store) == ()
+        assert claim(fresh, "newcomer") == ()
         fresh.close()
-        assert not other._presence.holds("you")
         assert {run.worker for run in store.list_runs(RunQuery()).runs} == {"me", "you"}
         assert store.commit([Create(queued("new"))])[0].verdict is Verdict.DONE
         store.close()

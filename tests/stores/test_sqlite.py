@@ -39,6 +39,9 @@ class TestContract(StoreContract):
     def make_store(self, clock):
         return SQLiteStore(self.path, clock=clock)
 
+    def make_store_with_lease(self, clock, lease_seconds):
+        return SQLiteStore(self.path, clock=clock, lease_seconds=lease_seconds)
+
 
 @pytest.fixture
 def path(tmp_path):

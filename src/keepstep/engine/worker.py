@@ -30,6 +30,8 @@ log = logging.getLogger("keepstep")
 
 #: A heartbeat comes after this share of a lease, so that two may be lost.
 HEARTBEAT_SHARE = HEARTBEAT_SECONDS / LEASE_SECONDS
+#: A heartbeat that failed is tried again after this share of a lease: whoever comes back late may be given up.
+RETRY_SHARE = HEARTBEAT_SHARE / 5
 #: How often the store is asked whether others wrote to it.
 POLL_SECONDS = 0.02
 #: A store that tells of news by itself is polled at once, but not more often than this.
@@ -150,8 +152,10 @@ class Worker:
 
     def _heart(self) -> None:
         """The heartbeat's own thread: a busy loop does not lose its leases, a stuck one does."""
+        failed = False
         while not self._ended.is_set():
-            early = self._beat.wait(self.engine.store.lease_seconds * HEARTBEAT_SHARE)
+            share = RETRY_SHARE if failed else HEARTBEAT_SHARE
+            early = self._beat.wait(self.engine.store.lease_seconds * share)
             if self._ended.is_set():
                 return
             if self.engine.loop.is_closed():  # nothing is driven here any more, and nobody closed the engine
@@ -162,7 +166,7 @@ class Worker:
             if self.engine.clock.boot()[1] - self._tick > STUCK_SECONDS:
                 log.error("the event loop has not moved for %d s; its leases are not renewed", STUCK_SECONDS)
                 continue
-            self._beat_once()
+            failed = not self._beat_once()
             if early:
                 self._ended.wait(PROGRESS_SECONDS)
 
@@ -176,20 +180,22 @@ class Worker:
         if not first:
             self.engine.background(self.engine.call(self._beat_once))
 
-    def _beat_once(self) -> None:
+    def _beat_once(self) -> bool:
+        """Renew the leases; False if the store could not be told."""
         self.engine.journal.tell_if_unanswered()
         try:
             known = self._renew()
         except StoreError as error:
             self.engine.outage.tell("the heartbeat failed", error)
-            return
+            return False
         except Exception:
             log.exception("the heartbeat failed")
-            return
+            return False
         told = self._given_up if not known else self._give_back_soon if self._owes() else None
         if told is not None:
             with contextlib.suppress(RuntimeError):  # the loop may have closed
                 self.engine.loop.call_soon_threadsafe(told)
+        return True
 
     def lease_is_fresh(self) -> bool:
         """Whether the last heartbeat is recent enough to start something under its leases."""

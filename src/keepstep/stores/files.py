@@ -160,7 +160,7 @@ class FilesStore:
         if self._workers.is_gone(request.worker):
             return Claims()
         alive, dead = self._workers.roll_call(request.worker)
-        alive |= {worker for worker in dead if not self._workers.bury(worker)}
+        alive |= {worker for worker in dead if not self._workers.bury(request.worker, worker)}
         if request.run is not None:
             return Claims(self._take_all([request.run], request, alive))
         self._catch_up()

@@ -18,6 +18,7 @@ from ..ports import Clock, instant
 from .files_disk import Disk, translating
 from .liveness import WorkerLocks
 from .records import Instant
+from .watch import Watch
 
 #: How long the id of a dead worker is remembered once it owns nothing.
 _REMEMBER_DEAD = timedelta(days=7)
@@ -34,6 +35,7 @@ class Heartbeat(msgspec.Struct, omit_defaults=True):
     pid: int = 0
     workflows: tuple[str, ...] = ()
     progress: dict[str, msgspec.Raw] = msgspec.field(default_factory=dict)
+    lease_seconds: float | None = None
 
 
 _encode = msgspec.json.Encoder(order="sorted").encode
@@ -52,6 +54,7 @@ class Workers:
         self._disk = disk
         self._clock = clock
         self._lease_seconds = lease_seconds
+        self._watch = Watch(clock, lease_seconds)
         self._unique = unique
         self._enrolled: dict[str, Any] = {}
         self.locks = WorkerLocks(folder)
@@ -59,6 +62,17 @@ class Workers:
     def renew(self, worker: WorkerInfo) -> bool:
         """Write a heartbeat; False if the worker was given up."""
         check_id(worker.id, "worker id")
+        try:
+            known = self._renew(worker)
+        except StoreUnavailable:
+            self._watch.failed(worker.id)
+            raise
+        if known:
+            self._watch.renewed(worker.id)
+            self._heartbeats()
+        return known
+
+    def _renew(self, worker: WorkerInfo) -> bool:
         with translating(self._folder):
             self._disk.make_folder(self._folder)
             if worker.id not in self.locks and (self._was_used(worker.id) or not self.locks.take(worker.id)):
@@ -77,6 +91,7 @@ class Workers:
                 pid=worker.pid,
                 workflows=worker.workflows,
                 progress={run: msgspec.Raw(value) for run, value in worker.progress.items()},
+                lease_seconds=self._lease_seconds,
             )
             text = msgspec.json.format(_encode(beat), indent=2) + b"\n"
             self._disk.put(self._path(worker.id), text, f"{self._folder}/.{worker.id}-{self._unique()}.tmp")
@@ -108,18 +123,30 @@ class Workers:
         alive: set[str] = {me}
         dead: list[str] = []
         with translating(self._folder):
-            for worker in self._named(".json"):
-                if worker != me and not self._is_gone(worker):
-                    (alive.add if self._lives(worker) else dead.append)(worker)
+            for worker, beat in self._heartbeats().items():
+                if worker != me:
+                    (dead.append if self._may_be_given_up(me, worker, beat) else alive.add)(worker)
         return alive, dead
 
-    def bury(self, worker: str) -> bool:
+    def _heartbeats(self) -> dict[str, Heartbeat | str | None]:
+        """What the files of all workers say that were not given up, noted by the watch."""
+        with translating(self._folder):
+            beats = {worker: self._beat(worker) for worker in self._named(".json") if not self._is_gone(worker)}
+        self._watch.observe({worker: _mark(beat) for worker, beat in beats.items()})
+        return beats
+
+    def _may_be_given_up(self, me: str, worker: str, beat: Heartbeat | str | None) -> bool:
+        if not isinstance(beat, Heartbeat):  # torn by a power cut, or damaged: the lock tells
+            return not self.locks.proves_life(worker)
+        return self._watch.is_silent(me, worker, beat.lease_seconds) or self._is_proven_dead(worker, beat)
+
+    def bury(self, me: str, worker: str) -> bool:
         """Give a worker up, unless its heartbeat came just now."""
         dying = self._path(worker, "dying")
         with translating(self._folder):
             with contextlib.suppress(FileExistsError):
                 self._disk.close(self._disk.open_new(dying))
-            if self._lives(worker):
+            if not self._may_be_given_up(me, worker, self._heartbeats().get(worker)):
                 return False
             with contextlib.suppress(FileNotFoundError):  # someone else was first
                 self._disk.rename(dying, self._path(worker, "gone"))
@@ -137,15 +164,19 @@ class Workers:
             return False
         with translating(self._folder):
             enrolled = self._disk.identity(self._path(worker)) is not None
-            return enrolled and not self._is_gone(worker) and self._lives(worker)
+            return enrolled and not self._is_gone(worker) and self._is_shown_alive(worker)
 
-    def _lives(self, worker: str) -> bool:
+    def _is_proven_dead(self, worker: str, beat: Heartbeat) -> bool:
+        """Whether the worker's lock is free, or the machine has started again since its heartbeat."""
+        return beat.boot != self._clock.boot()[0] or self.locks.proves_death(worker)
+
+    def _is_shown_alive(self, worker: str) -> bool:
+        """Whether the worker's lease has not run out, for a reader that has not watched it; no ground to take a run."""
         beat = self._beat(worker)
-        if not isinstance(beat, Heartbeat):  # torn by a power cut, or damaged: the lock tells
+        if not isinstance(beat, Heartbeat):
             return self.locks.proves_life(worker)
-        boot, now = self._clock.boot()
-        fresh = beat.boot == boot and now - beat.boot_seconds <= self._lease_seconds
-        return fresh and not self.locks.proves_death(worker)
+        is_leased = self._clock.boot()[1] - beat.boot_seconds <= self._watch.lease_of(beat.lease_seconds)
+        return is_leased and not self._is_proven_dead(worker, beat)
 
     def _is_gone(self, worker: str) -> bool:
         return self._disk.identity(self._path(worker, "gone")) is not None
@@ -174,7 +205,7 @@ class Workers:
                 gone = self._is_gone(worker)
                 if gone and worker not in leases:
                     continue
-                one = WorkerInfo(worker, alive=not gone and self._lives(worker), leases=leases.get(worker, 0))
+                one = WorkerInfo(worker, alive=not gone and self._is_shown_alive(worker), leases=leases.get(worker, 0))
                 beat = self._beat(worker)
                 if beat is None:
                     continue
@@ -221,6 +252,11 @@ class Workers:
     def close(self) -> None:
         """Let go of every lock: from now on others see these workers as dead."""
         self.locks.close()
+
+
+def _mark(beat: Heartbeat | str | None) -> tuple[str, float] | str | None:
+    """What changes with every heartbeat."""
+    return (beat.boot, beat.boot_seconds) if isinstance(beat, Heartbeat) else beat
 
 
 def _compact(value: bytes) -> bytes:

@@ -15,6 +15,7 @@ from ..model import LEASE_SECONDS, Claim, Claims, Flaw, Lease, News, Run, RunPag
 from ..ports import Advance, Answer, Change, ClaimRequest, Clock, Create, Rekey, Row, SystemClock, Verdict, instant
 from . import rules
 from .authors import Authors
+from .watch import Watch
 
 
 @dataclass(slots=True)
@@ -77,6 +78,7 @@ class MemoryStore:
         self._open: dict[str, _Entry] = {}  # those that have not ended, so that a claim does not look at the others
         self._number = 0
         self._workers: dict[str, _Worker] = {}
+        self._watch = Watch(self.clock, lease_seconds)
         self._killed: set[str] = set()  # dead, though their leases have not run out
         self._gone: set[str] = set()  # given up for dead; never valid again
         self._position = 0
@@ -273,6 +275,8 @@ class MemoryStore:
             if leaving:
                 return self._workers.pop(worker.id, None) is not None
             self._enrol(worker)
+            self._watch.renewed(worker.id)
+            self._observe()
             return True
 
     def _enrol(self, worker: WorkerInfo) -> None:
@@ -282,18 +286,28 @@ class MemoryStore:
         info = replace(worker, alive=True, leases=0, started_at=started_at, renewed_at=now)
         self._workers[worker.id] = _Worker(info, self.clock.boot())
 
-    def _alive(self, worker: str) -> bool:
+    def _observe(self) -> None:
+        self._watch.observe({worker: known.boot for worker, known in self._workers.items()})
+
+    def _is_proven_dead(self, worker: str) -> bool:
         known = self._workers.get(worker)
-        if known is None or worker in self._gone | self._killed:
+        return known is None or worker in self._gone | self._killed or known.boot[0] != self.clock.boot()[0]
+
+    def _is_shown_alive(self, worker: str) -> bool:
+        """Whether the worker's lease has not run out, for a reader that has not watched it; no ground to take a run."""
+        if self._is_proven_dead(worker):
             return False
-        boot_id, seconds = self.clock.boot()
-        return known.boot[0] == boot_id and seconds - known.boot[1] <= self.lease_seconds
+        return self.clock.boot()[1] - self._workers[worker].boot[1] <= self.lease_seconds
 
     def _bury_the_dead(self, asker: str) -> set[str]:
         """Give up every worker that is dead, for good, but not the one that asks; the owners of runs who are dead."""
-        self._gone.update(worker for worker in self._workers if worker != asker and not self._alive(worker))
+        self._observe()
+        for worker in self._workers:
+            is_silent = self._watch.is_silent(asker, worker, self.lease_seconds)
+            if worker != asker and (is_silent or self._is_proven_dead(worker)):
+                self._gone.add(worker)
         owners = {entry.worker for entry in self._open.values() if entry.worker not in (None, asker)}
-        return {owner for owner in owners if owner is not None and not self._alive(owner)}
+        return {owner for owner in owners if owner is not None and self._is_proven_dead(owner)}
 
     def bury(self, worker: str) -> None:
         """Have a worker dead at once, as if its process had been killed."""
@@ -365,7 +379,7 @@ class MemoryStore:
                 if entry.worker is not None:
                     leases[entry.worker] = leases.get(entry.worker, 0) + 1
             return [
-                replace(known.info, alive=self._alive(name), leases=leases.get(name, 0))
+                replace(known.info, alive=self._is_shown_alive(name), leases=leases.get(name, 0))
                 for name, known in sorted(self._workers.items())
                 if name not in self._gone or leases.get(name)
             ]

@@ -60,6 +60,7 @@ from .postgres_rows import (
 from .postgres_statements import Statements, Written
 from .postgres_underway import Underway
 from .postgres_within import commit_within
+from .watch import Watch, process_identity
 
 log = logging.getLogger("keepstep")
 
@@ -121,7 +122,8 @@ class PostgresStore:
         self._lists = Lists(address)
         self._eraser = Eraser(address)
         self._locks = Locks(address)
-        self._claimer = Claimer(address, self.clock, self._presence, lease_seconds)
+        self._watch = Watch(self.clock, lease_seconds)
+        self._claimer = Claimer(address, self.clock, self._watch)
         self._enrolled: set[str] = set()
         self._closed = False
         self._authors = Authors()
@@ -297,37 +299,35 @@ class PostgresStore:
         if leaving:
             return self._leave(worker.id)
         check_id(worker.id, "worker id")
-        known = self._pool.run(lambda connection: self._renew(connection, worker))
-        if known and worker.id not in self._enrolled:
-            self._enrolled.add(worker.id)
-            if not self._address.proxy:
-                self._show_life(worker)
-        return known
-
-    def _show_life(self, worker: WorkerInfo) -> None:
-        """Hold the worker's lock, and say so; without it others go by its lease."""
         try:
-            self._presence.hold(worker.id)
-            self._pool.run(lambda connection: self._renew(connection, worker))
-        except StoreUnavailable as error:
-            log.warning("worker %s shows that it lives by its lease alone, for now: %s", worker.id, error)
+            known = self._pool.run(lambda connection: self._renew(connection, worker))
+        except StoreError:
+            self._watch.failed(worker.id)
+            raise
+        if known:
+            self._watch.renewed(worker.id)
+            self._enrolled.add(worker.id)
+            self._presence.workers.add(worker.id)
+        return known
 
     def _renew(self, connection: Connection, worker: WorkerInfo) -> bool:
         self._server_clock.measure(connection)
-        boot_id, boot_seconds = self.clock.boot()
         values = {
             "id": worker.id,
             "host": plain(worker.host),
             "pid": worker.pid,
             "started_at": worker.started_at,
             "now": self._now(),
-            "boot": boot_id,
-            "boot_seconds": boot_seconds,
+            "boot": self.clock.boot()[0],
+            "boot_seconds": self.clock.now(),
             "workflows": names_text(worker.workflows),
             "progress": _json({run: msgspec.Raw(value) for run, value in worker.progress.items()}),
-            "lock": self._address.key("worker", worker.id) if self._presence.holds(worker.id) else None,
+            "lease": float(self.lease_seconds),
+            "process": plain(process_identity()),
         }
-        if connection.execute(self._sql.renew, values).rowcount:
+        is_renewed = connection.execute(self._sql.renew, values).rowcount > 0
+        self._claimer.observe(connection)
+        if is_renewed:
             return True
         if worker.id in self._enrolled:  # its row is gone or marked: it was given up for dead
             return False
@@ -335,7 +335,7 @@ class PostgresStore:
 
     def _leave(self, worker: str) -> bool:
         alive = self._pool.run(lambda connection: bool(connection.execute(self._sql.leave, (worker,)).rowcount))
-        self._presence.let_go(worker)
+        self._presence.workers.discard(worker)
         if alive:
             self._enrolled.discard(worker)
         return alive
@@ -396,7 +396,7 @@ class PostgresStore:
         ):
             if gone and not leases:
                 continue
-            alive = worker in called and called[worker].alive
+            alive = worker in called and called[worker].leased
             one = WorkerInfo(worker, alive=alive, leases=leases)
             try:
                 one = replace(
@@ -460,7 +460,7 @@ class PostgresStore:
             if not mend:
                 return inspector.look()
             called = self._claimer.roll_call(connection).workers.values()
-            return inspector.mend({one.id for one in called if one.alive})
+            return inspector.mend({one.id for one in called if not one.dead})
 
         flaws = self._pool.run(look, again=not mend)
         if mend:
@@ -476,7 +476,7 @@ class PostgresStore:
             return
         self._closed = True
         if self._enrolled:
-            with contextlib.suppress(StoreError):  # then the end of the session says so
+            with contextlib.suppress(StoreError):  # then the end of the process says so, or that of its lease
                 self._pool.run(lambda connection: connection.execute(self._sql.lapse, (texts(self._enrolled),)))
         self._presence.close()
         for connections in (self._writer, self._pool):
@@ -547,12 +547,14 @@ class _Statements:
         )
         self.enrol = (
             f"INSERT INTO {worker} (id, host, pid, started_at, renewed_at, boot, boot_seconds, workflows, progress,"
-            f" lock) VALUES (%(id)s, %(host)s, %(pid)s, coalesce(%(started_at)s, %(now)s), %(now)s, %(boot)s,"
-            f" %(boot_seconds)s, %(workflows)s, %(progress)s, %(lock)s) ON CONFLICT (id) DO NOTHING"
+            f" lease_seconds, process) VALUES (%(id)s, %(host)s, %(pid)s, coalesce(%(started_at)s, %(now)s), %(now)s,"
+            f" %(boot)s, %(boot_seconds)s, %(workflows)s, %(progress)s, %(lease)s, %(process)s)"
+            f" ON CONFLICT (id) DO NOTHING"
         )
         self.renew = (
             f"UPDATE {worker} SET host = %(host)s, pid = %(pid)s, renewed_at = %(now)s, boot = %(boot)s,"
-            f" boot_seconds = %(boot_seconds)s, workflows = %(workflows)s, progress = %(progress)s, lock = %(lock)s,"
+            f" boot_seconds = %(boot_seconds)s, workflows = %(workflows)s, progress = %(progress)s,"
+            f" lease_seconds = %(lease)s, process = %(process)s, lock = NULL,"
             f" started_at = coalesce(%(started_at)s, started_at) WHERE id = %(id)s AND gone_at IS NULL"
         )
         self.leave = f"DELETE FROM {worker} WHERE id = %s AND gone_at IS NULL"

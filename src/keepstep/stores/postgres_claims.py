@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 import logging
-import os
-import socket
-import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from ..errors import CheckpointCorrupt
-from ..model import HEARTBEAT_SECONDS, Claim, Claims, Lease, Status
+from ..model import Claim, Claims, Lease, Status
 from ..ports import ClaimRequest, Clock
 from . import rules
 from .postgres_connection import Address, Connection
-from .postgres_liveness import Presence
-from .postgres_rows import RUN_COLUMNS, RUN_WIDTH, original, plain, run_from, texts
+from .postgres_rows import RUN_COLUMNS, RUN_WIDTH, plain, run_from, texts
+from .watch import Watch, has_ended
 
 log = logging.getLogger("keepstep")
 
 #: How many priorities of one workflow are looked up one by one before the rest is read in order.
 _LEVELS = 8
-#: A lock that nobody holds for so long proves a death: a living worker whose session was ended makes another sooner.
-LOST_SECONDS = 0.25
 #: How long the id of a dead worker is remembered once it owns nothing.
 _REMEMBER_DEAD = timedelta(days=7)
 _ACTIVE = "('running', 'recovering')"
 
 
 class Called(NamedTuple):
-    """A worker at the roll call."""
+    """A worker at the roll call. `dead` says that it may be given up, `leased` that its lease has not run out."""
 
     id: str
-    alive: bool
+    dead: bool
     gone: bool
+    leased: bool
     renewed: float
 
 
@@ -46,54 +42,44 @@ class RollCall(NamedTuple):
 
     def dead_owners(self, me: str) -> list[str]:
         """Owners of runs who are dead, or whom nobody knows."""
-        alive = {one.id for one in self.workers.values() if one.alive} | {me}
+        alive = {one.id for one in self.workers.values() if not one.dead} | {me}
         return sorted(self.owners - alive)
 
     def to_bury(self, me: str) -> list[Called]:
         """Workers that must be given up for dead."""
-        return [one for one in self.workers.values() if not one.alive and not one.gone and one.id != me]
+        return [one for one in self.workers.values() if one.dead and not one.gone and one.id != me]
 
 
 class Claimer:
     """Finds and leases runs for the workers of one store."""
 
-    def __init__(self, address: Address, clock: Clock, presence: Presence, lease_seconds: float) -> None:
+    def __init__(self, address: Address, clock: Clock, watch: Watch) -> None:
         self._clock = clock
-        self._presence = presence
-        self._lease_seconds = lease_seconds
-        self._free_since: dict[str, float] = {}
+        self._watch = watch
         self._sql = _Statements(address)
 
     # -- who lives -----------------------------------------------------------------------------------------------------
 
     def roll_call(self, connection: Connection, me: str = "") -> RollCall:
-        """Who is alive, by their leases and their locks, and who owns runs; all at one moment."""
+        """Who may be given up for dead, and who owns runs; all at one moment.
+
+        A lost session proves nothing: it is the path to the server that was cut, more often than not.
+        """
         rows = connection.execute(self._sql.roll_call, (me,), binary=True).fetchall()
+        self._watch.observe({row[0]: _mark(*row[1:3]) for row in rows if row[0] is not None})
+        boot_id, now = self._clock.boot()[0], self._clock.now()
         workers: dict[str, Called] = {}
-        for worker, boot, renewed, gone, free, up, _, host, pid in rows:
+        for worker, boot, renewed, gone, lease, process, _ in rows:
             if worker is not None:
-                ended = free and _has_ended(host, pid)
-                lost = ended or self._is_lost(worker, free=free, up=up)
-                alive = not gone and self._leased(boot, renewed) and not lost
-                workers[worker] = Called(worker, alive, gone, renewed)
+                dead = gone or boot != boot_id or self._watch.is_silent(me, worker, lease) or has_ended(process)
+                leased = not dead and now - renewed <= self._watch.lease_of(lease)
+                workers[worker] = Called(worker, dead, gone, leased, renewed)
         return RollCall(workers, frozenset(rows[0][6]))
 
-    def _leased(self, boot: str, renewed: float) -> bool:
-        boot_id, now = self._clock.boot()
-        return boot == boot_id and now - renewed <= self._lease_seconds
-
-    def _is_lost(self, worker: str, *, free: bool | None, up: float) -> bool:
-        """Whether a free lock proves that the worker is dead.
-
-        It proves nothing when the server, or our own session, had to start again: then every lock was lost, and may not
-        be back.
-        """
-        heartbeat = min(HEARTBEAT_SECONDS, self._lease_seconds / 3)
-        if not free or up < heartbeat or not self._presence.settled(heartbeat):
-            self._free_since.pop(worker, None)
-            return False
-        since = self._free_since.setdefault(worker, time.monotonic())
-        return time.monotonic() - since >= LOST_SECONDS
+    def observe(self, connection: Connection) -> None:
+        """Note the heartbeats of all workers."""
+        rows = connection.execute(self._sql.beats, binary=True)
+        self._watch.observe({worker: _mark(boot, renewed) for worker, boot, renewed in rows})
 
     # -- claiming ------------------------------------------------------------------------------------------------------
 
@@ -122,8 +108,6 @@ class Claimer:
         ids, seen = [one.id for one in dead], [one.renewed for one in dead]
         rows = connection.execute(self._sql.bury, (now, texts(ids), seen)).fetchall()
         connection.execute(self._sql.forget, (now - _REMEMBER_DEAD,))
-        for (worker,) in rows:
-            self._free_since.pop(worker, None)
         return {worker for (worker,) in rows}
 
     def _orphans(
@@ -163,17 +147,9 @@ class Claimer:
         return tuple(claims)
 
 
-def _has_ended(host: str, pid: int) -> bool:
-    """Whether a worker's process ran on this machine, and does no more: then there is nothing to wait for."""
-    if original(host) != socket.gethostname() or pid <= 0:
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except (OSError, OverflowError):
-        return False
-    return False
+def _mark(boot: str, renewed: float) -> tuple[str, str]:
+    """What changes with every heartbeat; as text, since a damaged number may not even equal itself."""
+    return boot, str(renewed)
 
 
 def _claim(row: Sequence[Any], worker: str) -> Claim:
@@ -199,12 +175,10 @@ class _Statements:
                 UNION ALL
                 SELECT (SELECT h.worker FROM {head} h WHERE h.worker > o.id ORDER BY h.worker LIMIT 1)
                 FROM owner o WHERE o.id IS NOT NULL)
-            SELECT w.id, w.boot, w.boot_seconds, w.gone_at IS NOT NULL,
-                CASE WHEN w.gone_at IS NULL AND w.lock IS NOT NULL
-                    THEN pg_try_advisory_xact_lock_shared(w.lock) END,
-                extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())::float8,
-                ARRAY(SELECT id FROM owner WHERE id IS NOT NULL), w.host, w.pid
+            SELECT w.id, w.boot, w.boot_seconds, w.gone_at IS NOT NULL, w.lease_seconds, w.process,
+                ARRAY(SELECT id FROM owner WHERE id IS NOT NULL)
             FROM (SELECT 1) one LEFT JOIN {worker} w ON w.gone_at IS NULL OR w.id = %s"""
+        self.beats = f"SELECT id, boot, boot_seconds FROM {worker} WHERE gone_at IS NULL"
         self.bury = (
             f"UPDATE {worker} w SET gone_at = %s FROM unnest(%s, %s::float8[]) i(id, seen)"
             f" WHERE w.id = i.id AND w.gone_at IS NULL AND w.boot_seconds = i.seen RETURNING w.id"

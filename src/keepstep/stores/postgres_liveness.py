@@ -1,4 +1,4 @@
-"""The session by which a PostgreSQL store shows that its workers live, hears what others wrote, and tells them."""
+"""The session by which a PostgreSQL store hears what others wrote, and tells them."""
 
 from __future__ import annotations
 
@@ -30,10 +30,7 @@ _IDLE_SECONDS = 5.0
 
 
 class Presence:
-    """One session, kept by a thread of its own and made again when it is lost.
-
-    PostgreSQL frees its advisory locks when it ends, however that comes: a worker whose lock nobody holds is dead.
-    """
+    """One session, kept by a thread of its own and made again when it is lost."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -43,16 +40,14 @@ class Presence:
         self._connection: Connection | None = None
         self._pid = 0
         self._read_end, self._write_end = os.pipe()
-        self._workers: set[str] = set()
-        self._held: set[str] = set()
         self._tidings: set[str] = set()
         self._tasks: list[tuple[Callable[[Connection], Any], _Reply]] = []
         self._ended = False
-        self._since: float | None = None
-        self._sessions = 0
         #: How many tidings came, of those that are for anyone, and for each worker.
         self.heard = 0
         self.called: dict[str, int] = {}
+        #: The workers of this process: what concerns them is urgent.
+        self.workers: set[str] = set()
         #: Who is called at once when something may be due, or a worker's run was signalled.
         self.alerts: list[Callable[[], None]] = []
 
@@ -64,23 +59,6 @@ class Presence:
             if self._thread is None and not self._ended:
                 self._thread = threading.Thread(target=self._run, name="keepstep-session", daemon=True)
                 self._thread.start()
-
-    def hold(self, worker: str) -> None:
-        """Show that a worker lives: come back when its lock is held."""
-        if worker not in self._held:
-            self._workers.add(worker)
-            self.ask(self._take_locks)
-
-    def holds(self, worker: str) -> bool:
-        """Whether the worker's lock is held just now."""
-        return worker in self._held
-
-    def let_go(self, worker: str) -> None:
-        """The worker has left."""
-        self._workers.discard(worker)
-        if worker in self._held:
-            with contextlib.suppress(StoreError):
-                self.ask(lambda connection: self._free_lock(connection, worker))
 
     def tell(self, tidings: Iterable[str]) -> None:
         """Tell every other session, a moment later; what is lost on the way is found by asking."""
@@ -96,16 +74,8 @@ class Presence:
         self._wake()
         return reply.wait(self._address)
 
-    def settled(self, seconds: float) -> bool:
-        """Whether the session is the first, or has been there for so long.
-
-        When one was lost, others may have been lost with it, and be on their way back.
-        """
-        since = self._since
-        return since is not None and (self._sessions == 1 or time.monotonic() - since >= seconds)
-
     def close(self) -> None:
-        """End the session when it has told what there was to tell; its locks are free then."""
+        """End the session when it has told what there was to tell."""
         with self._mutex:
             self._ended = True
             thread = self._thread
@@ -174,10 +144,6 @@ class Presence:
         connection.add_notify_handler(self._hear)
         ((self._pid,),) = connection.execute("SELECT pg_backend_pid()").fetchall()  # a proxy gives another
         connection.execute(f"LISTEN {self.channel}")
-        connection.execute("SET lock_timeout = '10s'")
-        self._take_locks(connection)
-        self._since = time.monotonic()
-        self._sessions += 1
         self.heard += 1  # what was said while nobody listened must be asked for
 
     def _serve(self) -> None:
@@ -218,15 +184,6 @@ class Presence:
         if tidings:
             connection.execute("SELECT pg_notify(%s, what) FROM unnest(%s::text[]) what", (self.channel, list(tidings)))
 
-    def _take_locks(self, connection: Connection) -> None:
-        for worker in list(self._workers - self._held):
-            connection.execute("SELECT pg_advisory_lock(%s)", (self._address.key("worker", worker),))
-            self._held.add(worker)
-
-    def _free_lock(self, connection: Connection, worker: str) -> None:
-        connection.execute("SELECT pg_advisory_unlock(%s)", (self._address.key("worker", worker),))
-        self._held.discard(worker)
-
     def _hear(self, notify: psycopg.Notify) -> None:
         self._heard(notify.payload, notify.pid)
 
@@ -235,7 +192,7 @@ class Presence:
             return
         if what.startswith("@"):
             self.called[what[1:]] = self.called.get(what[1:], 0) + 1
-            urgent = what[1:] in self._workers
+            urgent = what[1:] in self.workers
         else:
             self.heard += 1
             urgent = what == DUE
@@ -244,8 +201,6 @@ class Presence:
                 alert()
 
     def _forget(self) -> None:
-        self._since = None
-        self._held.clear()
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()

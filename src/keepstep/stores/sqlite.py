@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import apsw
 import msgspec
 
-from ..errors import CheckpointCorrupt, DefinitionError, SchemaMismatch, StoreUnavailable
+from ..errors import CheckpointCorrupt, DefinitionError, SchemaMismatch, StoreError, StoreUnavailable
 from ..model import LEASE_SECONDS, Claim, Claims, Flaw, Lease, News, Run, RunPage, RunQuery, Signal, Status, WorkerInfo
 from ..model.ids import check_id
 from ..ports import Answer, Change, ClaimRequest, Clock, Row, SystemClock, instant
@@ -27,6 +27,7 @@ from .sqlite_commit import Batch, Undone, forget
 from .sqlite_connection import Cursor, Reader, Writer, refuse_old_sqlite, translated
 from .sqlite_queries import arrivals, conditions, having
 from .sqlite_rows import names, names_text, read_run, run_from, run_name, run_rows, seconds, signal_from, typed
+from .watch import Watch
 
 #: What a commit survives, by name, and SQLite's word for it.
 POWER_LOSS = {"loses_nothing": "FULL", "may_lose_last": "NORMAL"}
@@ -46,12 +47,13 @@ _PUT_ASIDE = "UPDATE keepstep_head SET status = 'set aside', worker = NULL, due_
 _ENDED = " AND status IN ('completed', 'failed', 'cancelled')"
 _FORGET_PROGRESS = "UPDATE keepstep_worker SET progress = '{}' WHERE instr(progress, ?) > 0"
 _ENROL = (
-    "INSERT INTO keepstep_worker (host, pid, renewed_at, boot, boot_seconds, workflows, progress, started_at, id)"
-    " VALUES (?, ?, ?, ?, ?, ?, CAST(? AS TEXT), ?, ?) ON CONFLICT (id) DO NOTHING"
+    "INSERT INTO keepstep_worker (host, pid, renewed_at, boot, boot_seconds, workflows, progress, lease_seconds,"
+    " started_at, id) VALUES (?, ?, ?, ?, ?, ?, CAST(? AS TEXT), ?, ?, ?) ON CONFLICT (id) DO NOTHING"
 )
 _RENEW = (
     "UPDATE keepstep_worker SET host = ?, pid = ?, renewed_at = ?, boot = ?, boot_seconds = ?, workflows = ?,"
-    " progress = CAST(? AS TEXT), started_at = coalesce(?, started_at) WHERE id = ? AND gone_at IS NULL"
+    " progress = CAST(? AS TEXT), lease_seconds = ?, started_at = coalesce(?, started_at)"
+    " WHERE id = ? AND gone_at IS NULL"
 )
 
 log = logging.getLogger("keepstep")
@@ -99,6 +101,7 @@ class SQLiteStore:
         self._within_seconds = within_seconds
         self._busy_seconds = busy_seconds
         self._locks = WorkerLocks(f"{self._path}-workers")
+        self._watch = Watch(self.clock, lease_seconds)
         self._enrolled: set[str] = set()
         self._authors = Authors()
         self._signals = 0
@@ -173,19 +176,27 @@ class SQLiteStore:
             raise StoreUnavailable(f"{self._path} was moved or removed while it was open")
         if worker.id not in self._locks and not self._lock(worker.id):
             return False
-        known = self._writer.run(lambda: self._renew(worker))
+        try:
+            known = self._writer.run(lambda: self._renew(worker))
+        except StoreError:
+            self._watch.failed(worker.id)
+            raise
         if known:  # told by the commit: a first heartbeat that could not be written is made again
             self._enrolled.add(worker.id)
+            self._watch.renewed(worker.id)
         return known
 
     def _renew(self, worker: WorkerInfo) -> bool:
         now = self._now()
         boot_id, boot_seconds = self.clock.boot()
         progress = _json({run: msgspec.Raw(value) for run, value in worker.progress.items()})
-        row = (worker.host, worker.pid, now, boot_id, boot_seconds, names_text(worker.workflows), progress)
+        beat = (worker.host, worker.pid, now, boot_id, boot_seconds, names_text(worker.workflows), progress)
+        row = (*beat, float(self.lease_seconds))
         cursor, connection = self._writer.cursor, self._writer.connection
         cursor.execute(_RENEW, (*row, seconds(worker.started_at), worker.id))
-        if connection.changes():
+        renewed = connection.changes()
+        self._enrolled_rows(cursor)
+        if renewed:
             return True
         if worker.id in self._enrolled:  # its row is gone or marked: it was given up for dead
             return False
@@ -282,22 +293,35 @@ class SQLiteStore:
         """Who is alive, the asker included, and who must be given up for dead."""
         alive: set[str] = {me}
         dead: list[str] = []
-        rows = cursor.execute("SELECT id, boot, boot_seconds FROM keepstep_worker WHERE gone_at IS NULL").fetchall()
-        for worker, boot, renewed in rows:
+        for worker, boot, renewed, lease in self._enrolled_rows(cursor):
             if worker != me:
-                (alive.add if self._is_alive(worker, boot, renewed) else dead.append)(worker)
+                is_dead = self._watch.is_silent(me, worker, lease) or self._is_proven_dead(worker, boot, renewed)
+                (dead.append if is_dead else alive.add)(worker)
         return alive, dead
+
+    def _enrolled_rows(self, cursor: Cursor) -> list[Any]:
+        """The heartbeats of all workers, noted by the watch."""
+        rows: list[Any] = cursor.execute(
+            "SELECT id, boot, boot_seconds, lease_seconds FROM keepstep_worker WHERE gone_at IS NULL"
+        ).fetchall()
+        self._watch.observe({worker: (boot, renewed) for worker, boot, renewed, _ in rows})
+        return rows
 
     @staticmethod
     def _is_gone(cursor: Cursor, worker: str) -> bool:
         rows: list[Any] = cursor.execute("SELECT gone_at FROM keepstep_worker WHERE id = ?", (worker,)).fetchall()
         return rows != [(None,)]
 
-    def _is_alive(self, worker: str, boot: str, renewed: Any) -> bool:
-        boot_id, now = self.clock.boot()
-        if not isinstance(renewed, float):  # a damaged row says nothing: its lock does, and the next heartbeat mends it
-            return not self._locks.proves_death(worker)
-        return boot == boot_id and now - renewed <= self.lease_seconds and not self._locks.proves_death(worker)
+    def _is_proven_dead(self, worker: str, boot: str, renewed: Any) -> bool:
+        """Whether the worker's lock is free, or the machine has started again since its heartbeat."""
+        # A damaged row says nothing of the boot: its lock does, and the next heartbeat mends it.
+        return (isinstance(renewed, float) and boot != self.clock.boot()[0]) or self._locks.proves_death(worker)
+
+    def _is_shown_alive(self, worker: str, boot: str, renewed: Any, lease: Any) -> bool:
+        """Whether the worker's lease has not run out, for a reader that has not watched it; no ground to take a run."""
+        if isinstance(renewed, float) and self.clock.boot()[1] - renewed > self._watch.lease_of(lease):
+            return False
+        return not self._is_proven_dead(worker, boot, renewed)
 
     def _bury(self, dead: list[str], now: float) -> None:
         cursor = self._writer.cursor
@@ -420,13 +444,13 @@ class SQLiteStore:
         )
         rows = cursor.execute(
             "SELECT id, host, pid, started_at, renewed_at, boot, boot_seconds, workflows, CAST(progress AS BLOB),"
-            " gone_at FROM keepstep_worker ORDER BY id"
+            " lease_seconds, gone_at FROM keepstep_worker ORDER BY id"
         ).fetchall()
         found = []
-        for worker, host, pid, started_at, renewed_at, boot, renewed, workflows, progress, gone_at in rows:
+        for worker, host, pid, started_at, renewed_at, boot, renewed, workflows, progress, lease, gone_at in rows:
             if gone_at is not None and worker not in leases:
                 continue
-            alive = gone_at is None and self._is_alive(worker, boot, renewed)
+            alive = gone_at is None and self._is_shown_alive(worker, boot, renewed, lease)
             one = WorkerInfo(worker, alive=alive, leases=leases.get(worker, 0))
             try:
                 one = replace(

@@ -226,7 +226,7 @@ class MemoryDisk:
 
 
 #: What a memory store has of its process.
-_NOT_ON_DISK = frozenset({"_lock", "clock"})
+_NOT_ON_DISK = frozenset({"_watch", "_lock", "clock"})
 
 
 class SQLiteDisk:

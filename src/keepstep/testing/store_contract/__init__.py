@@ -29,6 +29,7 @@ from .ground import (
     queued,
     record,
     started,
+    watch,
 )
 from .keeping import Keeping
 from .reading import Reading
@@ -51,6 +52,7 @@ __all__ = [
     "queued",
     "record",
     "started",
+    "watch",
 ]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from ...model import Status, WorkerInfo
 from ...ports import Create, Store, Verdict
-from .ground import ENDINGS, RELEASED, START, Ground, Holder, SteppedClock, at, commit, get, ids, queued, started
+from .ground import ENDINGS, RELEASED, START, Ground, Holder, SteppedClock, at, commit, get, ids, queued, started, watch
 
 
 class Claiming(Ground):
@@ -173,10 +173,56 @@ class Claiming(Ground):
 
     def test_a_lease_lasts_as_long_as_it_says(self, store: Store, clock: SteppedClock) -> None:
         started(store, "r")
-        clock.advance(store.lease_seconds - 0.001)
+        watch(store, clock, store.lease_seconds - 0.001, "w2")
         assert ids(self.claim(store, "w2")) == []
         clock.advance(0.002)
         assert ids(self.claim(store, "w2")) == ["r"]
+
+    def test_the_silence_of_others_proves_nothing_to_one_that_was_silent_itself(
+        self, store: Store, clock: SteppedClock
+    ) -> None:
+        """After an outage that was longer than a lease, whoever comes back first must not take the others' runs."""
+        started(store, "r")
+        watch(store, clock, store.lease_seconds * 2, "w1", "w2")
+        clock.advance(store.lease_seconds * 2)
+        assert ids(self.claim(store, "w2")) == []
+        assert store.renew_leases(WorkerInfo("w2"))
+        assert ids(self.claim(store, "w2")) == []
+        assert self.claim_one(store, "r", "w2") is None
+        watch(store, clock, store.lease_seconds - 0.001, "w2")
+        assert ids(self.claim(store, "w2")) == []
+        assert store.renew_leases(WorkerInfo("w1"))
+        assert store.renew_leases(WorkerInfo("w2"))
+        watch(store, clock, store.lease_seconds - 0.001, "w2")
+        assert ids(self.claim(store, "w2")) == []
+        clock.advance(0.002)
+        assert ids(self.claim(store, "w2")) == ["r"]
+
+    def test_a_newcomer_gives_up_nobody_before_it_has_watched_for_a_lease(
+        self, store: Store, clock: SteppedClock
+    ) -> None:
+        started(store, "r")
+        clock.advance(store.lease_seconds * 2)
+        assert ids(self.claim(store, "w3")) == []
+        watch(store, clock, store.lease_seconds - 0.001, "w3")
+        assert ids(self.claim(store, "w3")) == []
+        clock.advance(0.002)
+        assert ids(self.claim(store, "w3")) == ["r"]
+
+    def test_a_worker_is_judged_by_its_own_lease(self, store: Store, clock: SteppedClock) -> None:
+        lease = store.lease_seconds
+        other = self.make_store_with_lease(clock, lease * 4)
+        if other is None:
+            pytest.skip("all workers of this store have the same lease")
+        assert other.renew_leases(WorkerInfo("patient"))
+        started(other, "r", "patient")
+        assert store.renew_leases(WorkerInfo("w2"))
+        watch(store, clock, lease * 3.9, "w2")
+        assert ids(self.claim(store, "w2")) == []
+        assert [one.alive for one in store.list_workers() if one.id == "patient"] == [True]
+        watch(store, clock, lease * 0.2, "w2")
+        assert ids(self.claim(store, "w2")) == ["r"]
+        other.close()
 
     def test_a_worker_that_was_late_but_not_given_up_may_go_on(self, store: Store, clock: SteppedClock) -> None:
         writer = started(store, "r")
@@ -231,9 +277,10 @@ class Claiming(Ground):
         for count in (1, 2, 3):
             worker = f"w{count + 2}"
             store.renew_leases(WorkerInfo(worker))
+            if count > 1:
+                watch(store, clock, store.lease_seconds + 1, worker)
             (claim,) = self.claim(store, worker).claims
             assert (claim.run.recoveries, claim.run.status) == (count, Status.RECOVERING)
-            clock.advance(store.lease_seconds + 1)
         writer = Holder(store, claim.run)
         writer.write(progress=False)
         assert (get(store, "r").recoveries, get(store, "r").status) == (3, Status.RECOVERING)

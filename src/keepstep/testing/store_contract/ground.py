@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -140,12 +141,25 @@ def ids(claims: Claims) -> list[str]:
     return [claim.run.id for claim in claims.claims]
 
 
+def watch(store: Store, clock: SteppedClock, seconds: float, *observers: str) -> None:
+    """Let time pass while workers renew their leases, as heartbeats do: they may give up others afterwards."""
+    steps = math.ceil(seconds / (store.lease_seconds / 3))
+    for _ in range(steps):
+        clock.advance(seconds / steps)
+        for observer in observers:
+            assert store.renew_leases(WorkerInfo(observer))
+
+
 class Ground:
     """What each group of tests stands on: the store under test, and what workers do with it."""
 
     def make_store(self, clock: Clock) -> Store:
         """Open the store that is to be tested, with this clock; within one test always the same storage."""
         raise NotImplementedError
+
+    def make_store_with_lease(self, clock: Clock, lease_seconds: float) -> Store | None:
+        """Open the same storage for workers with another lease; None if they all have the same."""
+        return None
 
     @pytest.fixture
     def clock(self) -> SteppedClock:
@@ -177,6 +191,4 @@ class Ground:
     def kill(store: Store, clock: SteppedClock, worker: str, survivor: str = "w2") -> None:
         """Let a worker's lease run out while the other renews its own."""
         assert worker != survivor
-        clock.advance(store.lease_seconds - 1)
-        assert store.renew_leases(WorkerInfo(survivor))
-        clock.advance(2)
+        watch(store, clock, store.lease_seconds * 2, survivor)

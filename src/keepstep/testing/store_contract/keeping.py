@@ -10,7 +10,21 @@ import pytest
 from ...model import Kind, RunQuery, Signal, Status, WorkerInfo
 from ...ports import Create, Rekey, Send, Store, Verdict, instant
 from ...stores.records import unseal
-from .ground import Ground, Holder, SteppedClock, at, commit, everything, get, ids, parked, queued, record, started
+from .ground import (
+    Ground,
+    Holder,
+    SteppedClock,
+    at,
+    commit,
+    everything,
+    get,
+    ids,
+    parked,
+    queued,
+    record,
+    started,
+    watch,
+)
 
 
 class Keeping(Ground):
@@ -185,8 +199,8 @@ class Keeping(Ground):
         again = self.make_store(clock)
         try:
             assert everything(again) == before
-            clock.advance(store.lease_seconds + 1)
             again.renew_leases(WorkerInfo("w3"))
+            watch(again, clock, store.lease_seconds + 1, "w3")
             assert ids(self.claim(again, "w3")) == ["r", "child", "p"]
         finally:
             again.close()
