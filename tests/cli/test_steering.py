@@ -137,12 +137,21 @@ def test_cancel_reaches_a_step_that_hangs(keepstep, folder):
     assert keepstep("run", "program.py:stuck", "--id", "s").code == 4
 
 
+def test_cancel_ends_a_run_that_has_not_begun(keepstep, status):
+    keepstep("start", "program.py:approval", "--id", "a", "--delay", "1000")
+    done = keepstep("cancel", "a", "--reason", "not needed")
+    assert (done.code, done.out, done.err) == (0, "a is cancelled\n", "")
+    assert status("a") == "cancelled"
+    assert ": not needed\n" in keepstep("show", "a").out
+
+
 def test_cancel_says_when_nobody_is_there_to_do_it_and_force_does(keepstep, status):
     keepstep("start", "program.py:approval", "--id", "a")
+    assert keepstep("worker", "program.py", "--until-idle").code == 0
     asked = keepstep("cancel", "a")
     assert asked.code == 0
     assert "end it without its clean-up: keepstep cancel a --force" in asked.err
-    assert status("a") == "queued"
+    assert status("a") == "waiting"
     assert keepstep("cancel", "a", "--force", "--reason", "nobody left").code == 0
     assert status("a") == "cancelled"
     assert "nobody left" in keepstep("audit", "a").out
@@ -160,6 +169,7 @@ def test_what_a_hint_shows_can_be_pasted(keepstep):
     assert f"keepstep retry {quoted} lets it go on" in keepstep("run", "program.py:call", "--id", "it's $HOME; ls").err
     keepstep("start", "program.py:approval", "--id", "a b")
     assert "keepstep approve 'a b' NAME" in keepstep("approve", "a b").err
+    assert keepstep("worker", "program.py", "--until-idle").code == 0
     assert "keepstep cancel 'a b' --force" in keepstep("cancel", "a b").err
     assert "keepstep resume 'a b'" in keepstep("pause", "a b").out
 

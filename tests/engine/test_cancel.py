@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 import keepstep as ks
+from keepstep.engine.handle import RunHandle
 from tests.engine.world import steps_of, told, until, until_at_last_wait, until_recorded, until_status
 
 pytestmark = pytest.mark.on_postgres
@@ -374,11 +375,17 @@ async def test_a_resume_that_comes_after_a_cancel_lets_nothing_new_begin(world, 
 
     @ks.workflow
     async def parent():
+        await ks.wait_for("go")
         await ks.start(child)
         await work()
 
+    engine = await world.started(linger_seconds=60)
+    await engine.start(parent, run_id="r")
+    await until_at_last_wait(engine, "r")
+    await world.crash(engine)
     async with world.engine(worker=False) as engine:
-        run = await engine.start(parent, run_id="r")
+        run = await engine.get("r")
+        await run.signal("go")
         await run.cancel()
         await run.pause()
         await run.resume()
@@ -387,3 +394,61 @@ async def test_a_resume_that_comes_after_a_cancel_lets_nothing_new_begin(world, 
             await (await engine.get("r")).result(30)
         assert effects == []
         assert [one.id for one in (await engine.list()).runs] == ["r"]
+
+
+# -- before the run has begun ------------------------------------------------------------------------------------------
+
+
+@ks.workflow
+async def delayed():
+    return "ran"
+
+
+async def test_a_delayed_run_is_cancelled_at_once_without_a_worker(world):
+    async with world.engine(worker=False) as client:
+        run = await client.start(delayed, run_id="r", delay=1000)
+        await run.cancel("not needed")
+        with pytest.raises(ks.RunCancelled):
+            await run.result(10)
+        assert [(one.kind, one.data["reason"]) for one in await run.checkpoints()] == [("run finished", "not needed")]
+        with pytest.raises(ks.AlreadyFinished):
+            await run.cancel()
+
+
+async def test_a_delayed_child_is_cancelled_at_once_without_its_code(world, effects):
+    @ks.workflow
+    async def child():
+        effects.append("ran")
+
+    @ks.workflow
+    async def parent():
+        late = await ks.start(child, run_id="c", delay=1000)
+        await late.cancel()
+        with pytest.raises(ks.StepFailed, match="cancelled"):
+            await late
+
+    async with world.engine() as engine:
+        await (await engine.start(parent)).result(30)
+        assert (await (await engine.get("c")).run()).status is ks.Status.CANCELLED
+    assert effects == []
+
+
+async def test_cancelling_a_parent_cancels_its_delayed_child_at_once(world):
+    @ks.workflow
+    async def parent():
+        await (await ks.start(delayed, run_id="c", delay=1000))
+
+    async with world.engine() as engine:
+        run = await engine.start(parent)
+        child = RunHandle(engine, "c")
+        await until_run(engine, "c")
+        await run.cancel()
+        with pytest.raises(ks.RunCancelled):
+            await child.result(30)
+
+
+async def until_run(engine, run_id):
+    async def is_there():
+        return bool((await engine.list(id_prefix=run_id)).runs)
+
+    await until(is_there, f"run {run_id} never came")

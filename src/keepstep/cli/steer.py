@@ -208,7 +208,8 @@ def _must_be_driven(run: Run, participle: str) -> None:
 def cancel(settings: Settings, *, run_id: str, reason: str, force: bool) -> None:
     """Cancel a run: its steps, waits and children are stopped. This is final.
 
-    A worker that drives the run carries it out, with the workflow's own clean-up. A run that is set aside ends at once.
+    A worker that drives the run carries it out, with the workflow's own clean-up. A run that is set aside, or has not
+    begun, ends at once.
     """
     from ..engine.control import cancel_now
     from ..model import Status
@@ -220,6 +221,8 @@ def cancel(settings: Settings, *, run_id: str, reason: str, force: bool) -> None
             await cancel_now(engine, run_id, reason, engine.actor)
             return True, True
         await handle.cancel(reason)
+        if await handle.status() is Status.CANCELLED:
+            return True, True
         return False, not await unattended(engine, run.workflow)
 
     done, driven = settings.talk(act)

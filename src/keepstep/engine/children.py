@@ -14,7 +14,7 @@ from ..errors import AlreadyFinished, DefinitionError, RunNotFound, StepFailed, 
 from ..model import FINISHED, Kind, Outcome, Run, Signal, Status
 from ..model.ids import MAX_ID, check_id, check_name, child_id, new_id
 from ..model.series import names_in_word
-from ..model.signal import CANCEL, CHILD
+from ..model.signal import CANCEL, CHILD, WAKES_DELAYED
 from ..ports import Answer, Send, Verdict, instant
 from ..stores.records import Record, StoredError
 from ..values import VALUES
@@ -185,6 +185,7 @@ class StartCall(DurableCall[ChildRun]):
             priority=self.options.get("priority") or 0,
             tags=self.options.get("tags") or {},
             due_at=instant(at.timestamp() + delay),
+            wakes=WAKES_DELAYED if delay > 0 else (),
         )
 
     def _made(self, child: str, _: Answer) -> None:

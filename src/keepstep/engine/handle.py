@@ -21,6 +21,7 @@ from ..errors import (
     ExecutionError,
     RecoveryError,
     RunCancelled,
+    RunConflict,
     RunFailed,
     RunNotFound,
     RunSetAside,
@@ -355,9 +356,22 @@ class RunHandle(Generic[R]):
 
     async def cancel(self, reason: str = "") -> None:
         """Ask the run to stop: it reaches running steps, waits and children, and is final."""
+        if await self._cancel_unbegun(reason):
+            return
         await self._command(CANCEL, reason)
         if (await self.run()).status is Status.SET_ASIDE:  # no worker takes it, so nobody would hear
             await self._engine.cancel_now(self.id, reason, self._actor)
+
+    async def _cancel_unbegun(self, reason: str) -> bool:
+        """End the run at once if its code has not begun: there is nothing to clean up. Whether that was so."""
+        run = await self.run()
+        if run.status is not Status.QUEUED or run.seq:
+            return False
+        try:
+            await self._engine.cancel_now(self.id, reason, self._actor)
+        except (RunConflict, AlreadyFinished):  # a worker has taken it meanwhile
+            return False
+        return True
 
     async def pause(self, reason: str = "") -> None:
         """Stop the run at its next step boundary; it keeps its state."""

@@ -200,6 +200,9 @@ class Runner:
             told = f"the run's input cannot be restored: {error}"
             self.set_aside(context, type(error).__name__, told, phase="rebuild")
             return
+        if context.cancelling and context.seq == 0:
+            self._end_unbegun(context)
+            return
         first = partial(tell_of_beginning, context) if context.workflow.hooks and _is_new(context) else None
         if context.workflow.is_async:
             task_context = copy_context()
@@ -215,6 +218,12 @@ class Runner:
         context.main.add_done_callback(partial(self._ending.code_ended, context), context=engine.context)
         context.watch()
         engine.hearing.begun(context)
+
+    def _end_unbegun(self, context: RunContext) -> None:
+        """A cancel came before the run began: it ends without its code, which has nothing to clean up."""
+        context.main = self.engine.loop.create_future()
+        context.main.add_done_callback(partial(self._ending.code_ended, context), context=self.engine.context)
+        context.main.cancel()
 
     @staticmethod
     def started(run: str, workflow: Workflow[..., Any], worker: str, at: datetime) -> Record:

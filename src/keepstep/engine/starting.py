@@ -10,6 +10,7 @@ from ..errors import DefinitionError, DuplicateName, KeepstepError, RunConflict
 from ..model import Run, Status
 from ..model.ids import check_id, new_run_id, new_seed
 from ..model.series import SERIES
+from ..model.signal import WAKES_DELAYED
 from ..ports import Create, instant
 from ..workflows.definition import Workflow
 from ..workflows.options import LONGEST_SECONDS, check_options
@@ -72,6 +73,7 @@ def new_run(
         tags=engine.censor.tags(tags) if tags else {},
         deadline_at=_deadline(deadline, now),
         due_at=None if leased else instant(now + max(0.0, delay)),
+        wakes=WAKES_DELAYED if delay > 0 else (),
         worker=worker.id if leased and worker is not None else None,
         epoch=1 if leased else 0,
     )

@@ -13,6 +13,8 @@ RESUME = "ks:resume"
 RESOLVE = "ks:resolve"
 GO = "ks:go:"
 CHILD = "ks:child:"
+#: What wakes a run that was started with a delay: a cancel does not wait until it is due.
+WAKES_DELAYED = (CANCEL,)
 #: No signal at all: among the wake-ups of a parked run it says which step is not ready.
 BLOCKED = "ks:blocked:"
 
