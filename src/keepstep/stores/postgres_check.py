@@ -16,7 +16,7 @@ from ..errors import CheckpointCorrupt
 from ..model import Flaw, Kind, Status
 from ..model.ids import new_id
 from .migrations import scripts
-from .postgres_connection import Address, Connection
+from .postgres_connection import Address, Connection, quoted
 from .records import Record, StoredError, seal
 
 log = logging.getLogger("keepstep")
@@ -158,7 +158,7 @@ class Inspector:
 
     def _made_again(self, sql: str) -> Callable[[], str]:
         def mend() -> str:
-            self._connection.execute(f'SET LOCAL search_path TO "{self._address.schema}"'.encode(), prepare=False)
+            self._connection.execute(f"SET LOCAL search_path TO {quoted(self._address.schema)}".encode(), prepare=False)
             self._connection.execute(sql.encode(), prepare=False)
             return "it was made again"
 

@@ -46,15 +46,17 @@ _PATIENCE = {
     "tcp_user_timeout": "15000",
 }
 #: Statements are planned once, to step through indexes: what a plan is good for does not change as tables grow, and
-#: rows are locked in the order in which they are asked for.
-_SETTINGS = {
+#: rows are locked in the order in which they are asked for. They suit our statements and nobody else's.
+PLANNING = {
     "plan_cache_mode": "force_generic_plan",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
     "enable_seqscan": "off",
     "jit": "off",
-    "timezone": "UTC",
 }
+#: An expression that makes commits wait for the disk where a role or database has turned that off. A stronger setting,
+#: such as `remote_apply`, stays. Its argument says whether it lasts for the transaction (true) or the session (false).
+DURABLE = "set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), {transaction})"
 #: So long anything waits for what someone else has locked: a commit of ours takes milliseconds.
 LOCK_SECONDS = 2.0
 
@@ -78,17 +80,19 @@ class Address:
         except (psycopg.Error, ValueError):  # libpq repeats what it was given, and that may hold a password
             raise DefinitionError(f"that is no PostgreSQL URL: {_what_is_wrong(url)}") from None
         self.schema = schema or asked.get("schema") or DEFAULT_SCHEMA
-        if len(self.schema.encode()) > _LONGEST_NAME or "\0" in self.schema:
-            raise DefinitionError(f"schema={self.schema[:80]!r} is refused: it is longer than {_LONGEST_NAME} bytes")
+        _check_schema(self.schema)
         self.proxy = _is_true(asked.get("proxy", "no")) or proxy
         self._password = str(known.get("password") or "")
         self._words: dict[str, Any] = {**_PATIENCE, "application_name": f"keepstep {os.getpid()}", **known}
+        self._words["client_encoding"] = "UTF8"  # at the start, where a proxy takes it and no role's setting counts
         ours = {
-            **_SETTINGS,
+            **PLANNING,
+            "timezone": "UTC",
             "lock_timeout": milliseconds(LOCK_SECONDS),
             "idle_in_transaction_session_timeout": milliseconds(idle_seconds),
         }
-        self._set = "; ".join(f"SET {name} = '{value}'" for name, value in ours.items()).encode()
+        settings = [f"SET {name} = '{value}'" for name, value in ours.items()]
+        self._set = "; ".join([*settings, f"SELECT {DURABLE.format(transaction='false')}"]).encode()
         self._own_sessions = False
         self.text = _shown(known, self.schema)
 
@@ -137,7 +141,7 @@ class Address:
 
     def table(self, name: str) -> str:
         """The full name of one of our tables, quoted."""
-        return f"{_quoted(self.schema)}.keepstep_{name}"
+        return f"{quoted(self.schema)}.keepstep_{name}"
 
     def key(self, *names: str) -> int:
         """A number for an advisory lock: the same for the same names in the same schema, in every process."""
@@ -222,6 +226,16 @@ def _is_true(text: str) -> bool:
     raise DefinitionError(f"proxy={text[:30]!r} is refused: it is true or false")
 
 
+def _check_schema(name: str) -> None:
+    """Raise for a name that PostgreSQL cuts or keeps for itself, or that cannot stand in our statements."""
+    if len(name.encode()) > _LONGEST_NAME:
+        raise DefinitionError(f"schema={name[:80]!r} is refused: it is longer than {_LONGEST_NAME} bytes; shorten it")
+    if name.startswith("pg_"):
+        raise DefinitionError(f"schema={name!r} is refused: PostgreSQL keeps names that begin with pg_ for itself")
+    if unfit := set(name) & set("%'\0"):
+        raise DefinitionError(f"schema={name!r} is refused: it holds {min(unfit)!r}; leave that out")
+
+
 def _shown(known: dict[str, Any], schema: str) -> str:
     user = f"{quote(str(known['user']))}@" if known.get("user") else ""
     hosts = str(known.get("host") or known.get("hostaddr") or "").split(",")
@@ -234,7 +248,8 @@ def _shown(known: dict[str, Any], schema: str) -> str:
     return f"postgresql://{user}{places}{name}"
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """A name as it stands in a statement."""
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -458,8 +473,8 @@ def migrate(connection: Connection, address: Address, *, create: bool) -> None:
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (address.key("migrate"),))
             version = _version(connection, address)  # another process may have been first
             if not version and not _has_schema(connection, address):  # or it would want CREATE on the database
-                connection.execute(f"CREATE SCHEMA IF NOT EXISTS {_quoted(address.schema)}")
-            connection.execute(f"SET LOCAL search_path TO {_quoted(address.schema)}")
+                connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(address.schema)}")
+            connection.execute(f"SET LOCAL search_path TO {quoted(address.schema)}")
             for script in pending("postgres", version, address.text):
                 connection.execute(script.sql.encode(), prepare=False)
                 connection.execute(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
 import psycopg
-from psycopg.adapt import Dumper
+from psycopg.adapt import Dumper, Loader
 from psycopg.pq import Format
+from psycopg.types.datetime import TimestamptzBinaryLoader, TimestamptzLoader
 
 from ..errors import CheckpointCorrupt
 from ..model import Run, Signal, Status
@@ -74,9 +75,49 @@ _DUMPERS = {
 
 
 def register(connection: psycopg.Connection[Any]) -> None:
-    """Let a connection take our arrays."""
+    """Have a connection take our arrays, and give every row whatever its columns hold."""
     for kind, dumper in _DUMPERS.items():
         connection.adapters.register_dumper(kind, dumper)
+    for loader in (_InstantBinaryLoader, _InstantLoader):
+        connection.adapters.register_loader("timestamptz", loader)
+
+
+def load_strictly(cursor: psycopg.Cursor[Any]) -> None:
+    """Have a cursor that runs a user's statements load values as psycopg does by itself."""
+    for loader in (TimestamptzBinaryLoader, TimestamptzLoader):
+        cursor.adapters.register_loader("timestamptz", loader)
+
+
+class OddInstant(str):
+    """An instant that PostgreSQL can hold and Python cannot, such as infinity: whoever reads its run is told."""
+
+    __slots__ = ()
+
+    def astimezone(self, _: Any) -> datetime:
+        raise ValueError(f"the time {self} is beyond the calendar")
+
+
+class _InstantBinaryLoader(Loader):
+    format = Format.BINARY
+
+    def load(self, data: Any) -> datetime | OddInstant:
+        (count,) = _unpack_wide(data)
+        try:
+            return _EPOCH + timedelta(microseconds=count)
+        except OverflowError:
+            return OddInstant(_INFINITIES.get(count) or f"{count} microseconds from {_EPOCH:%Y-%m-%d}")
+
+
+class _InstantLoader(TimestamptzLoader):
+    def load(self, data: Any) -> datetime | OddInstant:  # type: ignore[override]
+        try:
+            return super().load(data)
+        except psycopg.DataError:
+            return OddInstant(bytes(data).decode())
+
+
+_unpack_wide = struct.Struct(">q").unpack
+_INFINITIES = {2**63 - 1: "infinity", -(2**63): "-infinity"}
 
 
 def _packed(element: int, items: list[bytes], count: int) -> bytes:

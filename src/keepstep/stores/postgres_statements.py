@@ -11,7 +11,7 @@ import msgspec
 from ..model import Run, Signal, Status
 from ..ports import Advance, Rekey, Row
 from . import rules
-from .postgres_connection import Address
+from .postgres_connection import DURABLE, Address
 from .postgres_rows import (
     RUN_COLUMNS,
     Array,
@@ -130,7 +130,9 @@ class Statements:
             f" NULL, '', 0, 0, at FROM unnest(%s, %s, %s, %s, %s, %s, %s)"
             f" i(run, after, epoch, worker, seq, checksum, at) {extends}"
         )
-        one = _checked("(SELECT count(*) FROM extended WHERE workflow <> '')", "1")
+        #: Behind a proxy nothing is set for a session, so that each transaction says that it waits for the disk.
+        self.durably = f"SELECT {DURABLE.format(transaction='true')}" if address.proxy else ""
+        one = self._checked("(SELECT count(*) FROM extended WHERE workflow <> '')", "1")
         # One step of one run, the most common commit of all, does without arrays.
         self.step = (
             f"WITH extended AS (INSERT INTO {head} AS h ({columns}) VALUES ($1, $2, '', '', 0, '', $3, $4, $5, $6,"
@@ -219,17 +221,17 @@ class Statements:
             add("added_signals", self.add_signals, _signals(written.signals))
         expected = len(extends) + len(moves) + len(written.heads)
         if not counted:
-            return f"WITH {', '.join(parts)} SELECT 0", values
-        check = _checked(" + ".join(counted), "(%s::bigint[])[1]")
+            return f"WITH {', '.join(parts)} {self.durably or 'SELECT 0'}", values
+        check = self._checked(" + ".join(counted), "(%s::bigint[])[1]")
         return f"WITH {', '.join(parts)} {check}", [*values, numbers([expected])]
 
-
-def _checked(count: str, expected: str) -> str:
-    """What makes a statement fail as a whole if not so many heads were as expected; the server's log says why."""
-    return (
-        f"SELECT CASE WHEN n = {expected} THEN 0"
-        f" ELSE (n || ' heads were as Keepstep expected, so it will look')::int END FROM (SELECT {count} AS n) held"
-    )
+    def _checked(self, count: str, expected: str) -> str:
+        """What makes a statement fail as a whole if not so many heads were as expected; the server's log says why."""
+        durably = f", ({self.durably})" if self.durably else ""
+        return (
+            f"SELECT CASE WHEN n = {expected} THEN 0 ELSE (n || ' heads were as Keepstep expected, so it will look')"
+            f"::int END{durably} FROM (SELECT {count} AS n) held"
+        )
 
 
 #: The types of those values: text, bigint, timestamptz, bytea.

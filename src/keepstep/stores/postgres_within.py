@@ -16,7 +16,8 @@ from ..model.ids import new_id
 from ..ports import Advance, Answer, Verdict
 from . import rules
 from .postgres_commit import Batch, head_from
-from .postgres_connection import LOCK_SECONDS, Connection, milliseconds
+from .postgres_connection import DURABLE, LOCK_SECONDS, PLANNING, Connection, milliseconds
+from .postgres_rows import load_strictly
 from .postgres_statements import Statements, Written
 
 _CONTROL = re.compile(
@@ -27,6 +28,11 @@ _OURS = re.compile(r"\bkeepstep_\w+", re.IGNORECASE)
 _PLACE = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|--[^\n]*|/\*.*?\*/|\$(\w*)\$.*?\$\1\$|\?|%", re.DOTALL)
 #: Where the transaction is marked, so that one that the step has ended in some other way is noticed.
 _MARK = "keepstep.transaction"
+#: Plans the step's statements as the role's other statements are planned.
+_PLAN_THEIRS = tuple(f"SET LOCAL {name} TO DEFAULT" for name in PLANNING)
+#: Plans our statements as everywhere else, and has the commit wait for the disk, whatever the step has set.
+_PLAN_OURS = ", ".join(f"set_config('{name}', '{value}', true)" for name, value in PLANNING.items())
+_COMMIT_DURABLY = DURABLE.format(transaction="true")
 
 
 def commit_within(
@@ -68,6 +74,8 @@ def _begin(connection: Connection, mark: str, limit_seconds: float) -> None:
             " set_config('idle_in_transaction_session_timeout', %s, true), set_config(%s, %s, true)",
             (limit, limit, _MARK, mark),
         )
+        for setting in _PLAN_THEIRS:
+            connection.execute(setting)
 
 
 def _call(connection: Connection, function: Callable[[Any], None], mark: str, limit_seconds: float) -> Exception | None:
@@ -97,7 +105,7 @@ def _check_mark(connection: Connection, mark: str) -> None:
         )
     found = connection.execute(
         "SELECT current_setting(%s, true), set_config('statement_timeout', '0', true),"
-        " set_config('lock_timeout', %s, true)",
+        f" set_config('lock_timeout', %s, true), {_PLAN_OURS}, {_COMMIT_DURABLY}",
         (_MARK, milliseconds(LOCK_SECONDS)),
     ).fetchone()
     if status != TransactionStatus.INTRANS or found is None or found[0] != mark:
@@ -138,6 +146,7 @@ class Transaction:
         self.check_time()
         _check_statement(sql)
         with self._connection.cursor() as cursor:
+            load_strictly(cursor)
             try:
                 work(cursor)
             except psycopg.errors.QueryCanceled:
