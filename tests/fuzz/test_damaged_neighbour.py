@@ -1,15 +1,32 @@
-"""A run whose head is damaged: a commit in which it has a part writes the others."""
+"""A damaged run keeps nobody from the others, whatever stands in any column of its rows."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
+import os
+import shutil
+import tempfile
+from pathlib import Path
 
 import apsw
+import psycopg
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import keepstep as ks
-from keepstep.errors import CheckpointCorrupt
+from keepstep.engine.doctor import examine
+from keepstep.errors import CheckpointCorrupt, KeepstepError
 from keepstep.workflows.definition import Workflow
+from tests.postgres import empty_store, session_dsn
+
+EXAMPLES = int(os.environ.get("KEEPSTEP_EXAMPLES", "0")) or 15
+PROPERTY = settings(
+    max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+SECONDS = 20.0
 
 
 async def patient() -> object:
@@ -40,3 +57,173 @@ def test_what_is_sent_beside_a_signal_to_a_damaged_run_arrives(tmp_path, column,
             assert page.unreadable == ("damaged",)
 
     asyncio.run(main())
+
+
+# -- any value in any column -------------------------------------------------------------------------------------------
+
+#: The tables with rows of a run or of a worker, and how the damaged rows are named.
+TABLES = {"run": "id", "head": "run", "checkpoint": "run", "signal": "run", "worker": "id"}
+DAMAGED = {"run": "victim", "head": "victim", "checkpoint": "victim", "signal": "victim", "worker": "worker-gone"}
+
+TEXTS = st.sampled_from(["", "x", "{", "[]", '["answer"]', "running", "set aside", "null", "1:a:b", "\U0001f600"])
+NUMBERS = st.one_of(
+    st.sampled_from([0, 1, -1, 2**31, 2**63 - 1, 2**63 - 2, -(2**63)]), st.integers(-(2**63), 2**63 - 1)
+)
+FLOATS = st.sampled_from([0.0, -1.0, 1e300, -1e300, math.inf, -math.inf, 1e12, 2.3e11])
+BLOBS = st.one_of(st.sampled_from([b"", b"{}", b"null", b"\xff", b'{"a": 1}']), st.binary(max_size=20))
+
+POSTGRES_VALUES = {
+    "text": st.one_of(TEXTS, st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=20)),
+    "bigint": NUMBERS,
+    "timestamp with time zone": st.sampled_from(
+        ["infinity", "-infinity", "4714-11-24 BC", "294276-12-31", "0001-01-01 00:00:00+14", "9999-12-31", "1970-01-01"]
+    ),
+    "double precision": st.one_of(FLOATS, st.just(math.nan)),
+    "bytea": BLOBS,
+    "ARRAY": st.sampled_from(["{}", "{NULL}", "{x}", "{{a,b},{c,d}}", '{"[\\"a\\",\\"b\\"]"}', "[5:5]={a}"]),
+}
+SQLITE_VALUES = st.one_of(
+    TEXTS, st.text(st.characters(codec="utf-8"), max_size=20), NUMBERS, FLOATS, BLOBS, st.binary(max_size=8), st.none()
+)
+
+
+class Lab:
+    """A store with a run that becomes the victim."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.options = {"power_loss": "may_lose_last"} if url.startswith("sqlite:") else {}
+
+    async def fill(self, state: str) -> None:
+        async with ks.open(self.url, workflows=[PATIENT], worker=False, **self.options) as engine:
+            await engine.start(PATIENT, run_id="victim", tags={"a": "b"})
+            await engine.signal("victim", "first")
+            if state == "due":
+                return
+        async with ks.open(self.url, workflows=[PATIENT], **self.options) as engine:
+            if state == "finished":
+                await engine.signal("victim", "answer", 1)
+                await (await engine.get("victim")).result(timeout=SECONDS)
+                return
+            victim = await engine.get("victim")
+            while (await victim.info()).status != "waiting":  # noqa: ASYNC110 - it parks by itself
+                await asyncio.sleep(0.01)
+
+    async def live_on(self) -> None:
+        """Everything that somebody may want of the others while the victim is there."""
+        async with ks.open(self.url, workflows=[PATIENT], **self.options) as engine:
+            well = await engine.start(PATIENT, run_id="well")
+            other = await engine.start(PATIENT, run_id="other")
+            sent = [engine.signal(name, "answer", 1) for name in ("well", "victim", "other")]
+            outcomes = await asyncio.gather(*sent, return_exceptions=True)
+            assert outcomes[0] is None
+            assert outcomes[2] is None
+            assert outcomes[1] is None or isinstance(outcomes[1], KeepstepError), outcomes[1]
+            assert await well.result(timeout=SECONDS) == 1
+            assert await other.result(timeout=SECONDS) == 1
+            await self._look(engine)
+
+    async def _look(self, engine: ks.Engine) -> None:
+        for status in (None, "completed"):
+            listed: set[str] = set()
+            after = None
+            for _ in range(10):
+                page = await engine.list(status=status, limit=1, after=after)
+                listed |= {run.id for run in page.runs}
+                after = page.next
+                if after is None:
+                    break
+            assert {"well", "other"} <= listed
+        await engine.care.verify()
+        await examine(engine)
+        await engine.call(engine.store.check)
+        await engine.call(engine.store.list_workers)
+        with contextlib.suppress(KeepstepError):
+            await (await engine.get("victim")).info()
+
+
+STATES = ("due", "waiting", "finished")
+
+
+@pytest.fixture(scope="module", params=STATES)
+def filled_database(request):
+    """The path of a SQLite store whose run is in one of the states, to be copied."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "runs.db")
+        asyncio.run(Lab(f"sqlite:///{path}").fill(request.param))
+        yield path
+
+
+@pytest.fixture(scope="module", params=STATES)
+def filled_schema(request):
+    """The URL of a PostgreSQL store whose run is in one of the states, and what puts it there again."""
+    with empty_store("_damaged") as url, psycopg.connect(session_dsn(), autocommit=True) as connection:
+        schema = url.rpartition("schema=")[2]
+        asyncio.run(Lab(url).fill(request.param))
+        for table in TABLES:
+            connection.execute(f"CREATE TEMPORARY TABLE saved_{table} AS TABLE {schema}.keepstep_{table}")
+
+        def restore() -> None:
+            for table in TABLES:
+                kept = f"{schema}.keepstep_{table}"
+                connection.execute(f"DELETE FROM {kept}; INSERT INTO {kept} SELECT * FROM saved_{table}")
+
+        yield url, restore
+
+
+@PROPERTY
+@given(data=st.data())
+def test_any_value_in_a_row_of_postgresql_keeps_nobody_from_the_others(filled_schema, data):
+    url, restore = filled_schema
+    schema = url.rpartition("schema=")[2]
+    restore()
+    with psycopg.connect(session_dsn(), autocommit=True) as connection:
+        columns = connection.execute(
+            "SELECT table_name, column_name, data_type, is_nullable FROM information_schema.columns"
+            " WHERE table_schema = %s AND table_name LIKE 'keepstep\\_%%' ORDER BY 1, 2",
+            (schema,),
+        ).fetchall()
+        able = [one for one in columns if one[0].removeprefix("keepstep_") in TABLES]
+        table, column, kind, nullable = data.draw(st.sampled_from(able))
+        name = table.removeprefix("keepstep_")
+        values = POSTGRES_VALUES[kind]
+        value = data.draw(values | st.none() if nullable == "YES" else values)
+        if name == "worker":
+            connection.execute(
+                f"INSERT INTO {schema}.keepstep_worker VALUES ('worker-gone', 'host', 1, now(), now(), 'server', 0, '',"
+                " '{}', NULL, NULL)"
+            )
+        with contextlib.suppress(psycopg.IntegrityError):  # there is another row with that key
+            connection.execute(
+                f"UPDATE {schema}.{table} SET {column} = %s::{'text[]' if kind == 'ARRAY' else kind}"
+                f" WHERE {TABLES[name]} = %s",
+                (value, DAMAGED[name]),
+            )
+        asyncio.run(Lab(url).live_on())
+
+
+@PROPERTY
+@given(data=st.data())
+def test_any_value_in_a_row_of_sqlite_keeps_nobody_from_the_others(filled_database, data):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "runs.db")
+        shutil.copy(filled_database, path)
+        damage = apsw.Connection(str(path))
+        table = data.draw(st.sampled_from(sorted(TABLES)))
+        columns = [row[1] for row in damage.execute(f"PRAGMA table_info(keepstep_{table})")]
+        column = data.draw(st.sampled_from(columns))
+        value = data.draw(SQLITE_VALUES)
+        as_text = isinstance(value, bytes) and data.draw(st.booleans())  # text that is no UTF-8
+        if table == "worker":
+            damage.execute(
+                "INSERT INTO keepstep_worker (id, host, pid, started_at, renewed_at, boot, boot_seconds, workflows,"
+                " progress) VALUES ('worker-gone', 'host', 1, 0.0, 0.0, 'boot', 0.0, '', '{}')"
+            )
+        with contextlib.suppress(apsw.ConstraintError, apsw.MismatchError):  # the column does not take it
+            damage.execute(
+                f"UPDATE keepstep_{table} SET {column} = {'CAST(? AS TEXT)' if as_text else '?'}"
+                f" WHERE {TABLES[table]} = ?",
+                (value, DAMAGED[table]),
+            )
+        damage.close()
+        asyncio.run(Lab(f"sqlite:///{path}").live_on())

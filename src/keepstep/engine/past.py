@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import CheckpointCorrupt
 from ..stores.records import Record, check_origin, unseal
+from ..stores.rules import extends
 from .history import History, check_end
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ async def rows_up_to(engine: Engine, run: Run, last: int) -> list[Row]:
     rows: list[Row] = []
     while len(rows) < last:
         page = await engine.read(engine.store.list_checkpoints, run.id, len(rows))
-        if not page:
+        if not extends(page, len(rows)) or not page:  # else what follows a gap would be read again and again
             raise CheckpointCorrupt(f"run {run.id!r}: chain broken at seq {len(rows) + 1}: it is not there")
         rows += page
     return rows[:last]

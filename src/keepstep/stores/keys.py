@@ -195,6 +195,16 @@ def key_id(wrapped: str) -> str:
     return name
 
 
+def is_wrapped(text: str) -> bool:
+    """Whether a text has the form of a wrapped data key; damaged text has not, and says nothing of a store's keys."""
+    try:
+        key_id(text)
+        sealed = base64.b64decode(text.rpartition(":")[2], validate=True)
+    except (EncryptionError, ValueError):
+        return False
+    return len(sealed) == _NONCE_BYTES + KEY_BYTES + _TAG_BYTES
+
+
 class _Refused(Exception):
     """A ciphertext that is not authentic."""
 

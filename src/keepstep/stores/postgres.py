@@ -235,6 +235,9 @@ class PostgresStore:
                 connection.rollback()
                 taken = f"{error.diag.table_name}: {error.diag.message_detail}"
                 continue
+            except psycopg.errors.InvalidTextRepresentation:  # every head is locked, so that it is as it was read
+                runs = ", ".join(sorted(batch.written.heads))
+                raise CheckpointCorrupt(f"{self.url}: a head of these runs names no workflow: {runs}") from None
             return answers, batch.written
         if taken.startswith(("keepstep_checkpoint", "keepstep_signal")):  # or there is more than the head knows of
             raise CheckpointCorrupt(f"{self.url}: what is to be written is there already, in {taken}")

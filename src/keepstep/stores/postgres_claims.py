@@ -22,6 +22,8 @@ _LEVELS = 8
 #: How long the id of a dead worker is remembered once it owns nothing.
 _REMEMBER_DEAD = timedelta(days=7)
 _ACTIVE = "('running', 'recovering')"
+#: The largest count to which the database can add one: a damaged count must not fail the claim of others.
+_MOST = 2**63 - 2
 
 
 class Called(NamedTuple):
@@ -124,9 +126,9 @@ class Claimer:
         values = {"now": now, "limit": limit, "worker": request.worker}
         values["workflows"], values["versions"] = _asked(request)
         rows = connection.execute(self._sql.due, values, binary=True).fetchall()
-        later = min((row[-1] for row in rows if row[-1] is not None), default=None)
+        later = rows[0][-1]
         claims = self._taken(connection, request.worker, [row[:-1] for row in rows if row[1] is not None])
-        return claims, None if later is None else later.astimezone(UTC)
+        return claims, later.astimezone(UTC) if isinstance(later, datetime) else None  # which may be infinity
 
     def _by_name(
         self, connection: Connection, request: ClaimRequest, dead: list[str], now: datetime
@@ -156,6 +158,8 @@ def _claim(row: Sequence[Any], worker: str) -> Claim:
     owner, before, since = row[RUN_WIDTH : RUN_WIDTH + 3]
     old = Status(before)
     run = run_from(row[:RUN_WIDTH])
+    if run.epoch > _MOST:
+        raise CheckpointCorrupt(f"run {run.id!r}: its epoch {run.epoch} cannot grow")
     return Claim(run, Lease(run.id, worker, run.epoch), owner, old, since.astimezone(UTC))
 
 
@@ -190,12 +194,13 @@ class _Statements:
             f"UPDATE {head} SET status = 'set aside', worker = NULL, due_at = NULL, wakes = '' WHERE run = %s"
         )
         take = (
-            f"UPDATE {head} h SET epoch = h.epoch + 1, worker = %(worker)s, due_at = NULL, wakes = '',"
+            f"UPDATE {head} h SET epoch = least(h.epoch, {_MOST}) + 1, worker = %(worker)s, due_at = NULL, wakes = '',"
             f" updated_at = %(now)s,"
         )
         over = (
             f" status = CASE WHEN f.worker IS NOT NULL AND f.status IN {_ACTIVE} THEN 'recovering' ELSE 'running' END,"
-            f" recoveries = h.recoveries + CASE WHEN f.worker IS NOT NULL AND f.status IN {_ACTIVE} THEN 1 ELSE 0 END"
+            f" recoveries = least(h.recoveries, {_MOST})"
+            f" + CASE WHEN f.worker IS NOT NULL AND f.status IN {_ACTIVE} THEN 1 ELSE 0 END"
             f" FROM found f WHERE h.run = f.run"
             f" RETURNING h.*, f.worker AS owner, f.status AS before, f.updated_at AS since"
         )

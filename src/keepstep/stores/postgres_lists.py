@@ -10,6 +10,8 @@ from . import rules
 from .postgres_connection import Address, Connection
 from .postgres_rows import RUN_COLUMNS, plain, tag
 
+#: The number by which a page of heads is ordered and continued must be the head's, should a damaged row differ.
+_HEAD_FIRST = RUN_COLUMNS.replace("coalesce(r.number, h.number)", "coalesce(h.number, r.number)")
 _STATUSES = frozenset(status.value for status in Status)
 
 
@@ -49,14 +51,14 @@ class Lists:
         for status in asked:
             condition = _where([*where, "h.status = %s"])
             source = f"{self._from_heads}{condition} ORDER BY h.number DESC"
-            rows += _read(connection, source, [*values, status, limit])
+            rows += _read(connection, source, [*values, status, limit], _HEAD_FIRST)
         rows.sort(key=lambda row: -row[0])
         return rows[:limit]
 
 
-def _read(connection: Connection, source: str, values: list[Any]) -> list[Sequence[Any]]:
+def _read(connection: Connection, source: str, values: list[Any], columns: str = RUN_COLUMNS) -> list[Sequence[Any]]:
     # Planned anew each time, because which index serves best depends on what is asked for.
-    sql = f"SELECT {RUN_COLUMNS} {source} LIMIT %s"
+    sql = f"SELECT {columns} {source} LIMIT %s"
     return connection.execute(sql.encode(), values, prepare=False, binary=True).fetchall()
 
 

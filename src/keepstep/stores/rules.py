@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -23,8 +24,8 @@ PAGE_BYTES = 4_000_000
 
 _encode = msgspec.json.Encoder().encode
 
-#: Digits of the longest cursor: it is the number of a run, which fits 63 bits.
-_LONGEST_CURSOR = 18
+#: A cursor is the number of a run, which fits 64 bits; in a damaged row it may be any such number.
+_CURSOR = re.compile(r"-?[0-9]{1,19}")
 
 #: Statuses in which a run stays until a person acts: it has no owner, no wake-up and is never claimed by itself.
 ENDED = FINISHED | {Status.SET_ASIDE}
@@ -193,7 +194,7 @@ def page_start(query: RunQuery) -> int | None:
     """The number of the run that ended the page before, or None for the first page."""
     if query.after is None:
         return None
-    if not query.after.isdecimal() or len(query.after) > _LONGEST_CURSOR:
+    if not _CURSOR.fullmatch(query.after) or not -(2**63) <= int(query.after) < 2**63:
         raise DefinitionError(f"after={query.after[:60]!r} is not the `next` of a page of runs")
     return int(query.after)
 

@@ -18,7 +18,7 @@ from ..model import Run, RunQuery, Signal, WorkerInfo
 from ..model.signal import RESERVED
 from ..ports import Advance, Answer, Change, Create, Rekey, Row, Send, Store, Underway, Verdict, commit_all
 from . import rules
-from .keys import Cipher, Keys, is_encrypted, key_id
+from .keys import Cipher, Keys, is_encrypted, is_wrapped, key_id
 from .records import opened
 
 #: Ciphers kept in memory, so that a run's data key is unwrapped once and not for every page of its history.
@@ -287,7 +287,7 @@ def locked_with(store: Store) -> str:
     That is read from the runs themselves, so that no store has to keep a mark, and no mark can be wrong.
     """
     page = store.list_runs(RunQuery(limit=NEWEST))
-    return next((key_id(run.data_key) for run in page.runs if run.data_key), "")
+    return next((key_id(run.data_key) for run in page.runs if is_wrapped(run.data_key)), "")
 
 
 def _creates(change: Change) -> Sequence[Create]:

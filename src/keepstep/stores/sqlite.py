@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import apsw
 import msgspec
 
-from ..errors import CheckpointCorrupt, DefinitionError, SchemaMismatch, StoreError, StoreUnavailable
+from ..errors import CheckpointCorrupt, DefinitionError, SchemaMismatch, StoreError, StoreFull, StoreUnavailable
 from ..model import LEASE_SECONDS, Claim, Claims, Flaw, Lease, News, Run, RunPage, RunQuery, Signal, Status, WorkerInfo
 from ..model.ids import check_id
 from ..ports import Answer, Change, ClaimRequest, Clock, Row, SystemClock, instant
@@ -23,10 +23,24 @@ from .authors import Authors
 from .liveness import WorkerLocks, abandon_in_children, network_file_system
 from .sqlite_check import Finding, Mender, look_into, mend_all, mended, raw_rows
 from .sqlite_claims import Found, by_name, due_runs, later_times, orphans
-from .sqlite_commit import Batch, Undone, forget
+from .sqlite_commit import Batch, Undone, forget, lower_position
 from .sqlite_connection import Cursor, Reader, Writer, refuse_old_sqlite, translated
 from .sqlite_queries import arrivals, conditions, having
-from .sqlite_rows import names, names_text, read_run, run_from, run_name, run_rows, seconds, signal_from, typed
+from .sqlite_rows import (
+    NUMBER,
+    RAW,
+    names,
+    names_text,
+    read_run,
+    row_from,
+    run_from,
+    run_name,
+    run_rows,
+    seconds,
+    signal_from,
+    text_or_bytes,
+    typed,
+)
 from .watch import Watch
 
 #: What a commit survives, by name, and SQLite's word for it.
@@ -43,7 +57,10 @@ _CLAIM = (
     "UPDATE keepstep_head SET status = ?, epoch = epoch + 1, worker = ?, due_at = NULL, wakes = '',"
     " recoveries = recoveries + ?, updated_at = ? WHERE run = ?"
 )
-_PUT_ASIDE = "UPDATE keepstep_head SET status = 'set aside', worker = NULL, due_at = NULL, wakes = '' WHERE run = ?"
+_PUT_ASIDE = (
+    "UPDATE keepstep_head SET status = 'set aside', worker = NULL, due_at = NULL, wakes = ''"
+    " WHERE run = ? OR run = CAST(? AS TEXT)"
+)
 _ENDED = " AND status IN ('completed', 'failed', 'cancelled')"
 _FORGET_PROGRESS = "UPDATE keepstep_worker SET progress = '{}' WHERE instr(progress, ?) > 0"
 _ENROL = (
@@ -135,6 +152,9 @@ class SQLiteStore:
                 return self._writer.run(lambda: self._apply(changes, undone), wait=wait)
             except Undone as failure:
                 undone[id(failure.change)] = failure.error
+            except StoreFull:  # of a disk, or of positions for signals
+                if not self._writer.run(lambda: lower_position(self._writer.cursor), wait=wait):
+                    raise
 
     def _apply(self, changes: Sequence[Change], undone: dict[int, Exception]) -> list[Answer]:
         writer = self._writer
@@ -276,6 +296,8 @@ class SQLiteStore:
         """Lease one run; one whose row cannot be read is set aside, so that it does not stop the others."""
         cursor = self._writer.cursor
         try:
+            if isinstance(one.run, bytes):
+                raise CheckpointCorrupt("its id is no text")
             old, taken = Status(one.status), one.owner is not None
             status = rules.status_when_claimed(old, taken=taken)
             cursor.execute(_CLAIM, (status, worker, int(taken and old.active), now, one.run))
@@ -284,7 +306,7 @@ class SQLiteStore:
                 raise CheckpointCorrupt(f"run {one.run!r}: of its two rows one is gone")
         except (ValueError, CheckpointCorrupt) as error:
             log.error("run %s is set aside: %s", one.run, error)  # noqa: TRY400 - said briefly
-            cursor.execute(_PUT_ASIDE, (one.run,))
+            cursor.execute(_PUT_ASIDE, (one.run, one.run))
             return None
         self._authors.wrote({worker})
         return Claim(run, Lease(run.id, worker, run.epoch), one.owner, old, _since(one.updated_at))
@@ -301,16 +323,19 @@ class SQLiteStore:
 
     def _enrolled_rows(self, cursor: Cursor) -> list[Any]:
         """The heartbeats of all workers, noted by the watch."""
-        rows: list[Any] = cursor.execute(
-            "SELECT id, boot, boot_seconds, lease_seconds FROM keepstep_worker WHERE gone_at IS NULL"
-        ).fetchall()
+        columns = ", ".join(map(RAW.format, ("id", "boot", "boot_seconds", "lease_seconds")))
+        found = cursor.execute(f"SELECT {columns} FROM keepstep_worker WHERE gone_at IS NULL").fetchall()
+        stored = [(text_or_bytes(worker), text_or_bytes(boot), *rest) for worker, boot, *rest in found]
+        rows = [row for row in stored if isinstance(row[0], str)]  # any other name is damage, and nobody's
         self._watch.observe({worker: (boot, renewed) for worker, boot, renewed, _ in rows})
         return rows
 
     @staticmethod
     def _is_gone(cursor: Cursor, worker: str) -> bool:
-        rows: list[Any] = cursor.execute("SELECT gone_at FROM keepstep_worker WHERE id = ?", (worker,)).fetchall()
-        return rows != [(None,)]
+        rows: list[Any] = cursor.execute(
+            "SELECT gone_at IS NULL FROM keepstep_worker WHERE id = ?", (worker,)
+        ).fetchall()
+        return rows != [(1,)]
 
     def _is_proven_dead(self, worker: str, boot: str, renewed: Any) -> bool:
         """Whether the worker's lock is free, or the machine has started again since its heartbeat."""
@@ -377,8 +402,8 @@ class SQLiteStore:
             sql = f"FROM keepstep_head h LEFT JOIN keepstep_run r ON r.id = h.run WHERE {where}"
             after, bound = ("", []) if start is None else (" AND h.number < ?", [start])
             sql += f"{after} AND {which} ORDER BY h.number DESC LIMIT ?"
-            rows += run_rows(cursor, sql, (*values, *bound, *status, limit + 1))
-        rows.sort(key=lambda row: -row[0])
+            rows += run_rows(cursor, sql, (*values, *bound, *status, limit + 1), NUMBER.format("h"))
+        rows.sort(key=_place, reverse=True)
         page = rows[:limit]
         runs: list[Run] = []
         unreadable: list[str] = []
@@ -387,7 +412,7 @@ class SQLiteStore:
                 runs.append(run_from(row))
             except CheckpointCorrupt:
                 unreadable.append(run_name(row))
-        more = str(page[-1][0]) if page and len(rows) > len(page) else None
+        more = str(_place(page[-1])) if page and len(rows) > len(page) else None
         return RunPage(tuple(runs), more, tuple(unreadable))
 
     def list_checkpoints(self, run_id: str, after: int = 0, limit: int = 1000, kinds: Iterable[str] = ()) -> list[Row]:
@@ -402,7 +427,7 @@ class SQLiteStore:
             rows: list[Row] = []
             size = 0
             for found in cursor.execute(sql, (run_id, after, *wanted, max(limit, 0))):
-                row = Row(*found)
+                row = row_from(run_id, found)
                 rows.append(row)
                 size += len(row.record) + len(row.body or b"")
                 if size >= rules.PAGE_BYTES:
@@ -431,35 +456,39 @@ class SQLiteStore:
             return News(cursor)
         position, runs = self._reader.read(lambda sql: arrivals(sql, worker, cursor))
         self._seen[worker] = _Seen(version, foreign, signals, position)
-        return News(max(position, cursor), runs, changed)
+        return News(position, runs, changed)
 
     def list_workers(self) -> list[WorkerInfo]:
         return self._reader.read(self._workers)
 
     def _workers(self, cursor: Cursor) -> list[WorkerInfo]:
-        leases: dict[str, int] = dict(
+        leases: dict[Any, int] = dict(
             cursor.execute(
-                "SELECT worker, count(*) FROM keepstep_head WHERE worker IS NOT NULL GROUP BY worker"
+                f"SELECT {RAW.format('worker')}, count(*) FROM keepstep_head WHERE worker IS NOT NULL GROUP BY worker"
             ).fetchall()
         )
+        columns = (
+            *("id", "host", "pid", "started_at", "renewed_at", "boot", "boot_seconds", "workflows", "progress"),
+            "lease_seconds",
+        )
         rows = cursor.execute(
-            "SELECT id, host, pid, started_at, renewed_at, boot, boot_seconds, workflows, CAST(progress AS BLOB),"
-            " lease_seconds, gone_at FROM keepstep_worker ORDER BY id"
+            f"SELECT {', '.join(map(RAW.format, columns))}, gone_at IS NOT NULL FROM keepstep_worker ORDER BY id"
         ).fetchall()
         found = []
-        for worker, host, pid, started_at, renewed_at, boot, renewed, workflows, progress, lease, gone_at in rows:
-            if gone_at is not None and worker not in leases:
+        for stored, host, pid, started_at, renewed_at, boot, renewed, workflows, progress, lease, gone in rows:
+            if gone and stored not in leases:
                 continue
-            alive = gone_at is None and self._is_shown_alive(worker, boot, renewed, lease)
-            one = WorkerInfo(worker, alive=alive, leases=leases.get(worker, 0))
+            worker = str(text_or_bytes(stored))
+            alive = not gone and self._is_shown_alive(worker, text_or_bytes(boot), renewed, lease)
+            one = WorkerInfo(worker, alive=alive, leases=leases.get(stored, 0))
             try:
                 one = replace(
                     one,
-                    host=typed(host, str),
+                    host=typed(text_or_bytes(host), str),
                     pid=typed(pid, int),
                     started_at=instant(typed(started_at, float)),
                     renewed_at=instant(typed(renewed_at, float)),
-                    workflows=names(typed(workflows, str)),
+                    workflows=names(typed(text_or_bytes(workflows), str)),
                     progress={run: bytes(value) for run, value in rules.progress_of(progress).items()},
                 )
             except (ValueError, TypeError, OverflowError, msgspec.MsgspecError) as error:
@@ -536,6 +565,11 @@ def _check_path(path: str | os.PathLike[str], *, allow_network: bool) -> str:
             "disk, or PostgreSQL to share runs between machines; allow_network=True if one machine alone opens it"
         )
     return real
+
+
+def _place(row: Sequence[Any]) -> int:
+    """Where a run stands in a list: by its number, or before all others if that is none."""
+    return row[0] if isinstance(row[0], int) else 2**63 - 1
 
 
 def _since(seconds: float) -> datetime | None:

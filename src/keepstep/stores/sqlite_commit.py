@@ -45,6 +45,23 @@ _ADD_SIGNAL = (
     "INSERT INTO keepstep_signal (run, seq, name, payload, id, sender, sent_at, checksum)"
     " VALUES (?, ?, ?, CAST(? AS TEXT), ?, ?, ?, ?)"
 )
+#: A signal at the last position that there is would let none follow it: it is put after the others instead.
+_LOWER_POSITION = (
+    "UPDATE keepstep_signal SET position ="
+    " (SELECT coalesce(max(position), 0) + 1 FROM keepstep_signal WHERE position < 1 << 62)"
+    " WHERE position = 9223372036854775807 RETURNING position"
+)
+_LOWER_SEQUENCE = (
+    "UPDATE sqlite_sequence SET seq = (SELECT max(position) FROM keepstep_signal) WHERE name = 'keepstep_signal'"
+)
+
+
+def lower_position(cursor: Cursor) -> bool:
+    """Make room for signals after one that a damaged row puts at the last position; False if that is not so."""
+    if not cursor.execute(_LOWER_POSITION).fetchall():
+        return False
+    cursor.execute(_LOWER_SEQUENCE)
+    return True
 
 
 class _Head(NamedTuple):

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..model import RunQuery, Status
 from .sqlite_connection import Cursor
+from .sqlite_rows import RAW, text_or_bytes
 
 #: Tags that cannot be read match any query, so that it names their run.
 _HAS_TAG = (
@@ -67,14 +68,19 @@ def arrivals(sql: Cursor, worker: str, cursor: int) -> tuple[int, tuple[str, ...
     """The newest position, and the worker's runs that received signals after `cursor`."""
     newest = sql.execute("SELECT seq FROM sqlite_sequence WHERE name = 'keepstep_signal'").fetchall()
     position = newest[0][0] if newest else 0
-    if position <= cursor:
+    if position == cursor:
         return position, ()
+    if position < cursor:  # positions began anew, after a damaged one
+        cursor = 0
     if cursor <= 0:  # from the beginning: start from the few runs that are leased, not from every signal ever sent
-        rows = sql.execute("SELECT run FROM keepstep_head WHERE worker = ? AND signals > 0", (worker,)).fetchall()
+        rows = sql.execute(
+            f"SELECT {RAW.format('run')} FROM keepstep_head WHERE worker = ? AND signals > 0", (worker,)
+        ).fetchall()
     else:
         rows = sql.execute(
-            "SELECT s.run FROM keepstep_signal s CROSS JOIN keepstep_head h ON h.run = s.run"
+            f"SELECT {RAW.format('s.run')} FROM keepstep_signal s CROSS JOIN keepstep_head h ON h.run = s.run"
             " WHERE s.position > ? AND h.worker = ?",
             (cursor, worker),
         ).fetchall()
-    return position, tuple(sorted({run for (run,) in rows}))
+    runs = {text_or_bytes(run) for (run,) in rows}
+    return position, tuple(sorted(run for run in runs if isinstance(run, str)))

@@ -11,7 +11,7 @@ import msgspec
 
 from ..errors import CheckpointCorrupt
 from ..model import Run, Signal, Status
-from ..ports import instant
+from ..ports import Row, instant
 from . import rules
 from .sqlite_connection import Cursor
 
@@ -22,9 +22,11 @@ _json_text = msgspec.json.Decoder(msgspec.Raw).decode
 _strings = msgspec.json.Decoder(tuple[str, ...]).decode
 _tags = msgspec.json.Decoder(dict[str, str]).decode
 
+#: The number of a run, as an expression of its row r or its head h; nothing if something else stands there.
+NUMBER = "iif(typeof({0}.number) = 'integer', {0}.number, NULL)"
 #: What a run is read from, in order: SQLite takes any value in any column, so each is held against its type.
 _COLUMNS: dict[str, tuple[type, ...]] = {
-    "coalesce(r.number, h.number)": (int,),
+    "number": (int,),
     "coalesce(r.id, h.run)": (str,),
     "r.workflow": (str,),
     "h.status": (str,),
@@ -54,9 +56,11 @@ _COLUMNS: dict[str, tuple[type, ...]] = {
     "r.created_by": (str,),
     "r.data_key": (str,),
 }
-_RUN_COLUMNS = ", ".join(_COLUMNS)
+_RUN_COLUMNS = ", ".join([*_COLUMNS][1:])
+#: A value as it is stored, text as its bytes: text that is no UTF-8, in whatever column, stops no query then.
+RAW = "iif(typeof({0}) = 'text', CAST({0} AS BLOB), {0})"
 #: The same, for rows that hold text which is no UTF-8.
-_RAW_COLUMNS = ", ".join(f"CAST({name} AS BLOB)" if str in kinds else name for name, kinds in _COLUMNS.items())
+_RAW_COLUMNS = ", ".join(RAW.format(name) for name in [*_COLUMNS][1:])
 _ONE_RUN = "FROM keepstep_run r LEFT JOIN keepstep_head h ON h.run = r.id WHERE r.id = ?"
 
 
@@ -88,20 +92,26 @@ def read_run(cursor: Cursor, run_id: str) -> Run | None:
     return run_from(rows[0]) if rows else None
 
 
-def run_rows(cursor: Cursor, where: str, values: Sequence[Any]) -> list[Sequence[Any]]:
+def run_rows(
+    cursor: Cursor, where: str, values: Sequence[Any], number: str = NUMBER.format("r")
+) -> list[Sequence[Any]]:
     """The rows of some runs, for `run_from`: the number first, then the id. Damage is left for it to tell."""
     try:
-        rows: list[Sequence[Any]] = cursor.execute(f"SELECT {_RUN_COLUMNS} {where}", values).fetchall()
+        rows: list[Sequence[Any]] = cursor.execute(f"SELECT {number}, {_RUN_COLUMNS} {where}", values).fetchall()
     except UnicodeDecodeError:
-        found = cursor.execute(f"SELECT {_RAW_COLUMNS} {where}", values).fetchall()
+        found = cursor.execute(f"SELECT {number}, {_RAW_COLUMNS} {where}", values).fetchall()
         rows = [[*map(_text, row, _COLUMNS.values())] for row in found]
     return rows
 
 
 def _text(value: Any, kinds: tuple[type, ...]) -> Any:
+    return text_or_bytes(value) if str in kinds else value
+
+
+def text_or_bytes(value: Any) -> Any:
     """Text that was read as bytes; bytes if it is none."""
     try:
-        return value.decode() if str in kinds and isinstance(value, bytes) else value
+        return value.decode() if isinstance(value, bytes) else value
     except UnicodeDecodeError:
         return value
 
@@ -157,6 +167,14 @@ def _run(row: Sequence[Any]) -> Run:
 
 def _instant(value: float | None) -> datetime | None:
     return None if value is None else instant(value)
+
+
+def row_from(run_id: str, row: Sequence[Any]) -> Row:
+    """The checkpoint in a row. A number that is none would follow every other, and be read for ever."""
+    seq, kind, record, body = row
+    if type(seq) is not int or type(kind) is not str:
+        raise CheckpointCorrupt(f"run {run_id!r}: its record {seq!r} of kind {kind!r} cannot be read")
+    return Row(seq, kind, record, body)
 
 
 def signal_from(row: Sequence[Any]) -> Signal:
