@@ -380,6 +380,35 @@ async def test_a_graph_that_goes_on_from_its_state_forgets_what_it_spent(world, 
     assert effects == list(range(200))
 
 
+@pytest.mark.live_only
+@pytest.mark.parametrize("after_state", [0, 1, 40])
+async def test_a_fork_has_a_budget_of_its_own_also_from_a_consolidated_state(world, after_state):
+    graph = ks.Graph("forked budget", budget=ks.Budget(steps=200, cost=200.0), max_iterations=5000)
+
+    @graph.step
+    async def spend_on(state):
+        ks.spend(cost=1.0)
+        return {"count": state["count"] + 1}
+
+    @graph.step
+    async def done(_):
+        return {}
+
+    graph.edge("spend_on", "spend_on", when=lambda state: state["count"] < state["limit"])
+    graph.edge("spend_on", "done")
+    graph.entry("spend_on")
+    graph.exit("done")
+
+    async with world.engine() as engine:
+        run = await engine.start(graph, {"count": 0, "limit": 190}, run_id="r")
+        await run.result(30)
+        states = [one.seq for one in await run.checkpoints() if one.kind == "consolidated state"]
+        fork = await engine.fork("r", states[-1] + after_state, state={"limit": 300}, run_id="f")
+        assert (await fork.result(30))["count"] == 300
+        with pytest.raises(ks.ExecutionError, match="200 of 200 steps"):
+            await (await engine.fork("r", states[-1] + after_state, state={"limit": 500})).result(30)
+
+
 def test_what_was_spent_is_lost_in_a_consolidated_state():
     began = datetime(2026, 1, 1, tzinfo=UTC)
     spent = Spent(began)

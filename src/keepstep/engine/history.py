@@ -123,6 +123,8 @@ def _last_that_counts(record: Record) -> int:
 
 async def read_history(engine: Engine, run: Run, history: History) -> History:
     """Everything that a run has recorded from where a history begins, verified and arranged."""
+    if history.seq and run.origin is not None:
+        history.begin_copy(await engine.read(engine.store.list_checkpoints, run.id, 0, 1))
     while history.seq < run.seq:
         rows = await engine.read(engine.store.list_checkpoints, run.id, history.seq)
         if not rows:
@@ -257,7 +259,7 @@ class History:
         self._taken: list[tuple[int, str, int, bool]] = []
         self.superseded = Superseded()
         self._begins_here = after > 0
-        self._steps_before = self._generation_before = 0
+        self._steps_before = self._generation_before = self._copied = 0
         self.spent = Spent(run.created_at)
         self.last_at = run.created_at
 
@@ -315,13 +317,21 @@ class History:
         elif kind == Kind.STATE and self._begins_here:
             self._begin_with(record)
 
+    def begin_copy(self, rows: Iterable[Row]) -> None:
+        """Read from the first record of a fork how many records were copied; a state among them is its origin's."""
+        for record, _ in unseal(rows, self.run):
+            self._copied = (record.data or {}).get("origin_seq", 0)
+
     def _begin_with(self, record: Record) -> None:
         """Take a consolidated state as the beginning: nothing before it is needed."""
         self.position, whole = Position.restored(record)
         self.started_at = whole.started_at
         self._generation_before, self._steps_before = whole.generation, whole.steps
         if whole.spent:
+            forked_at = self.spent.began
             self.spent = Spent.from_data(whole.spent)
+            if record.seq <= self._copied:
+                self.spent.copied(record.seq, self._copied, forked_at)
         for first, last in whole.signals:
             self.signals.update(range(first, last + 1))
 

@@ -80,6 +80,13 @@ class Spent:
         if self._copied and record.seq == self._copied:
             self._before, self.since = (self.steps, self.cost, self.tokens), max(self.since, self.began)
 
+    def copied(self, seq: int, upto: int, forked_at: datetime) -> None:
+        """These are the sums of a fork's origin up to `seq`; the fork has copied its records up to `upto`."""
+        self.began = self.since = forked_at
+        self._copied = upto
+        if seq == upto:
+            self._before = (self.steps, self.cost, self.tokens)
+
     def used(self, at: datetime) -> dict[str, float]:
         """What counts for the budget at a time."""
         steps, cost, tokens = self._before
