@@ -5,9 +5,12 @@ import contextlib
 
 import apsw
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import keepstep as ks
 from keepstep.engine import history
+from keepstep.engine.inbox import Inbox
 from keepstep.engine.parking import SHORT_WAIT_SECONDS
 from keepstep.engine.runner import Runner
 from keepstep.engine.wakeups import receive
@@ -583,3 +586,38 @@ async def test_a_signal_that_was_accepted_and_is_gone_sets_its_run_aside(tmp_pat
     async with ks.open(path, linger_seconds=0.01) as engine:
         with pytest.raises(ks.RunSetAside, match="1 signals were accepted, and only 0 are there"):
             await (await engine.get("r")).result(30)
+
+
+# -- many that nobody reads --------------------------------------------------------------------------------------------
+
+
+def test_taking_a_signal_costs_the_same_however_many_others_are_unread():
+    inbox = Inbox()
+    for seq in range(1, 20_001):
+        inbox.add(Signal("r", "tick", b"1", seq=seq))
+    inbox.add(Signal("r", "stop", b"2", seq=20_001))
+    looked = []
+    assert inbox.take("stop", lambda signal: looked.append(signal) or True).seq == 20_001
+    assert len(looked) == 1
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["add", "take", "again"]))))
+def test_an_inbox_gives_the_oldest_of_a_name_and_keeps_the_order(acts):
+    inbox, unread, taken = Inbox(), [], []
+    for seq, (name, act) in enumerate(acts, 1):
+        if act == "again" and taken:
+            signal = taken.pop(0)
+            inbox.add(signal)
+            unread = sorted([*unread, signal], key=lambda one: one.seq)
+        elif act == "take":
+            expected = next((one for one in unread if one.name == name), None)
+            assert inbox.take(name) == expected
+            if expected is not None:
+                unread.remove(expected)
+                taken.append(expected)
+        else:
+            signal = Signal("r", name, seq=seq)
+            inbox.add(signal)
+            unread.append(signal)
+        assert list(inbox) == unread
+        assert list(inbox.named(name)) == [one for one in unread if one.name == name]

@@ -365,7 +365,7 @@ MUTANTS = [
     mutant(
         "signal swallowed",
         "a signal that came for a wait which lost its race is gone",
-        ("engine.wakeups:put_back", "run.inbox.append(signal)", "pass"),
+        ("engine.wakeups:put_back", "run.inbox.add(signal)", "pass"),
     ),
     mutant(
         "sleep too short",

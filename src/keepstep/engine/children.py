@@ -27,7 +27,7 @@ from .ending import ContinueAs
 from .series import newest_run
 from .steering import cancel_child
 from .waits import HearingCall
-from .wakeups import Wait, add_wait, end_wait, take_signal
+from .wakeups import Wait, add_wait, end_wait
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -225,7 +225,7 @@ class StartCall(DurableCall[ChildRun]):
         As long as nothing was heard of it, that is: one that has ended may be gone since.
         """
         run = self.run
-        heard = any(is_word_of(one.payload, child) for one in run.inbox if one.name == f"{CHILD}{self.key}")
+        heard = any(is_word_of(one.payload, child) for one in run.inbox.named(f"{CHILD}{self.key}"))
         entries = () if run.history is None else run.history.entries.values()
         known = any(one.digest == child and not one.cancelled for one in entries)  # not if only a wait was given up
         if not heard and not known:
@@ -256,7 +256,7 @@ class ChildResult(HearingCall):
         self._listen()
 
     def _listen(self) -> None:
-        signal = take_signal(self.run, self.name, self._is_mine)
+        signal = self.run.inbox.take(self.name, self._is_mine)
         if signal is not None:
             self._come(signal)
         else:
@@ -282,7 +282,7 @@ class ChildResult(HearingCall):
                 self._listen()
                 return
             self.stale = 0
-            self.heard = heard = take_signal(run, self.name, self._is_mine)  # read with this, whatever it says
+            self.heard = heard = run.inbox.take(self.name, self._is_mine)  # read with this, whatever it says
             if child is None and heard is not None:
                 self._come(heard)
             else:

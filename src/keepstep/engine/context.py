@@ -24,6 +24,7 @@ from .branch import ASKED, CANCELLED, DONE, NEW, PATIENCE, Branch, Detached, Dur
 from .delivery import tell_next
 from .failure_point import mark_raised
 from .history import History
+from .inbox import Inbox
 from .journal import Draft
 from .position import Position, facts
 from .spending import Guard, Spent
@@ -118,7 +119,7 @@ class RunContext:
         self.heard: dict[str, int] = {}
         # waits and signals
         self.waits: dict[Any, Wait] = {}
-        self.inbox: list[Signal] = []
+        self.inbox = Inbox()
         self.consumed: set[int] = set()
         self.signals_seen = 0
         self.missed_signals = False

@@ -21,7 +21,7 @@ from ..workflows.options import LONGEST_SECONDS
 from .branch import ASKED, CANCELLED, DONE, Branch, DurableCall, in_workflow
 from .failure_point import mark_outcome
 from .notes import note
-from .wakeups import Wait, add_wait, end_wait, put_back, read_again, take_signal
+from .wakeups import Wait, add_wait, end_wait, put_back, read_again
 
 if TYPE_CHECKING:
     pass
@@ -135,7 +135,7 @@ class SignalCall(HearingCall):
         super().__init__(branch, f"wait_for:{name}", "" if seconds is None else f"{seconds:g}", name)
 
     def begin_live(self) -> None:
-        signal = take_signal(self.run, self.name)
+        signal = self.run.inbox.take(self.name)
         if signal is not None:
             self._come(signal)
             return

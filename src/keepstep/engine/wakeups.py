@@ -75,8 +75,8 @@ def receive(run: RunContext, signals: list[Signal]) -> None:
         else:
             if signal.name.startswith(GO):  # who lets it pass a breakpoint did not see that it was to pause
                 end_pause(run)
-            run.inbox.append(signal)
-            _match(run)
+            run.inbox.add(signal)
+            _match(run, signal.name)
 
 
 def _pass_breakpoint(run: RunContext, signal: Signal) -> bool:
@@ -91,28 +91,20 @@ def _pass_breakpoint(run: RunContext, signal: Signal) -> bool:
     return False
 
 
-def _match(run: RunContext) -> None:
-    for wait in list(run.waits.values()):
-        if wait.name is not None and wait.on_signal is not None:
-            signal = take_signal(run, wait.name, wait.mine)
+def _match(run: RunContext, name: str) -> None:
+    """Give unread signals of a name to the calls that wait for it, in the order in which these were asked for."""
+    for wait in [wait for wait in run.waits.values() if wait.name == name]:
+        if wait.on_signal is not None and run.waits.get(wait.call) is wait:
+            signal = run.inbox.take(name, wait.mine)
             if signal is not None:
                 end_wait(run, wait.call)
                 wait.on_signal(signal)
 
 
-def take_signal(run: RunContext, name: str, mine: Callable[[Signal], bool] | None = None) -> Signal | None:
-    """The oldest unread signal of a name, read with this."""
-    for index, signal in enumerate(run.inbox):
-        if signal.name == name and (mine is None or mine(signal)):
-            return run.inbox.pop(index)
-    return None
-
-
 def put_back(run: RunContext, signal: Signal) -> None:
     """A signal that was taken for a wait which no longer wants it: the next wait for it hears it."""
-    run.inbox.append(signal)
-    run.inbox.sort(key=lambda one: one.seq)
-    _match(run)
+    run.inbox.add(signal)
+    _match(run, signal.name)
 
 
 async def read_again(run: RunContext, seq: int) -> None:
@@ -185,7 +177,7 @@ async def pause_until(run: RunContext, due: float, blocked: str = "") -> None:
 
 async def signal_named(run: RunContext, name: str) -> Signal:
     """Wait, on behalf of a step, for a signal of the engine's own."""
-    signal = take_signal(run, name)
+    signal = run.inbox.take(name)
     if signal is not None:
         return signal
     future: asyncio.Future[Signal] = run.loop.create_future()
