@@ -226,7 +226,7 @@ class Walk:
 
     def _consolidate(self) -> None:
         run, position = self.run, self.position
-        if position.tracks or run.detached or (run.history is not None and run.history.order):
+        if position.tracks or run.history is not None or run.detached:
             return
         if run.holding or run.cancelling or run.timed_out:  # what is recorded of these must not lie before the state
             return
