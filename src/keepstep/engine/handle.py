@@ -38,7 +38,7 @@ from ..stores.keys import is_encrypted
 from ..stores.records import Record, checkpoint, unseal
 from ..values import VALUES
 from .branch import recorded_error
-from .history import Superseded, read_records
+from .history import REST_AFTER, Superseded, read_records
 from .position import level_of
 from .series import newest_run, next_run
 
@@ -151,6 +151,8 @@ class RunHandle(Generic[R]):
             for row in rows:
                 after = row.seq
                 gone.add(next(unseal([row], self.id, row.seq - 1))[0])
+                if after % REST_AFTER == 0:
+                    await asyncio.sleep(0)
         return gone
 
     async def _history(self, after: int = 0) -> AsyncIterator[Checkpoint]:
@@ -163,6 +165,8 @@ class RunHandle(Generic[R]):
             for record, checksum in unseal(rows, self.id, after, previous):
                 after, previous = record.seq, checksum
                 yield checkpoint(record, checksum)
+                if after % REST_AFTER == 0:
+                    await asyncio.sleep(0)
 
     async def audit(self) -> list[AuditEntry]:
         """Who did what to the run, when and why: its creation, each lease, step, signal and command, and its end."""
@@ -190,6 +194,8 @@ class RunHandle(Generic[R]):
                         gone.add(record)
                     else:
                         told.append(record)
+                    if len(told) % REST_AFTER == 0:
+                        await asyncio.sleep(0)
             shown.update(((one.data or {}).get("key", ""), one.raw()) for one in told if one.seq not in gone)
             handle = await handle._next(await handle.run())  # noqa: SLF001 - its own kind
         return shown

@@ -37,6 +37,8 @@ _OUTCOMES = frozenset(
         Kind.BARRIER.value,
     }
 )
+#: After so many records whoever reads a history lets others have the loop: that is about 4 ms.
+REST_AFTER = 100
 #: How far from the end a consolidated state is looked for first.
 FIRST_SPAN = 128
 #: Kinds by which the code's own waits hear signals; others are of what a person said about a step, which is past.
@@ -56,6 +58,8 @@ async def read_records(engine: Engine, run: Run) -> AsyncIterator[tuple[Record, 
             if after == run.seq:
                 check_end(run, after, checksum)
             yield record, checksum
+            if after % REST_AFTER == 0:
+                await asyncio.sleep(0)
     check_end(run, after, previous)
 
 
@@ -129,8 +133,9 @@ async def read_history(engine: Engine, run: Run, history: History) -> History:
         rows = await engine.read(engine.store.list_checkpoints, run.id, history.seq)
         if not rows:
             break
-        history.add(rows)
-        await asyncio.sleep(0)
+        for first in range(0, len(rows), REST_AFTER):
+            history.add(rows[first : first + REST_AFTER])
+            await asyncio.sleep(0)
     history.arrange(run)
     return history
 

@@ -53,7 +53,7 @@ async def info(engine: Engine, run_id: str, workflow: Workflow[..., Any] | None 
     recoverable, why = _stands(run)
     try:
         then = await past(engine, run)
-        records = then.counted()
+        records = await engine.call(then.counted)
     except KeepstepError as error:
         if await _can_be_loaded(engine, run):
             return RunInfo(run.id, run.status, recoverable, f"{why}; part of its history is lost: {error}", seq=run.seq)

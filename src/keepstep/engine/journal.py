@@ -36,6 +36,8 @@ log = logging.getLogger("keepstep")
 SLOW_COMMIT_SECONDS = 0.010
 #: So many runs are written without waiting for what the others may have, if the store works elsewhere meanwhile.
 ENOUGH = 64
+#: Large values of so many bytes are enough for one commit: others are to be written and told in between.
+ENOUGH_BYTES = 4_000_000
 #: A commit that the store has not answered for so long is told of.
 UNANSWERED_SECONDS = 10.0
 #: How often a failing commit is tried again before its runs are halted, and the first pause, which doubles.
@@ -57,7 +59,8 @@ class Draft(msgspec.Struct, gc=False):
     """A record on its way into the journal, and what is to happen once it is durable.
 
     `call` is settled then, in order; `then` is told at once; `refused` is told when the store refused the change.
-    `change` holds fields of the Advance beyond its rows: such a draft is committed by itself.
+    `change` holds fields of the Advance beyond its rows: such a draft is committed by itself. `packed` is the value of
+    the record as it is kept, if it was compressed before.
     """
 
     record: Record | None
@@ -65,6 +68,7 @@ class Draft(msgspec.Struct, gc=False):
     then: Callable[[Answer], None] | None = None
     refused: Callable[[Answer], None] | None = None
     change: dict[str, Any] | None = None
+    packed: bytes | None = None
 
 
 class Journal:
@@ -171,7 +175,9 @@ class Journal:
         batch = _Batch()
         dirty, self._dirty = self._dirty, {}
         for run in dirty:
-            if not run.detached:
+            if batch.packed_bytes > ENOUGH_BYTES:
+                self._dirty[run] = None
+            elif not run.detached:
                 try:
                     self._take(run, batch)
                 except Exception as error:  # noqa: BLE001 - what one run cannot write must not hold up the others
@@ -279,7 +285,7 @@ class Journal:
         drafts, run.pending = pending, []
         first = drafts[0]
         if len(drafts) == 1 and first.change is None and first.record is not None and run.claimed is None:  # as a rule
-            row, checksum = seal(first.record, run.seq + 1, run.checksum, run.cipher)
+            row, checksum = seal(first.record, run.seq + 1, run.checksum, run.cipher, first.packed)
             batch.changes.append(
                 Advance(
                     run.id, self.worker, run.epoch, run.seq, (row,), checksum, progress=row.kind not in _NO_PROGRESS
@@ -290,6 +296,9 @@ class Journal:
             if run.pending:
                 self._dirty[run] = None
             batch.changes.append(self._change(run, drafts, batch))
+        for draft in drafts:
+            if draft.packed is not None:
+                batch.packed_bytes += len(draft.packed)
         run.in_flight += 1
         batch.owners.append((run, drafts))
 
@@ -494,7 +503,7 @@ def _sealed(run: RunContext, drafts: list[Draft]) -> tuple[list[Row], str]:
             if claimed is not None:
                 record.claimed, claimed = claimed, None
             seq += 1
-            row, checksum = seal(record, seq, checksum, run.cipher)
+            row, checksum = seal(record, seq, checksum, run.cipher, draft.packed)
             rows.append(row)
     return rows, checksum
 
@@ -502,7 +511,7 @@ def _sealed(run: RunContext, drafts: list[Draft]) -> tuple[list[Row], str]:
 class _Batch:
     """The changes of one commit, and who waits for each answer."""
 
-    __slots__ = ("changes", "needs_thread", "owners", "tries", "unknown")
+    __slots__ = ("changes", "needs_thread", "owners", "packed_bytes", "tries", "unknown")
 
     def __init__(self) -> None:
         self.changes: list[Any] = []
@@ -510,6 +519,7 @@ class _Batch:
         self.tries = 0
         self.unknown = False
         self.needs_thread = False
+        self.packed_bytes = 0
 
 
 def _sealed_within(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -57,6 +58,7 @@ async def rows_up_to(engine: Engine, run: Run, last: int) -> list[Row]:
         if not extends(page, len(rows)) or not page:  # else what follows a gap would be read again and again
             raise CheckpointCorrupt(f"run {run.id!r}: chain broken at seq {len(rows) + 1}: it is not there")
         rows += page
+        await asyncio.sleep(0)
     return rows[:last]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from ..values import VALUES
 from ..values.trees import Trees
 from ..workflows.graph import Graph, steps_in
 from .control import RETRIABLE, append_and_release, claim_by_name, let_go_unless_done
-from .history import History, Superseded, check_end, newest_state, read_history
+from .history import REST_AFTER, History, Superseded, check_end, newest_state, read_history
 from .position import Position
 from .retry import retry_children, taken_back
 from .versions import before
@@ -68,6 +69,8 @@ async def _records(engine: Engine, run: Run, after: int, upto: int) -> list[Reco
                 check_end(run, after, checksum)
             if record.seq <= upto:
                 found.append(record)
+            if after % REST_AFTER == 0:
+                await asyncio.sleep(0)
     return found
 
 

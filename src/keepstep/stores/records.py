@@ -165,10 +165,13 @@ def claimed(claim: Claim) -> Claimed | None:
     return Claimed(claim.lease.epoch, claim.run.updated_at or EPOCH, claim.before.value, claim.since)
 
 
-def seal(record: Record, seq: int, previous: str, cipher: Cipher | None = None) -> tuple[Row, str]:
+def seal(
+    record: Record, seq: int, previous: str, cipher: Cipher | None = None, packed: bytes | None = None
+) -> tuple[Row, str]:
     """Give a record its place in the chain: its row, and the checksum that the next one will hold.
 
-    With the cipher of its run, what the user's code said is encrypted, bound to all that stays readable.
+    With the cipher of its run, what the user's code said is encrypted, bound to all that stays readable. `packed` is
+    what `pack` made of the value before; without it, a large value is compressed here.
     """
     record.seq = seq
     record.previous = previous
@@ -184,7 +187,8 @@ def seal(record: Record, seq: int, previous: str, cipher: Cipher | None = None) 
         and len(value) > COMPRESS_STATES_OVER
         and (len(value) > COMPRESS_OVER or record.kind == _STATE)
     ):
-        body, record = _pack(record, bytes(value))
+        body = pack(bytes(value)) if packed is None else packed
+        record = msgspec.structs.replace(record, value=msgspec.UNSET, packed="zlib")
     text = _encode(record)
     if body is None:
         return Row(seq, record.kind, text, None), sha256(text).hexdigest()
@@ -281,9 +285,9 @@ def _reveal(run: str, record: Record, plain: bytes | None) -> None:
         record.data = {**(record.data or {}), **hidden.data}
 
 
-def _pack(record: Record, value: bytes) -> tuple[bytes, Record]:
-    packed = msgspec.structs.replace(record, value=msgspec.UNSET, packed="zlib")
-    return zlib.compress(value, 1), packed
+def pack(value: bytes) -> bytes:
+    """A large value as it is kept beside its record."""
+    return zlib.compress(value, 1)
 
 
 def unseal(rows: Iterable[Row], run: str, after: int = 0, previous: str = "") -> Iterator[tuple[Record, str]]:

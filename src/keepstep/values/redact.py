@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from binascii import Error as Base64Error
 from binascii import a2b_base64
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -36,27 +36,63 @@ DEFAULTS: tuple[str, ...] = (
 )
 
 
-#: What a text must hold, in small letters, for a built-in pattern to match: almost every value holds none of these.
-_HINTS: tuple[tuple[str, ...], ...] = (
-    ("sk-",),
-    ("k_live_", "k_test_"),
-    ("akia", "asia"),
-    ("aiza",),
-    ("gho_", "ghp_", "ghr_", "ghs_", "ghu_"),
-    ("github_pat_",),
-    ("glpat-",),
-    ("hf_",),
-    ("xoxa-", "xoxb-", "xoxe-", "xoxo-", "xoxp-", "xoxr-", "xoxs-"),
-    ("eyj",),
-    ("bearer", "basic"),
-    ("://",),
-    ("password=", "passwd=", "pwd="),
-    ("token=", "key=", "secret="),
-    ("-----begin ",),
+class _Sign:
+    """Where a built-in pattern may match: at texts that each of its matches holds, so many characters after its start.
+
+    Almost no value holds one of them, and to look for a fixed text costs a hundredth of what a pattern costs.
+    """
+
+    __slots__ = ("any_case", "offset", "texts")
+
+    def __init__(self, offset: int, *texts: str, any_case: bool = False) -> None:
+        self.offset, self.texts, self.any_case = offset, texts, any_case
+
+    def places(self, text: str, small: str) -> Iterator[int]:
+        """The places at which the pattern is worth trying; `small` is the text in small letters."""
+        looked_in = small if self.any_case else text
+        for sign in self.texts:
+            at = looked_in.find(sign)
+            while at >= 0:
+                if at >= self.offset:
+                    yield at - self.offset
+                at = looked_in.find(sign, at + 1)
+
+
+_TOKENS = ("token=", "apikey=", "api_key=", "secret=", "access_token=", "auth_token=", "client_secret=")
+_SIGNS: tuple[_Sign, ...] = (
+    _Sign(0, "sk-"),
+    _Sign(1, "k_live_", "k_test_"),
+    _Sign(0, "AKIA", "ASIA"),
+    _Sign(0, "AIza"),
+    _Sign(0, "gho_", "ghp_", "ghr_", "ghs_", "ghu_"),
+    _Sign(0, "github_pat_"),
+    _Sign(0, "glpat-"),
+    _Sign(0, "hf_"),
+    _Sign(0, "xoxa-", "xoxb-", "xoxe-", "xoxo-", "xoxp-", "xoxr-", "xoxs-"),
+    _Sign(0, "eyJ"),
+    _Sign(0, "bearer", "basic", any_case=True),
+    _Sign(0, "://"),
+    _Sign(0, "password=", "passwd=", "pwd=", any_case=True),
+    _Sign(1, *_TOKENS, any_case=True),
+    _Sign(0, "-----BEGIN "),
 )
-_HINTED: dict[str | re.Pattern[str], tuple[str, ...]] = dict(zip(DEFAULTS, _HINTS, strict=True))
-#: Characters that most hints hold and most values do not: without them, nothing more need be looked for.
-_GATES = ("_", "-", "=")
+_SIGN_OF: dict[str | re.Pattern[str], _Sign] = dict(zip(DEFAULTS, _SIGNS, strict=True))
+#: Characters that most signs hold and most values do not: without one, no sign that holds it need be looked for.
+_GATES = "_-="
+
+
+class _Pattern(NamedTuple):
+    """A pattern, and where it may match; None if that is not known."""
+
+    regex: re.Pattern[str]
+    sign: _Sign | None
+
+    def is_in(self, text: str, small: str) -> bool:
+        """Whether the pattern matches anywhere in the text."""
+        if self.sign is None:
+            return self.regex.search(text) is not None
+        match = self.regex.match
+        return any(match(text, at) for at in self.sign.places(text, small))
 
 
 class Redactor:
@@ -64,11 +100,11 @@ class Redactor:
 
     def __init__(self, patterns: Iterable[str | re.Pattern[str]] = DEFAULTS) -> None:
         given = self._given = tuple(patterns)
-        self._patterns = tuple(re.compile(pattern) for pattern in given)
-        hints = {hint: None for pattern in given for hint in _HINTED.get(pattern, ())}
-        self._gated = [hint for hint in hints if any(gate in hint for gate in _GATES)]
-        self._hints = [hint for hint in hints if hint not in self._gated]
-        self._all_hinted = all(pattern in _HINTED for pattern in given)
+        self._patterns = tuple(_Pattern(re.compile(pattern), _SIGN_OF.get(pattern)) for pattern in given)
+        self._all_signed = all(pattern.sign is not None for pattern in self._patterns)
+        signs = {text.lower(): None for one in self._patterns if one.sign is not None for text in one.sign.texts}
+        self._gated = [text for text in signs if any(gate in text for gate in _GATES)]
+        self._ungated = [text for text in signs if text not in self._gated]
 
     def also(self, patterns: Iterable[str | re.Pattern[str]]) -> Redactor:
         """One that looks for these patterns too; this one, if it does already."""
@@ -77,8 +113,11 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """The text with every secret in it replaced."""
-        for pattern in self._patterns:
-            text = pattern.sub(_blot, text)
+        small = _small(text)
+        for pattern in self._worth_trying(text, small) if self._shows_a_sign(small) else ():
+            if pattern.is_in(text, small):
+                text = pattern.regex.sub(_blot, text)
+                small = _small(text)
         for secret in Secret.revealed:
             text = text.replace(secret, REDACTED)
         return text
@@ -88,44 +127,65 @@ class Redactor:
 
         The path of the value itself is "". The name in a stored `Secret` is not a secret.
         """
-        if isinstance(value, bytes):
-            if not self._may_hold(value):
-                return None
-            try:
-                value = msgspec.json.decode(value)
-            except (msgspec.MsgspecError, ValueError, RecursionError):
-                value = value.decode("latin-1")
-        return self._find(value)
-
-    def _may_hold(self, data: bytes) -> bool:
-        """Whether it is worth looking into stored text: a quick look that never overlooks anything."""
-        small = data.lower().decode("latin-1")  # to look into text costs a quarter of what it costs to look into bytes
+        if not isinstance(value, bytes):
+            return self._find(value, self._patterns)
+        small = value.lower().decode("latin-1")  # to look into text costs a quarter of what it costs in bytes
         if '"' not in small:
-            return False
-        if not self._all_hinted or '"$":"byte' in small or self._hints_at(small):
-            return True
-        return bool(Secret.revealed) and any(text in data for text in Secret.revealed.values())
+            return None
+        worth_trying: Sequence[_Pattern] = ()
+        if self._shows_a_sign(small):
+            worth_trying = self._worth_trying(value.decode("latin-1"), small)
+        revealed = Secret.revealed and any(text in value for text in Secret.revealed.values())
+        if not worth_trying and not revealed and '"$":"byte' not in small:
+            return None
+        try:
+            plain = msgspec.json.decode(value)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            plain = value.decode("latin-1")
+        return self._find(plain, worth_trying)
 
-    def _hints_at(self, small: str) -> bool:
-        """Whether a text in small letters holds what any of the built-in patterns needs."""
-        for hint in self._hints:
-            if hint in small:
+    def _shows_a_sign(self, small: str) -> bool:
+        """Whether any pattern may match in a text in small letters: the quick look that is enough for most values."""
+        if not self._all_signed:
+            return True
+        for sign in self._ungated:
+            if sign in small:
                 return True
         for gate in _GATES:
             if gate in small:
-                return any(hint in small for hint in self._gated)
+                return any(sign in small for sign in self._gated)
         return False
 
-    def _find(self, value: Any) -> str | None:
-        """A walk with its own stack, so that the depth of a value does not matter; in the value's order."""
+    def _worth_trying(self, text: str, small: str) -> list[_Pattern]:
+        """The patterns that may match in a text, or in what a JSON text stands for: nothing is overlooked."""
+        missing = [gate for gate in _GATES if gate not in text]
+        found = []
+        for pattern in self._patterns:
+            sign = pattern.sign
+            if sign is None:
+                found.append(pattern)
+                continue
+            looked_in = small if sign.any_case else text
+            for one in sign.texts:
+                if not any(gate in one for gate in missing) and one in looked_in:
+                    found.append(pattern)
+                    break
+        return found
+
+    def _find(self, value: Any, patterns: Sequence[_Pattern]) -> str | None:
+        """A walk with its own stack, so that the depth of a value does not matter; in the value's order.
+
+        All patterns are tried in bytes, which are stored as another text than they hold.
+        """
         todo: list[tuple[str, Any]] = [("", value)]
         while todo:
             path, item = todo.pop()
             if isinstance(item, str):
-                if self._matches(item):
+                if _matches(item, patterns):
                     return path
             elif isinstance(item, (bytes, bytearray)):
-                if self._matches(item.decode("latin-1")):
+                text = item.decode("latin-1")
+                if _matches(text, self._worth_trying(text, _small(text))):
                     return path
             elif isinstance(item, dict):
                 todo.extend(reversed(_parts(path, item)))
@@ -133,11 +193,19 @@ class Redactor:
                 todo.extend((f"{path}[{index}]", part) for index, part in reversed(list(enumerate(item))))
         return None
 
-    def _matches(self, text: str) -> bool:
-        worth_it = not self._all_hinted or not text.isascii() or self._hints_at(text.lower())
-        if worth_it and any(pattern.search(text) for pattern in self._patterns):
+
+def _matches(text: str, patterns: Sequence[_Pattern]) -> bool:
+    if patterns:
+        small = _small(text)
+        if any(pattern.is_in(text, small) for pattern in patterns):
             return True
-        return any(one in text for one in Secret.revealed)
+    return any(one in text for one in Secret.revealed)
+
+
+def _small(text: str) -> str:
+    """The text in small letters, each at its place."""
+    small = text.lower()
+    return small if len(small) == len(text) else text.replace("\u0130", "i").lower()  # the only one that becomes two
 
 
 def _parts(path: str, item: dict[Any, Any]) -> list[tuple[str, Any]]:
