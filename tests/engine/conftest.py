@@ -11,9 +11,12 @@ import asyncio
 import inspect
 import logging
 import os
+import sys
 from collections import Counter
+from functools import partial
 
 import pytest
+import uvloop
 
 from keepstep.workflows.definition import KNOWN
 from tests.engine.world import ALL_ENCRYPTED, World
@@ -26,6 +29,8 @@ ON_FILES = {
     *("test_at_most_once", "test_children", "test_control", "test_parking", "test_signals", "test_starting"),
     *("test_rewind", "test_fork", "test_series"),
 }
+#: Loops on which what is delivered in order is tested beside asyncio's own.
+OTHER_LOOPS = ["uvloop", *(["eager"] if sys.version_info >= (3, 12) else [])]
 #: A test that takes longer has lost a wake-up: nothing here waits for anything but events.
 PATIENCE_SECONDS = 20.0
 
@@ -34,6 +39,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "live_only: says nothing under replay, because it looks at memory itself")
     config.addinivalue_line("markers", "plaintext: is about values that are not encrypted")
     config.addinivalue_line("markers", "one_store: the store makes no difference, so memory will do")
+    config.addinivalue_line("markers", "every_loop: runs in memory on uvloop and with eager tasks, too")
     config.addinivalue_line("markers", "on_postgres: runs on PostgreSQL too, live")
     config.addinivalue_line("markers", "quick_store: counts on a store that is opened, read and written at once")
 
@@ -48,6 +54,8 @@ def pytest_generate_tests(metafunc):
             cases += [("postgres", mode) for mode in modes if mode == "live" or EVERYWHERE]
         if "sqlite" in stores and metafunc.module.__name__.rpartition(".")[2] in ON_FILES:
             cases.append(("files", "live"))
+        if marked("every_loop"):
+            cases += [("memory", mode, loop) for mode in modes for loop in OTHER_LOOPS]
         metafunc.parametrize("world", cases, ids=["-".join(case) for case in cases], indirect=True)
 
 
@@ -66,8 +74,17 @@ def pytest_pyfunc_call(pyfuncitem):
             if "world" in pyfuncitem.funcargs:
                 await pyfuncitem.funcargs["world"].end()
 
-    asyncio.run(test())
+    given = pyfuncitem.funcargs.get("world")
+    with asyncio.Runner(loop_factory=partial(_new_loop, getattr(given, "loop_kind", ""))) as runner:
+        runner.run(test())
     return True
+
+
+def _new_loop(kind):
+    loop = uvloop.new_event_loop() if kind == "uvloop" else asyncio.new_event_loop()
+    if kind == "eager":
+        loop.set_task_factory(asyncio.eager_task_factory)
+    return loop
 
 
 @pytest.fixture(autouse=True)
@@ -92,10 +109,12 @@ def effects():
 
 @pytest.fixture
 def world(request, tmp_path):
-    kind, mode = request.param
+    kind, mode, loop_kind = (*request.param, "")[:3]
     encrypted = ALL_ENCRYPTED and not request.node.get_closest_marker("plaintext")
     if kind != "postgres":
-        yield World(kind, mode, tmp_path / "runs.db", encrypted=encrypted)
+        made = World(kind, mode, tmp_path / "runs.db", encrypted=encrypted)
+        made.loop_kind = loop_kind
+        yield made
         return
     with empty_store() as url:
         yield World(kind, mode, url, encrypted=encrypted)

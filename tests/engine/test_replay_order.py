@@ -8,6 +8,8 @@ import keepstep as ks
 from tests.engine.lives import Pace, live_then_many_lives
 from tests.engine.world import steps_of
 
+pytestmark = pytest.mark.every_loop
+
 
 async def test_a_first_completed_wait_picks_another_winner_on_replay(world, effects):
     pace = Pace(a=0.03, bb=0.001)

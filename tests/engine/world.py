@@ -32,6 +32,7 @@ class World:
         self.kind, self.mode, self.path = kind, mode, path
         self.replaying = mode == "replay"
         self.encrypted = encrypted
+        self.loop_kind = ""
         self._memory = MemoryStore()
         self._open = []
 

@@ -10,6 +10,7 @@ import random
 import sys
 import threading
 import uuid
+import zlib
 from collections.abc import Callable, Generator
 from contextvars import copy_context
 from datetime import datetime
@@ -60,20 +61,28 @@ class Detached(asyncio.CancelledError):
     """The run is no longer driven here: nothing its code does counts any more."""
 
 
+def _stable_hash(path: str, start: int) -> int:
+    """A hash that is the same on every replay and in every process; numbered siblings follow each other."""
+    stem = path.rstrip("0123456789")
+    return zlib.crc32(stem.encode(), start) + int(path[len(stem) :] or 0)
+
+
 class Branch:
     """Where a piece of a workflow's code is: the root, a task, or an item of a map. It numbers what it calls."""
 
-    __slots__ = ("children", "counts", "draws", "ordinal", "path", "prefix", "run")
+    __slots__ = ("children", "composites", "counts", "draws", "order", "ordinal", "path", "prefix", "run")
 
     in_step = False
 
     def __init__(self, run: RunContext, path: str) -> None:
         self.run = run
         self.path = path
+        self.order = _stable_hash(path, run.order)
         self.prefix = f"{path}/" if path else ""
         self.counts: dict[str, int] = {}
         self.ordinal = 0
         self.children = 0
+        self.composites = 0
         self.draws = 0
 
     def child(self) -> Branch:
@@ -196,6 +205,10 @@ class DurableCall(Call[T]):
         self.entry: Entry | None = None
         if run.history is not None:
             self.entry = run.recorded(self, key)
+
+    def __hash__(self) -> int:
+        """As that of a task: code may keep calls in a set, as `asyncio.as_completed` does."""
+        return self.branch.order + self.ordinal
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
@@ -472,12 +485,17 @@ class StepCall(DurableCall[T]):
 class Task(Call[T]):
     """A composite call (gather, map, race …): its code is recorded through the calls that it makes."""
 
-    __slots__ = ("_branch", "_coroutine", "_made")
+    __slots__ = ("_branch", "_coroutine", "_hash", "_made")
 
     def __init__(self, branch: Branch, coroutine: Coroutine[Any, Any, T]) -> None:
         self._branch = branch
+        branch.composites += 1
+        self._hash = branch.order - branch.composites
         self._coroutine = coroutine
         self._made: asyncio.Task[T] | None = None
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def __await__(self) -> Generator[Any, Any, T]:
         if self._made is not None:

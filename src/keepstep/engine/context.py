@@ -10,6 +10,7 @@ import asyncio
 import logging
 import sys
 import threading
+import zlib
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
@@ -29,6 +30,7 @@ from .journal import Draft
 from .position import Position, facts
 from .spending import Guard, Spent
 from .steering import cancel_when_settled
+from .tasks import RunTask
 from .wakeups import Wait, end_wait, fulfil
 
 if TYPE_CHECKING:
@@ -63,6 +65,7 @@ class RunContext:
         self.run = run
         self.id = run.id
         self.seed = run.seed
+        self.order = zlib.crc32(run.seed.encode())  # keeps the hashes of its tasks apart from those of other runs
         self.epoch = claim.lease.epoch
         self.worker = claim.lease.worker
         self.seq = run.seq
@@ -87,7 +90,6 @@ class RunContext:
         self.blocked: threading.Event | None = None
         self.thread_cancel = False
         self.moves = 0
-        self.moves_seen = -1
         # replay and delivery
         self.history: History | None = None
         self.asked: dict[str, DurableCall[Any]] = {}
@@ -302,11 +304,15 @@ class RunContext:
 
     # -- what its calls ask of it -------------------------------------------------------------------------------------
 
-    def cancelled_from_outside(self) -> bool:
-        """Whether a cancel comes from neither the code nor the engine: a shutdown, which is not an end of the run."""
+    def is_outside(self) -> bool:
+        """Whether the caller is neither the run's code nor the engine on its behalf, but for one a shutdown."""
         scope = CURRENT.get()
         own = scope is not None and not scope.in_step and scope.run is self
-        if own or self.telling or self.cancelling or self.timed_out or self.finishing or self.detached:
+        return not (own or self.telling or self.cancelling or self.timed_out or self.finishing or self.detached)
+
+    def cancelled_from_outside(self) -> bool:
+        """Whether a cancel comes from outside, which is not an end of the run: it is handed back."""
+        if not self.is_outside():
             return False
         self.detach("its tasks were cancelled from outside")
         self.engine.give_back_later(self)
@@ -456,7 +462,7 @@ class RunContext:
         """Run code of the workflow in a branch that is already numbered."""
         context = copy_context()
         context.run(CURRENT.set, branch)
-        task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=self.loop, context=context)
+        task = RunTask(coroutine, branch, loop=self.loop, context=context)
         self.adopt(task)
         return task
 

@@ -24,6 +24,7 @@ from .branch import CANCELLED, DurableCall
 from .failure_point import failed_at
 from .journal import head_move
 from .steering import cancel_children, control, in_doubt, overtaken
+from .tasks import RunTask
 from .wakeups import receive
 
 if TYPE_CHECKING:
@@ -72,8 +73,7 @@ class Ending:
                 future.exception()  # what a detached run's code does is discarded
             return
         context.thread_busy = False
-        outside = isinstance(future, asyncio.Task) and future.cancelled() and future.cancelling() > 0
-        if outside and not (context.cancelling or context.timed_out):
+        if isinstance(future, RunTask) and future.cancelled() and future.cancelled_from_outside:
             context.detach("its task was cancelled from outside")  # a shutdown, not an end of the run
             self.engine.give_back_later(context)
             return

@@ -161,9 +161,9 @@ class Engine:
         self._pace = Pace(self.clock, READ_SECONDS)
         self.closed = False
         log.addFilter(self._filter)
-        install(self.loop)
+        callbacks = install(self.loop)
         definition.on_plain_call = _warn_of_lost_context
-        self.rest = RestWatch(self.loop)
+        self.rest = RestWatch(self.loop, callbacks)
         self.runner = Runner(self)
         self.run_threads = ThreadExecutor(RUN_THREADS, "keepstep-run")
         step_threads = ThreadExecutor if self.forgetting is None else self.forgetting.threads

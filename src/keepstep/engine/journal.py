@@ -342,8 +342,7 @@ class Journal:
 
     def _answered(self, batch: _Batch, answers: Sequence[Answer]) -> None:
         self.commits += 1
-        watch = self._rest_watch
-        busy = watch.busy() if watch.exact else None
+        busy = self._rest_watch.busy()
         for owner, change, answer in zip(batch.owners, batch.changes, answers, strict=True):
             if type(owner) is tuple:
                 run, drafts = owner
@@ -353,7 +352,7 @@ class Journal:
                         run.claimed = None
                         run.seq = change.rows[-1].seq
                         run.checksum = change.checksum
-                    run.committed(drafts, answer, change.progress, busy is not None and run not in busy)
+                    run.committed(drafts, answer, change.progress, run not in busy)
                 elif answer.verdict is _HELD:
                     self._hold(run, drafts, answer)
                 else:

@@ -8,9 +8,11 @@ A task that waits for anything else (a socket, a plain sleep, a future of someon
 from __future__ import annotations
 
 import asyncio
+import gc
+from collections.abc import Iterable
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
-from ..ports import CURRENT
 from .branch import Pending
 
 if TYPE_CHECKING:
@@ -42,6 +44,10 @@ _WAITERS = frozenset(
 )
 
 
+#: What code that is suspended can be.
+_SUSPENDED = (CoroutineType, GeneratorType, AsyncGeneratorType)
+
+
 def only_waits(run: RunContext) -> bool:
     """Whether nothing but an outcome that Keepstep delivers can move the run."""
     if run.thread_busy or run.main is None or run.main.done():
@@ -56,9 +62,6 @@ def _waits(task: asyncio.Task[Any], run: RunContext) -> bool:
         return False  # about to move
     if _is_ours(future, run):
         return True
-    children = getattr(future, "_children", None)
-    if children is not None:  # asyncio.gather
-        return all(child.done() or _is_ours(child, run) for child in children)
     return _is_plumbing(task, run)
 
 
@@ -69,9 +72,15 @@ def _is_ours(future: Any, run: RunContext) -> bool:
         return True
     shielded = _shielded(future)
     if shielded is not None:
-        return _is_ours(shielded, run)
-    children = getattr(future, "_children", None)
-    return children is not None and all(child.done() or _is_ours(child, run) for child in children)
+        return _are_ours([shielded], run)
+    children = getattr(future, "_children", None)  # of asyncio.gather
+    return children is not None and _are_ours(children, run)
+
+
+def _are_ours(futures: Iterable[Any], run: RunContext) -> bool:
+    """Whether something is still waited for, and all of it is ours; after the last of them the waiter moves."""
+    pending = [future for future in futures if not future.done()]
+    return bool(pending) and all(_is_ours(future, run) for future in pending)
 
 
 def _shielded(future: Any) -> Any:
@@ -88,30 +97,41 @@ def _is_plumbing(task: asyncio.Task[Any], run: RunContext) -> bool:
     frame: Any = None
     inner: Any = task.get_coro()
     while inner is not None:
-        code = getattr(inner, "cr_code", None) or getattr(inner, "gi_code", None)
-        if code is not None:
+        if _part(inner, "code") is not None:
             frame = inner
-        inner = getattr(inner, "cr_await", None) or getattr(inner, "gi_yieldfrom", None)
+        inner = _awaited_by(inner)
     if frame is None:
         return False
-    code = getattr(frame, "cr_code", None) or frame.gi_code
+    code = _part(frame, "code")
     if "asyncio" not in code.co_filename:
         return False
     if code.co_qualname in _PLUMBING:
         return True
     if code.co_qualname in _WAITERS:
-        local = (getattr(frame, "cr_frame", None) or frame.gi_frame).f_locals
+        local = _part(frame, "frame").f_locals
         waited = local.get("fs") or ([local["fut"]] if "fut" in local else list(local.get("todo", ())))
-        return all(future.done() or _is_ours(future, run) for future in waited)
+        return _are_ours(waited, run)
     return False
+
+
+def _part(coroutine: Any, name: str) -> Any:
+    """The code or the frame of a coroutine, a generator or an async generator; None of anything else."""
+    return (
+        getattr(coroutine, f"cr_{name}", None)
+        or getattr(coroutine, f"gi_{name}", None)
+        or getattr(coroutine, f"ag_{name}", None)
+    )
+
+
+def _awaited_by(awaiting: Any) -> Any:
+    """What something that is suspended waits for in turn; None at the innermost."""
+    for name in ("cr_await", "gi_yieldfrom", "ag_await"):
+        if hasattr(awaiting, name):
+            return getattr(awaiting, name)
+    # The step of an async generator, and what `__await__` of a coroutine gives, keep what they drive to themselves.
+    return next((one for one in gc.get_referents(awaiting) if isinstance(one, _SUSPENDED)), None)
 
 
 def _has_timers(run: RunContext) -> bool:
     """A plain timer of the code (`asyncio.timeout` round a long sleep) would be lost if the run were put away."""
-    for handle in getattr(run.loop, "_scheduled", None) or ():
-        if handle._cancelled or handle._context is None:  # noqa: SLF001
-            continue
-        scope = handle._context.get(CURRENT)  # noqa: SLF001
-        if scope is not None and not scope.in_step and scope.run is run:
-            return True
-    return False
+    return run in run.rest.callbacks.timers()

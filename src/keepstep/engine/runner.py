@@ -34,7 +34,7 @@ from .ending import Ending
 from .history import History, newest_state, read_history
 from .journal import Draft
 from .steering import DEADLINE, Control
-from .tasks import left
+from .tasks import RunTask, left
 from .versions import Objection, definition_of, judge, write_migration
 from .wakeups import receive
 
@@ -206,9 +206,10 @@ class Runner:
         first = partial(tell_of_beginning, context) if context.workflow.hooks and _is_new(context) else None
         if context.workflow.is_async:
             task_context = copy_context()
-            task_context.run(CURRENT.set, Branch(context, ""))
+            branch = Branch(context, "")
+            task_context.run(CURRENT.set, branch)
             code = _contained(context.workflow.fn, args, kwargs, first)
-            context.main = asyncio.Task(code, loop=engine.loop, context=task_context, name=f"run {run.id}")
+            context.main = RunTask(code, branch, loop=engine.loop, context=task_context, name=f"run {run.id}")
         else:
             thread_context = copy_context()
             thread_context.run(CURRENT.set, Branch(context, ""))

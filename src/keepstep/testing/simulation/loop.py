@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+from ...ports import CURRENT
+
 if TYPE_CHECKING:
     from .process import Process
 
@@ -16,7 +18,7 @@ RESOLUTION = 1e-6
 
 
 class SimulatedTask(asyncio.Task[Any]):
-    """A task whose hash is its number in its process, not its place in memory: asyncio keeps tasks in sets."""
+    """A task whose hash is its number, not its place in memory: asyncio keeps tasks in sets."""
 
     def __init__(self, number: int, coroutine: Coroutine[Any, Any, Any], **options: Any) -> None:
         self._number = number
@@ -138,7 +140,12 @@ class ProcessLoop(asyncio.BaseEventLoop):
 
     def _make_task(self, loop: Any, coroutine: Coroutine[Any, Any, Any], **options: Any) -> asyncio.Task[Any]:
         self._tasks_made += 1
-        return SimulatedTask(self._tasks_made, coroutine, loop=loop, **options)
+        context = options.get("context")
+        scope = None if context is None else context.get(CURRENT)
+        number = self._tasks_made
+        if scope is not None and not scope.in_step:
+            number = scope.order  # that of its branch, which is the same in every process
+        return SimulatedTask(number, coroutine, loop=loop, **options)
 
     def _process_events(self, event_list: Any) -> None:
         """There are none."""
