@@ -18,18 +18,18 @@ from keepstep.model import RunQuery, Signal, Status
 from keepstep.ports import Row, Send
 from keepstep.stores import files_entry
 from keepstep.stores.files import FilesStore
-from keepstep.stores.records import FORMAT
+from keepstep.stores.records import FORMAT, NEWEST_FORMAT
 from tests.care.stored import contents, driven, everything, filled, tampered
 from tests.care.test_verify import edited
 
-NEWER = f"has format {FORMAT + 1}, newer than {FORMAT}; upgrade Keepstep"
+NEWER = f"has format {NEWEST_FORMAT + 1}, newer than {NEWEST_FORMAT}; upgrade Keepstep"
 
 
 def newer(rows, kept, **fields):
     """The rows as a newer Keepstep would have written those after the first few, and the checksum of the last."""
     done, checksum = list(rows[:kept]), sha256(rows[kept - 1].record + (rows[kept - 1].body or b"")).hexdigest()
     for row in rows[kept:]:
-        record = {**msgspec.json.decode(row.record), **fields, "format": FORMAT + 1, "previous": checksum}
+        record = {**msgspec.json.decode(row.record), **fields, "format": NEWEST_FORMAT + 1, "previous": checksum}
         text = msgspec.json.encode(record)
         checksum = sha256(text + (row.body or b"")).hexdigest()
         done.append(Row(row.seq, row.kind, text, row.body))
@@ -79,7 +79,7 @@ def test_what_a_newer_one_wrote_is_never_given_up_as_lost(store, tmp_path):
 
 
 def test_a_damaged_number_is_no_newer_format(store):
-    tampered(store, "done", rows=edited(2, f'"format":{FORMAT}'.encode(), f'"format":{FORMAT + 1}'.encode()))
+    tampered(store, "done", rows=edited(2, f'"format":{FORMAT}'.encode(), f'"format":{NEWEST_FORMAT + 1}'.encode()))
     assert assess(store, "done").kept == 2
 
 

@@ -13,13 +13,13 @@ import apsw
 import pytest
 
 import keepstep as ks
-from keepstep.engine import history, position
+from keepstep.engine import history, position, walk
 from keepstep.engine import rewind as rewinding
 from keepstep.engine.doctor import examine
 from keepstep.errors import DuplicateName, InvalidGraph
 from keepstep.model import Kind
 from keepstep.model.signal import GO
-from tests.engine.world import until, until_status
+from tests.engine.world import until, until_recorded, until_status
 
 
 def review(ran=None, **options):
@@ -1314,3 +1314,69 @@ async def test_a_rewind_that_another_one_has_overtaken_does_not_keep_the_run(wor
 
 async def _refuses(*_):
     raise ks.DefinitionError("the step is gone")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_branches_named_like_the_breakpoints_of_their_part_are_taken_up_again(world, when):
+    """A breakpoint of `x` is kept under `x#1.before`, and so is what its branch `before` does."""
+    hold = asyncio.Event()
+
+    async def slow(state):
+        await hold.wait()
+        return {"slow": 1}
+
+    graph = ks.Graph(f"named-{when}", interrupt_before=["x"], interrupt_after=["x"])
+    graph.add(gives(n=1), name="begin")
+    graph.add(slow, name=when)
+    graph.add(gives(quick=1), name="quick")
+    graph.add(gives(done=True), name="done")
+    graph.edge("begin", "x")
+    graph.parallel("x", [when, "quick"], join="done")
+    graph.entry("begin")
+    graph.exit("done")
+    engine = await world.started(workflows=[graph])
+    run = await engine.start(graph, run_id="r")
+    await until_status(run, "waiting")
+    await run.resume()
+    await until_recorded(run, "x#1.quick/quick#1")
+    engine = await world.crash_and_recover(engine, workflows=[graph])
+    run = await engine.get("r")
+    hold.set()
+    await until_status(run, "waiting")
+    engine = await world.crash_and_recover(engine, workflows=[graph])  # as it stands behind the part
+    run = await engine.get("r")
+    await run.resume()
+    assert await run.result(30) == {"n": 1, "slow": 1, "quick": 1, "done": True}
+    await engine.close()
+
+
+@pytest.mark.live_only
+@pytest.mark.one_store
+async def test_history_that_counts_a_breakpoint_as_a_call_still_fits(world, monkeypatch):
+    """Older versions gave the stop the first place of its branch."""
+    graph = ks.Graph("counted", interrupt_before=["one"])
+    graph.add(gives(one=1), name="one")
+    graph.wait("hear", signal="word")
+    graph.edge("one", "hear")
+    graph.entry("one")
+    graph.exit("hear")
+    real = walk.SignalCall
+
+    def counted(branch, *args):
+        branch.ordinal = 0
+        return real(branch, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(walk, "SignalCall", counted)
+        engine = await world.started(workflows=[graph])
+        run = await engine.start(graph, run_id="r")
+        await until_status(run, "waiting")
+        await run.resume()
+        await until_recorded(run, "one#1")
+        await until_status(run, "waiting")
+        await world.crash(engine)
+    async with world.engine(workflows=[graph]) as engine:
+        run = await engine.get("r")
+        await run.signal("word")
+        assert (await run.result(30))["one"] == 1
+        assert [one.ordinal for one in await run.checkpoints() if GO in one.step] == [1]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import keepstep as ks
-from keepstep.engine import history
+from keepstep.engine import history, wakeups
 from keepstep.engine.inbox import Inbox
 from keepstep.engine.parking import SHORT_WAIT_SECONDS
 from keepstep.engine.runner import Runner
@@ -116,14 +116,18 @@ def due(engine):
 
 @pytest.mark.quick_store
 @pytest.mark.parametrize("wait", [lambda: ks.wait_for("word", timeout=50.0), lambda: ks.sleep(SHORT_WAIT_SECONDS)])
-async def test_a_timeout_or_a_sleep_starts_over_after_a_crash(world, wait):
+async def test_a_timeout_or_a_sleep_whose_start_is_recorded_starts_over_after_a_crash(world, wait, monkeypatch):
+    monkeypatch.setattr(wakeups, "RIDE_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(wakeups, "RECORD_AFTER_SECONDS", 0.0)
+
     @ks.workflow
     async def waiting():
         await wait()
 
     engine = await world.started(linger_seconds=60)
-    await engine.start(waiting, run_id="r")
+    run = await engine.start(waiting, run_id="r")
     await until_at_last_wait(engine, "r")
+    await until(lambda: _recorded_start(run))
     first = due(engine)
     for _ in range(2):
         await asyncio.sleep(0.01)  # a wait that began anew would end so much later at least
@@ -131,6 +135,10 @@ async def test_a_timeout_or_a_sleep_starts_over_after_a_crash(world, wait):
         await until_at_last_wait(engine, "r")
         assert abs(due(engine) - first) < 0.001
     await engine.close()
+
+
+async def _recorded_start(run):
+    return any(one.kind == "wait started" for one in await run.checkpoints())
 
 
 async def test_a_signal_to_nobody_is_accepted(world):

@@ -1,13 +1,15 @@
 """Time, randomness and ids are the same on every replay (K6)."""
 
 import asyncio
+import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 import keepstep as ks
+from keepstep.ports import SystemClock
 from tests.engine.lives import Pace, live_then_many_lives
-from tests.engine.world import until, until_status
+from tests.engine.world import until, until_recorded, until_status
 
 
 def marker(effects, pace=None):
@@ -221,3 +223,87 @@ async def test_a_pause_that_the_code_is_not_told_of_does_not_move_its_time(world
     assert await run.result() == "go"
     assert len(set(told)) == 1
     await engine.close()
+
+
+class Ahead(SystemClock):
+    """A wall clock that a test sets."""
+
+    offset = 0.0
+
+    def now(self):
+        return super().now() + self.offset
+
+
+@pytest.mark.live_only
+@pytest.mark.one_store
+async def test_outcome_that_nobody_is_given_does_not_move_time(world, effects):
+    """The loser of the race ends in the same commit as the winner."""
+    mark = marker(effects)
+
+    @ks.workflow
+    async def clock():
+        await ks.race(mark("a"), mark("bb"))
+        await asyncio.sleep(0.01)  # long enough for the other outcome to arrive
+        await mark("after", ks.now())
+        await ks.wait_for("go")
+
+    await live_then_many_lives(world, clock, Pace(), effects, lives=2)
+    assert len(effects) == 3
+
+
+@pytest.mark.live_only
+@pytest.mark.one_store
+async def test_clock_that_rings_in_the_commit_that_ends_its_block_does_not_move_time(world, effects):
+    mark, limits = marker(effects), []
+
+    @ks.step
+    async def rings():
+        asyncio.get_running_loop().call_soon(limits[-1]._call._over)  # before what the step gives is written
+
+    @ks.workflow
+    async def clock():
+        async with ks.timeout(60) as limit:
+            limits.append(limit)
+            await rings()
+        before = ks.now()
+        await asyncio.sleep(0.01)
+        await mark("after", ks.now())
+        await ks.wait_for("go")
+        return before == effects[0][1]
+
+    assert await live_then_many_lives(world, clock, Pace(), effects, lives=2)
+
+
+@pytest.mark.live_only
+@pytest.mark.one_store
+async def test_time_does_not_go_back_between_outcomes_that_arrive_together(world):
+    clock, ended = Ahead(), {"x": threading.Event(), "y": threading.Event()}
+
+    @ks.step
+    async def body(name):
+        return name
+
+    @ks.workflow
+    def busy():
+        """Its thread works while both steps end, and the clock is set back between them."""
+        first = body("x").start()
+        ended["x"].wait(10)
+        second = body("y").start()
+        ended["y"].wait(10)
+        times = [ks.now()]
+        for call in (first, second):
+            call.result()
+            times.append(ks.now())
+        return times
+
+    async with world.engine(clock=clock) as engine:
+        run = await engine.start(busy)
+        await until_recorded(run, "body#1")
+        clock.offset = -3600.0
+        ended["x"].set()
+        await until_recorded(run, "body#2")
+        ended["y"].set()
+        times = await run.result(30)
+        assert times == sorted(times)
+        recorded = [one.finished_at for one in await run.checkpoints()]
+        assert recorded == sorted(recorded)

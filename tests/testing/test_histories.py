@@ -89,7 +89,7 @@ def _no_body_runs():
 
 def test_the_same_code_replays(ended, asleep):
     assert replay(ORDER, ended) == Replayed("o-1", len(ended.rows), ended=True)
-    assert replay(ORDER, asleep) == Replayed("o-1", 2, ended=False, asks=("sleep#1",))
+    assert replay(ORDER, asleep) == Replayed("o-1", 3, ended=False, asks=("sleep#1",))
 
 
 def test_a_run_that_has_recorded_nothing_replays():

@@ -68,6 +68,11 @@ def at(moment: datetime, **span: float) -> bool:
     return wanted <= moment < wanted + timedelta(seconds=1)
 
 
+def ended(handle) -> list[str]:
+    """The calls that have an outcome."""
+    return [one.step for one in handle.checkpoints() if one.step and one.kind != "wait started"]
+
+
 def in_world(**options):
     return world(workflows=[SUBSCRIPTION, PATIENT, LATE, BLOCKING], **options)
 
@@ -90,9 +95,9 @@ def test_time_passes_only_when_the_test_says_so():
         here.advance()
         assert handle.status() == "waiting"
         here.advance(days=29)
-        assert [one.step for one in handle.checkpoints() if one.step] == ["charge#1"]
+        assert ended(handle) == ["charge#1"]
         here.advance(days=1)
-        assert [one.step for one in handle.checkpoints() if one.step] == ["charge#1", "sleep#1", "count#1"]
+        assert ended(handle) == ["charge#1", "sleep#1", "count#1"]
         assert at(here.now, days=30)
         here.advance(hours=1, minutes=1, seconds=1)
         handle.signal("cancelled", "by me")
@@ -178,7 +183,7 @@ def test_a_world_on_a_file_goes_on_in_the_next(tmp_path):
         here.advance(days=31)
     with in_world(url=url, at=START + timedelta(days=32)) as here:
         handle = here.get("s-1")
-        assert [one.step for one in handle.checkpoints() if one.step][-1] == "count#1"
+        assert ended(handle)[-1] == "count#1"
         assert handle.result()[:3] == [5, 6, False]
 
 
@@ -254,3 +259,54 @@ def test_a_world_tells_other_observers_too(caplog):
         here.start(LATE).result()
     assert {event.name for event in told} >= {"run.started", "run.completed"}
     assert len(told) == len(here.events)
+
+
+@ks.step
+async def takes(seconds: float) -> str:
+    await asyncio.sleep(seconds)
+    return "slow"
+
+
+async def nap(seconds: float) -> None:
+    await ks.sleep(seconds)
+
+
+async def limited() -> str:
+    try:
+        async with ks.timeout(2):
+            return await takes(3)
+    except ks.TimedOut:
+        return "timed out"
+
+
+async def raced() -> str:
+    async def two() -> str:
+        await ks.sleep(2)
+        return "nap"
+
+    return await ks.race(takes(3), two())
+
+
+NAP, LIMITED, RACED = (Workflow(one) for one in (nap, limited, raced))
+
+
+@pytest.mark.parametrize("seconds", [1, 2, 2.5, 5])
+def test_wait_takes_its_time_whether_or_not_it_stays_in_memory(seconds):
+    with world(workflows=[NAP]) as here:
+        handle = here.start(NAP, seconds)
+        handle.result()
+        row = handle.run()
+    assert (row.updated_at - row.created_at).total_seconds() == pytest.approx(seconds, abs=0.01)
+
+
+@pytest.mark.parametrize("workflow, result", [(LIMITED, "timed out"), (RACED, "nap")])
+def test_wait_beside_a_step_ends_as_in_real_time(workflow, result):
+    with world(workflows=[workflow]) as here:
+        assert here.start(workflow).result() == result
+
+
+def test_run_that_sleeps_for_a_second_is_done_after_a_second_and_a_half():
+    with world(workflows=[NAP]) as here:
+        handle = here.start(NAP, 1)
+        here.advance(1.5)
+        assert handle.status() == "completed"

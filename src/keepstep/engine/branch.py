@@ -166,7 +166,6 @@ class DurableCall(Call[T]):
     """A question of the code whose answer is recorded: asked once, answered in sequence order, live as on replay."""
 
     __slots__ = (
-        "asked_at",
         "branch",
         "digest",
         "entry",
@@ -245,7 +244,6 @@ class DurableCall(Call[T]):
             run.insist_on_end()
         self.state = ASKED
         self.knew = run.told
-        self.asked_at = run.now_at  # clocks count from here, also when the call is held back until the history is told
         if run.history is not None:
             if self.entry is not None:
                 run.asked[self.key] = self
@@ -285,6 +283,10 @@ class DurableCall(Call[T]):
                 run.loop.call_soon_threadsafe(self.cancelled_by_code)
                 raise asyncio.CancelledError
         return self.outcome()
+
+    def was_asked_as(self, digest: str) -> bool:
+        """Whether a run that an older version began has recorded this very question with another digest."""
+        return False
 
     # -- being answered -----------------------------------------------------------------------------------------------
 

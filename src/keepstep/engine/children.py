@@ -27,7 +27,7 @@ from .ending import ContinueAs
 from .series import newest_run
 from .steering import cancel_child
 from .waits import HearingCall
-from .wakeups import Wait, add_wait, end_wait
+from .wakeups import end_wait
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -260,7 +260,7 @@ class ChildResult(HearingCall):
         if signal is not None:
             self._come(signal)
         else:
-            add_wait(self.run, Wait(self, None, None, self.name, self._come, mine=self._is_mine))
+            self.wait(None, self.name, self._come, mine=self._is_mine)
 
     async def _ask_the_store(self) -> None:
         """A person lets the parent go on: what the child is now counts, and not what was once said of it.

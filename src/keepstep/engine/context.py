@@ -52,6 +52,8 @@ End = tuple[Status, bytes, ErrorInfo | None, str | None]
 
 
 STATE = Kind.STATE.value
+#: Records that are not counted where durability goes by the number of steps.
+_NO_STEPS = frozenset({STATE, Kind.WAIT_STARTED.value})
 
 
 class RunContext:
@@ -98,8 +100,10 @@ class RunContext:
         self.telling = False
         self.arrived: deque[Draft] = deque()
         self.now_at: datetime = run.created_at
-        self.told_at_end = 1  # the same, when the code ended
+        self.latest_at: datetime = run.created_at  # no record that is made from now on has an earlier time
         self.told = 1  # the record that the code was told last: that the run began, and then outcomes
+        self.told_at_end = 1  # the same, when the code ended
+        self.exact_time = True  # unless its first record says that it was begun by a version without
         self.generation = 0
         self.retried_at: datetime | None = None  # from then on, waits that are still open have their full time again
         self.tried: dict[str, Any] = {}
@@ -121,6 +125,7 @@ class RunContext:
         self.heard: dict[str, int] = {}
         # waits and signals
         self.waits: dict[Any, Wait] = {}
+        self.wait_starts: dict[str, datetime] = {}  # when waits began that the code has not asked for again yet
         self.inbox = Inbox()
         self.consumed: set[int] = set()
         self.signals_seen = 0
@@ -148,10 +153,31 @@ class RunContext:
 
     # -- time and writing ---------------------------------------------------------------------------------------------
 
-    def time(self) -> datetime:
-        """Now, for a record; a clock that was set back never makes time run backwards within a run."""
-        now, before = instant(self.engine.clock.now()), self.now_at
-        return now if now > before else before  # noqa: FURB136 - asked for twice a step, and max takes its time
+    def time(self, at_least: datetime | None = None) -> datetime:
+        """Now, for a record: never earlier than any record before it, even if the clock was set back."""
+        now = instant(self.engine.clock.now())
+        if at_least is not None and now < at_least:
+            now = at_least
+        if now > self.latest_at:  # noqa: PLR1730 - asked for twice a step, and max takes its time
+            self.latest_at = now
+        return self.latest_at
+
+    def set_now(self, at: datetime | None) -> None:
+        """Set what `ks.now()` gives to the time of an outcome that the code is about to be given."""
+        if at is not None:
+            self.now_at = at
+            if at > self.latest_at:  # noqa: PLR1730 - as above
+                self.latest_at = at
+
+    @property
+    def parked_by_older(self) -> bool:
+        """Whether a version that records no starts of waits may have put the run away, amid a wait that is open."""
+        return not self.exact_time or self.claim.before is Status.WAITING
+
+    def open_waits(self) -> dict[str, datetime]:
+        """When the waits began that are recorded as open, by their keys."""
+        began = {wait.call.key: instant(wait.call.began_at) for wait in self.waits.values() if wait.is_recorded}
+        return {**self.wait_starts, **began}
 
     @property
     def deadline_at(self) -> datetime | None:
@@ -179,7 +205,7 @@ class RunContext:
         draft = Draft(record, call, then, packed=packed)
         if self.gathers and then is None and record.error is None:
             # A failure is flushed at once: the error that the code sees names its record, for a later retry.
-            self.unflushed += record.kind != STATE  # which is no step
+            self.unflushed += record.kind not in _NO_STEPS
             writing = self.in_flight > 0 or self.journal.holds(self)  # what is on its way must not be overtaken
             if not writing and not self._flushes(record, state):
                 self.pending.append(draft)
@@ -212,12 +238,14 @@ class RunContext:
         then: Callable[[Answer], None] | None = None,
         refused: Callable[[Answer], None] | None = None,
         call: Any = None,
+        *,
+        takes_along: bool = False,
     ) -> None:
         """Put a record into the journal that carries more than itself: a message, a child, a move of the head."""
         if self.detached:
             return
         self.unflushed = 0
-        self.journal.add(self, Draft(record, call, then, refused, change))
+        self.journal.add(self, Draft(record, call, then, refused, change, takes_along=takes_along))
 
     def may_start_body(self) -> bool:
         """Whether the lease is fresh enough to start something with it."""
@@ -281,7 +309,7 @@ class RunContext:
 
     def refused(self, drafts: list[Draft], answer: Answer) -> None:
         """The store refused them: either the lease is gone, or the one who asked has a way out."""
-        handler = drafts[0].refused
+        handler = drafts[-1].refused
         if answer.verdict is Verdict.FENCED or handler is None:
             if answer.verdict is not Verdict.FENCED:
                 log.error("run %s: the store refused a change: %s %s", self.id, answer.verdict, answer.about)
@@ -331,7 +359,7 @@ class RunContext:
             return False
         order.popleft()
         del history.entries[entry.key]
-        self.now_at = entry.record.finished_at or self.now_at
+        self.set_now(entry.record.finished_at)
         self.told = entry.seq
         call.state = ASKED
         call.settle(entry.record)
@@ -358,7 +386,7 @@ class RunContext:
             return None
         entry = history.entries.get(key)
         if entry is not None:
-            if entry.digest != call.digest:
+            if entry.digest != call.digest and not call.was_asked_as(entry.digest):
                 self.mismatch(f"{key} was recorded with another input at seq {entry.seq}; the code or its data changed")
             elif entry.ordinal != call.ordinal and self.workflow.on_change != "compatible":
                 self.mismatch(

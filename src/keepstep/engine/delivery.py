@@ -66,7 +66,7 @@ def _settle(run: RunContext, call: DurableCall[Any] | Control, record: Record) -
     """Give a call its outcome; whether code was woken. What the code no longer waits for tells it nothing: no time."""
     if not isinstance(call, Control) and call.state != ASKED:
         return False
-    run.now_at = record.finished_at or run.now_at
+    run.set_now(record.finished_at)
     run.told = max(run.told, record.seq)  # a record that is delivered before it is written has no number yet
     return call.settle(record)
 
@@ -84,7 +84,7 @@ def _replay_next(run: RunContext, history: History) -> bool:
     if entry.key.startswith(RESERVED):
         history.order.popleft()
         if entry.key in STEERING:  # of a pause or a resume the code was told nothing, not even the time
-            run.now_at = record.finished_at or run.now_at
+            run.set_now(record.finished_at)
             run.told = max(run.told, entry.seq)
         control(run, record)
         run.watch()

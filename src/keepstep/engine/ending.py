@@ -39,7 +39,10 @@ UNWIND_SECONDS = 30.0
 MAX_PATH = 100
 #: What only a replay asks for: all of it or nothing, or a replay would find a gap. The rest is there for readers.
 _FOR_REPLAY = frozenset(
-    {Kind.STEP_COMPLETED, Kind.STEP_CANCELLED, Kind.TIMER, Kind.SIGNAL, Kind.CHILD, Kind.DECISION, Kind.PATCH}
+    (
+        *(Kind.STEP_COMPLETED, Kind.STEP_CANCELLED, Kind.WAIT_STARTED, Kind.TIMER),
+        *(Kind.SIGNAL, Kind.CHILD, Kind.DECISION, Kind.PATCH),
+    )
 )
 #: How much of an error's message is told along with a mismatch.
 _MAX_RAISED = 200

@@ -300,7 +300,7 @@ class _Copy:
         named["other"] = self.edits.digest()
         records = [self._record(record) for record in self.prefix.records]
         if not records:
-            first = {"workflow": old.workflow, "version": old.version, **self.first}
+            first = {"workflow": old.workflow, "version": old.version, **self.first, "exact_time": True}
             records.append(Record(self.name, Kind.RUN_STARTED.value, finished_at=now, data=first))
         records[0].data = {**(records[0].data or {}), **named, **about}
         if edited is not None:

@@ -245,6 +245,8 @@ class History:
         self.position: Position | None = None
         self.edits: list[Record] = []
         self.started_at: datetime | None = None
+        self.exact_time = True  # unless a version without began the run
+        self.wait_starts: dict[str, datetime] = {}
         self.generation = 0
         self.retried_at: datetime | None = None
         self.signals: set[int] = set()
@@ -261,6 +263,8 @@ class History:
         self._notes: list[Record] = []
         self._marks: list[Record] = []
         self._resumptions: list[Record] = []
+        self._waits: list[Record] = []
+        self._begun = {Kind.STEP_STARTED.value: self._marks, Kind.WAIT_STARTED.value: self._waits}
         self._taken: list[tuple[int, str, int, bool]] = []
         self.superseded = Superseded()
         self._begins_here = after > 0
@@ -309,10 +313,11 @@ class History:
                 self._add_outcome(record)
         elif kind in _NOTES or (kind == Kind.EMITTED and not record.attempt):  # a step's own tokens are not notes
             self._notes.append(record)
-        elif kind == Kind.STEP_STARTED:
-            self._marks.append(record)
+        elif (begun := self._begun.get(kind)) is not None:
+            begun.append(record)
         elif kind == Kind.RUN_STARTED:
             self.started_at = record.finished_at
+            self.exact_time = bool((record.data or {}).get("exact_time"))
         elif kind == Kind.SUPERSEDED:
             self.superseded.add(record)
             if goes_back(record):
@@ -330,7 +335,8 @@ class History:
     def _begin_with(self, record: Record) -> None:
         """Take a consolidated state as the beginning: nothing before it is needed."""
         self.position, whole = Position.restored(record)
-        self.started_at = whole.started_at
+        self.started_at, self.exact_time = whole.started_at, whole.exact_time
+        self.wait_starts.update(whole.waits)
         self._generation_before, self._steps_before = whole.generation, whole.steps
         if whole.spent:
             forked_at = self.spent.began
@@ -361,12 +367,14 @@ class History:
         self.edits = [record for record in self.edits if record.seq not in gone]
         self._arrange_outcomes(gone)
         self._arrange_begun(gone)
+        self._arrange_waits(gone)
         self.notes = {note.step: note for note in self._notes if note.seq not in gone}
         self._read_signals(gone)
         resumptions = [record.finished_at for record in self._resumptions if record.seq not in gone]
         self.retried_at = resumptions[-1] if resumptions else None
-        for told in (self._outcomes, self._attempts, self._notes, self._marks, self._taken, self._resumptions):
+        for told in (self._outcomes, self._attempts, self._notes, self._marks, self._waits, self._taken):
             told.clear()
+        self._resumptions.clear()
 
     def _rename(self, key: str, seq: int) -> str:
         """The key under which a migration lets the code ask for what was recorded before it."""
@@ -385,7 +393,8 @@ class History:
                     entry.child = before.child
                 self.entries[entry.key] = entry  # a later record of one call overrides an earlier one
         for entry in self.entries.values():
-            self.places[entry.key.rpartition("/")[0], entry.ordinal] = entry.key
+            if _AT_STOP not in entry.key:  # it is alone in its place, which a branch may share
+                self.places[entry.key.rpartition("/")[0], entry.ordinal] = entry.key
         self.order.extend(sorted(self.entries.values(), key=_seq))
         self.steps = self._steps_before + len(self.entries)
 
@@ -403,6 +412,21 @@ class History:
             if record.seq not in gone and key not in self.entries:
                 self.marks[key] = record
                 self.places.setdefault((key.rpartition("/")[0], record.ordinal), key)
+
+    def _arrange_waits(self, gone: Superseded) -> None:
+        """When waits began that have no outcome yet. Who was led to another step asks for those of that one anew."""
+        led = max((edit.seq for edit in self.edits if "next" in (edit.data or {})), default=0)
+        if led:
+            self.wait_starts.clear()
+        for record in self._waits:
+            if record.seq not in gone and record.seq > led and record.started_at is not None:
+                self.wait_starts[self._rename(record.step, record.seq)] = record.started_at
+        for key in self.entries:
+            self.wait_starts.pop(key, None)
+
+    def open_waits(self) -> dict[str, datetime]:
+        """When the waits began that are recorded as open, by their keys."""
+        return self.wait_starts
 
     def _read_signals(self, gone: Superseded) -> None:
         """Which signals have been read: not those that only waits of the code have heard which no longer count."""

@@ -52,15 +52,16 @@ _DONE = Verdict.DONE
 _HELD = Verdict.HELD
 
 #: Records that a step's body may cause again each time before it kills its worker: they prove no progress.
-_NO_PROGRESS = frozenset({Kind.RECOVERED.value, Kind.EMITTED.value, Kind.PUBLISHED.value})
+_NO_PROGRESS = frozenset({Kind.RECOVERED.value, Kind.EMITTED.value, Kind.PUBLISHED.value, Kind.WAIT_STARTED.value})
 
 
 class Draft(msgspec.Struct, gc=False):
     """A record on its way into the journal, and what is to happen once it is durable.
 
     `call` is settled then, in order; `then` is told at once; `refused` is told when the store refused the change.
-    `change` holds fields of the Advance beyond its rows: such a draft is committed by itself. `packed` is the value of
-    the record as it is kept, if it was compressed before.
+    `change` holds fields of the Advance beyond its rows: such a draft is committed by itself, unless it `takes_along`
+    the plain ones before it. If the store refuses that, they are written without it. `packed` is the value of the
+    record as it is kept, if it was compressed before.
     """
 
     record: Record | None
@@ -69,6 +70,7 @@ class Draft(msgspec.Struct, gc=False):
     refused: Callable[[Answer], None] | None = None
     change: dict[str, Any] | None = None
     packed: bytes | None = None
+    takes_along: bool = False
 
 
 class Journal:
@@ -112,6 +114,12 @@ class Journal:
         if now and not self._scheduled and not self._in_flight:
             self._flush()
         elif not self._scheduled:
+            self._schedule()
+
+    def write_pending(self, run: RunContext) -> None:
+        """Write what rides with the next commit of a run, although nothing else of it is to be written."""
+        self._dirty[run] = None
+        if not self._scheduled:
             self._schedule()
 
     def holds(self, run: RunContext) -> bool:
@@ -304,13 +312,13 @@ class Journal:
 
     def _change(self, run: RunContext, drafts: list[Draft], batch: _Batch) -> Advance:
         change = Advance(run.id, self.worker, run.epoch, run.seq)
-        special = drafts[0].change
+        special = drafts[-1].change
         if special is not None:
             for name, value in special.items():
                 setattr(change, name, value)
         if change.within is not None and special is not None:
             batch.needs_thread = True
-            change.within = _sealed_within(change, run, drafts[0], special["within"])
+            change.within = _sealed_within(change, run, drafts[-1], special["within"])
         else:
             change.rows, change.checksum = rows, _ = _sealed(run, drafts)
             if rows and rows[0].kind in _NO_PROGRESS and all(row.kind in _NO_PROGRESS for row in rows):
@@ -356,6 +364,9 @@ class Journal:
                 elif answer.verdict is _HELD:
                     self._hold(run, drafts, answer)
                 else:
+                    if len(drafts) > 1 and drafts[-1].takes_along:
+                        run.pending[:0] = drafts[:-1]
+                        self._dirty[run] = None
                     run.refused(drafts, answer)
             elif not owner.done():
                 if answer.verdict is _HELD and answer.error is not None:
@@ -485,10 +496,15 @@ class Journal:
 
 
 def _until_special(pending: list[Draft]) -> tuple[list[Draft], list[Draft]]:
-    """The drafts that can be one change, and those that must wait for it: one that carries more stands alone."""
+    """The drafts that can be one change, and those that must wait for it.
+
+    One that carries more stands alone, but for one that puts the run away: it takes along what is before it.
+    """
     if pending[0].change is not None:
         return pending[:1], pending[1:]
     split = next((i for i, draft in enumerate(pending) if draft.change is not None), len(pending))
+    if split < len(pending) and pending[split].takes_along:
+        split += 1
     return pending[:split], pending[split:]
 
 

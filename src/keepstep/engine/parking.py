@@ -9,10 +9,10 @@ from ..model import Status
 from ..model.signal import CANCEL, GO, RESUME
 from ..ports import Answer, Verdict, instant
 from ..stores.records import Record
-from .journal import head_move
+from .journal import Draft, head_move
 from .quiet import only_waits
 from .steering import signal_record, stop_settling
-from .wakeups import Wait, due_at, seconds_left, wakes
+from .wakeups import Wait, due_at, seconds_left, unrecorded_starts, wakes
 
 if TYPE_CHECKING:
     from .context import RunContext
@@ -140,4 +140,5 @@ def move(
         signals_seen=run.signals_seen,
         progress=record is not None,
     )
-    run.append_special(record, change, then, refused)
+    run.pending.extend(map(Draft, unrecorded_starts(run)))  # written in the same commit
+    run.append_special(record, change, then, refused, takes_along=True)

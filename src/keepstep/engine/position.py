@@ -254,6 +254,8 @@ class Whole(msgspec.Struct):
     signals: list[tuple[int, int]] = []
     started_at: datetime | None = None
     spent: dict[str, Any] = {}
+    exact_time: bool = False
+    waits: dict[str, datetime] = {}
 
 
 def level_of(stage: str | None, agent: str | None) -> str:
@@ -271,6 +273,8 @@ def facts(past: RunContext | History, read: Iterable[int]) -> dict[str, Any]:
         "signals": _ranges(read),
         "started_at": past.started_at,
         "spent": past.spent.as_data(),
+        "exact_time": past.exact_time,
+        "waits": past.open_waits(),
     }
 
 

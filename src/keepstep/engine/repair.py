@@ -15,7 +15,7 @@ from ..errors import CheckpointCorrupt, DefinitionError, RunConflict, RunNotFoun
 from ..model import Kind, Run, Signal, Status, WorkerInfo
 from ..model.ids import check_text, new_id
 from ..ports import Advance, ClaimRequest, Row, Store, Verdict, commit_all, instant
-from ..stores.records import FORMAT
+from ..stores.records import NEWEST_FORMAT
 from ..stores.rules import check_signal, seal_signal
 from ..stores.sealed import below
 from .archive import ArchiveWriter, writing
@@ -162,7 +162,7 @@ def _refuse_newer(store: Store, run: Run) -> None:
         if newer and seen is not None and seen.previous == newer:
             break
         checksum = sha256(bytes(row.record) + bytes(row.body or b"")).hexdigest()
-        newer = checksum if seen is not None and seen.format > FORMAT else ""
+        newer = checksum if seen is not None and seen.format > NEWEST_FORMAT else ""
         if newer and row.seq == run.seq and newer == run.checksum:
             break
     else:

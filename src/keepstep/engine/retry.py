@@ -38,6 +38,7 @@ _OF_THE_CODE = frozenset(
         Kind.STEP_COMPLETED.value,
         Kind.STEP_FAILED.value,
         Kind.STEP_CANCELLED.value,
+        Kind.WAIT_STARTED.value,
         Kind.TIMER.value,
         Kind.SIGNAL.value,
         Kind.CHILD.value,

@@ -151,15 +151,18 @@ class Runner:
         context.tried, context.marks, context.notes = history.tried, history.marks, history.notes
         context.consumed = history.signals
         context.steps = history.steps
+        context.exact_time = history.exact_time
+        context.wait_starts = history.wait_starts
         context.edits = history.edits
         context.spent = history.spent
         if context.guard is not None:
             context.guard.loaded(history.last_at)
         if history.started_at is not None:
-            context.now_at = context.started_at = history.started_at
+            context.started_at = history.started_at
+            context.set_now(history.started_at)
         if history.position is not None:
             context.position = history.position
-            context.now_at = history.position.moment or context.now_at
+            context.set_now(history.position.moment)
 
     async def _load_signals(self, context: RunContext) -> None:
         signals: list[Signal] = []
@@ -179,7 +182,7 @@ class Runner:
             engine.forgetting.begins(context)
         if context.seq == 0:
             record = self.started(run.id, context.workflow, context.worker, context.time())
-            context.now_at = record.finished_at or context.now_at
+            context.set_now(record.finished_at)
             context.spent.add(record)
             context.pending.append(Draft(record))  # rides with the first commit
         if context.claim.taken_from is not None:
@@ -229,7 +232,7 @@ class Runner:
     @staticmethod
     def started(run: str, workflow: Workflow[..., Any], worker: str, at: datetime) -> Record:
         """The first record of a run."""
-        data = {"workflow": workflow.name, "version": workflow.version, **definition_of(workflow)}
+        data = {"workflow": workflow.name, "version": workflow.version, **definition_of(workflow), "exact_time": True}
         return Record(run, Kind.RUN_STARTED.value, worker=worker, finished_at=at, data=data)
 
     def _arm_deadline(self, context: RunContext) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from ..errors import AlreadyFinished, CheckpointCorrupt, DefinitionError, RunConflict, RunNotFound
 from ..model import Kind, State, Status
 from ..model.ids import check_text
-from ..model.signal import CANCEL, RESUME
+from ..model.signal import CANCEL, RESUME, breakpoint_call
 from ..model.tree import diff, frozen
 from ..stores.records import Record, origin, unseal
 from ..values import VALUES
@@ -265,7 +265,8 @@ def _began_with_the_state(record: Record, key: str) -> bool:
     """Whether a record says that something under this key is under way with the state as it was: branches, a child."""
     if record.step.startswith(f"{key}/"):
         return "child" in (record.data or {})
-    return record.step.startswith(f"{key}.") and not record.step.startswith((f"{key}.before/", f"{key}.after/"))
+    stops = (breakpoint_call(key, "before"), breakpoint_call(key, "after"))
+    return record.step.startswith(f"{key}.") and record.step not in stops
 
 
 def _next_key(position: Position) -> str:
@@ -302,7 +303,8 @@ async def _between_steps(engine: Engine, run: Run) -> Position:
     records = await _counting(engine, run, position, None)
     if position.at is None:
         raise RunConflict(f"run {run.id!r} stands after {position.step!r}, where no edge is chosen yet", run.id)
-    if any(key and record.step.startswith(key) for record in records):  # which is needed until it is done
+    needed = (record for record in records if record.kind != Kind.WAIT_STARTED)  # a state says which waits are open
+    if any(key and record.step.startswith(key) for record in needed):  # which is needed until it is done
         raise RunConflict(
             f"run {run.id!r} is inside {position.at!r}; its state can be written when that is done", run.id
         )

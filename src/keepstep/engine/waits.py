@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -14,11 +13,12 @@ from ..errors import DefinitionError, TimedOut
 from ..model import Kind, Outcome, Signal
 from ..model.ids import check_name, new_id
 from ..model.signal import RESERVED
-from ..stores.records import Record, StoredError
+from ..ports import instant
+from ..stores.records import FORMAT_WITH_WAITS, Record, StoredError
 from ..values import VALUES
 from ..workflows.definition import Call
 from ..workflows.options import LONGEST_SECONDS
-from .branch import ASKED, CANCELLED, DONE, Branch, DurableCall, in_workflow
+from .branch import ASKED, CANCELLED, DONE, NEW, Branch, DurableCall, in_workflow
 from .failure_point import mark_outcome
 from .notes import note
 from .wakeups import Wait, add_wait, end_wait, put_back, read_again
@@ -32,29 +32,95 @@ U = TypeVar("U")
 _MISSING: Any = object()
 
 
-class SleepCall(DurableCall[None]):
-    """A durable sleep."""
+def digest_of(seconds: float | None) -> str:
+    """The digest of a time to wait: in six digits if they say it exactly, as older versions have all of them."""
+    if seconds is None:
+        return ""
+    short = f"{seconds:g}"
+    return short if float(short) == seconds else repr(seconds)
 
-    __slots__ = ("seconds",)
 
-    def __init__(self, branch: Branch, seconds: float) -> None:
+class TimedCall(DurableCall[T]):
+    """A call that may wait for a time, counted from the moment at which the code asks: `seconds`, None for ever.
+
+    What survives a restart is that moment, `began_at` in wall time. It is recorded when the run is put away, or has
+    waited in memory for a while. A wait that ends before that leaves only its outcome.
+    """
+
+    __slots__ = ("began_at", "is_recorded", "now_at", "seconds")
+
+    #: Whether the wait gets its whole time again when a person lets the run go on while it is open.
+    starts_over = True
+
+    def __init__(self, branch: Branch, call: str, digest: str, seconds: float | None) -> None:
         self.seconds = seconds
-        super().__init__(branch, "sleep", f"{seconds:g}")
+        super().__init__(branch, call, digest)
 
-    def begin_live(self) -> None:
-        due = self.asked_at.timestamp() + self.seconds
-        add_wait(self.run, Wait(self, due, self._over, longest=self.seconds))
+    def begin(self) -> None:
+        if self.state == NEW and self.entry is None and self.seconds is not None:
+            self._begin_clock()
+        super().begin()
 
-    def _over(self) -> None:
-        record = self.record(Kind.TIMER)
-        due = self.asked_at + timedelta(seconds=self.seconds)
-        if record.finished_at is None or record.finished_at < due:  # the clock was set back: the run's own goes on
-            record.finished_at = due
-        self.run.append(record, self)
+    def _begin_clock(self) -> None:
+        run = self.run
+        self.now_at = run.now_at
+        recorded = run.wait_starts.pop(self.key, None)
+        self.is_recorded = recorded is not None
+        if recorded is not None:
+            self.began_at = recorded.timestamp()
+        elif run.history is not None and run.parked_by_older:
+            self.began_at = run.now_at.timestamp()  # older versions count from the newest outcome, and record no start
+        else:
+            self.began_at = run.engine.clock.now()
+        if self.starts_over and run.retried_at is not None:
+            self.began_at = max(self.began_at, run.retried_at.timestamp())
+
+    def wait(
+        self,
+        on_due: Callable[[], None] | None,
+        name: str | None = None,
+        on_signal: Callable[[Signal], None] | None = None,
+        *,
+        mine: Callable[[Signal], bool] | None = None,
+    ) -> None:
+        """Wait for the time or a signal, whichever comes first."""
+        if self.seconds is None:
+            add_wait(self.run, Wait(self, None, None, name, on_signal, mine=mine))
+            return
+        due, start = self.began_at + self.seconds, None if self.is_recorded else self._start
+        add_wait(self.run, Wait(self, due, on_due, name, on_signal, longest=self.seconds, start=start))
+
+    def _start(self) -> Record:
+        """The record of when the wait began."""
+        self.is_recorded = True
+        return self.record(Kind.WAIT_STARTED, started_at=instant(self.began_at), format=FORMAT_WITH_WAITS)
 
     def stop(self) -> None:
         super().stop()
         end_wait(self.run, self)
+
+    def was_asked_as(self, digest: str) -> bool:
+        return self.seconds is not None and not self.run.exact_time and digest == f"{self.seconds:g}"
+
+
+class SleepCall(TimedCall[None]):
+    """A durable sleep."""
+
+    __slots__ = ()
+
+    starts_over = False  # time that has passed has passed
+
+    def __init__(self, branch: Branch, seconds: float) -> None:
+        super().__init__(branch, "sleep", digest_of(seconds), seconds)
+
+    def begin_live(self) -> None:
+        self.wait(self._over)
+
+    def _over(self) -> None:
+        record = self.record(Kind.TIMER)
+        # If the clock was set back, the run's own time still goes on by as much as it has slept.
+        record.finished_at = self.run.time(self.now_at + timedelta(seconds=self.seconds or 0.0))
+        self.run.append(record, self)
 
 
 def sleep(seconds: float = 0.0, *, minutes: float = 0.0, hours: float = 0.0, days: float = 0.0) -> Call[None]:
@@ -69,13 +135,6 @@ def _span(seconds: float | timedelta, what: str) -> float:
     if not 0 <= total < LONGEST_SECONDS:
         raise DefinitionError(f"{what} must take between 0 and {LONGEST_SECONDS:,.0f} s, not {total!r}")
     return float(total)
-
-
-def _began(call: DurableCall[Any]) -> float:
-    """When the time of a limited wait began: at the call, or when a person let the run go on with the wait open."""
-    retried_at = call.run.retried_at
-    began = call.asked_at if retried_at is None else max(call.asked_at, retried_at)
-    return began.timestamp()
 
 
 class Request:
@@ -95,19 +154,15 @@ class Request:
         return f"<request {self._question} {self.payload!r}>"
 
 
-class HearingCall(DurableCall[Any]):
+class HearingCall(TimedCall[Any]):
     """A call that a signal answers. Cancelled before it was told the answer, it leaves the signal unread."""
 
     __slots__ = ("heard", "name")
 
-    def __init__(self, branch: Branch, call: str, digest: str, name: str) -> None:
+    def __init__(self, branch: Branch, call: str, digest: str, name: str, seconds: float | None = None) -> None:
         self.name = name
         self.heard: Signal | None = None
-        super().__init__(branch, call, digest)
-
-    def stop(self) -> None:
-        super().stop()
-        end_wait(self.run, self)
+        super().__init__(branch, call, digest, seconds)
 
     def cancelled_by_code(self) -> None:
         asked = self.state == ASKED
@@ -128,20 +183,18 @@ class HearingCall(DurableCall[Any]):
 class SignalCall(HearingCall):
     """A wait for a signal, for a while or for ever."""
 
-    __slots__ = ("default", "seconds")
+    __slots__ = ("default",)
 
     def __init__(self, branch: Branch, name: str, seconds: float | None, default: Any) -> None:
-        self.seconds, self.default = seconds, default
-        super().__init__(branch, f"wait_for:{name}", "" if seconds is None else f"{seconds:g}", name)
+        self.default = default
+        super().__init__(branch, f"wait_for:{name}", digest_of(seconds), name, seconds)
 
     def begin_live(self) -> None:
         signal = self.run.inbox.take(self.name)
         if signal is not None:
             self._come(signal)
-            return
-        due = None if self.seconds is None else _began(self) + self.seconds
-        longest = math.inf if self.seconds is None else self.seconds
-        add_wait(self.run, Wait(self, due, self._late, self.name, self._come, longest=longest))
+        else:
+            self.wait(self._late, self.name, self._come)
 
     def _come(self, signal: Signal) -> None:
         self.heard = signal
@@ -192,18 +245,18 @@ def wait_for(name: str, timeout: float | timedelta | None = None, default: Any =
     return SignalCall(in_workflow("wait_for"), name, seconds, default)
 
 
-class TimeoutCall(DurableCall[None]):
+class TimeoutCall(TimedCall[None]):
     """The clock of a `ks.timeout` block."""
 
-    __slots__ = ("on_over", "rang", "seconds")
+    __slots__ = ("on_over", "rang")
 
     def __init__(self, branch: Branch, seconds: float, on_over: Callable[[], None]) -> None:
-        self.seconds, self.on_over = seconds, on_over
+        self.on_over = on_over
         self.rang = 0  # the number of the record that says so
-        super().__init__(branch, "timeout", f"{seconds:g}")
+        super().__init__(branch, "timeout", digest_of(seconds), seconds)
 
     def begin_live(self) -> None:
-        add_wait(self.run, Wait(self, _began(self) + self.seconds, self._over, longest=self.seconds))
+        self.wait(self._over)
 
     def _over(self) -> None:
         self.run.append(self.record(Kind.TIMER), self)
@@ -215,10 +268,6 @@ class TimeoutCall(DurableCall[None]):
         self.rang = record.seq
         self.on_over()
         return True
-
-    def stop(self) -> None:
-        super().stop()
-        end_wait(self.run, self)
 
     def withdraw(self) -> None:
         """The block ended in time; nothing is recorded of a clock that did not ring."""

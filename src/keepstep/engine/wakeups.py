@@ -11,22 +11,32 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..errors import CheckpointCorrupt, StoreError
 from ..model import Signal
 from ..model.signal import BLOCKED, CANCEL, GO, PAUSE, RESUME
+from .journal import Draft
 from .steering import end_pause, steer
 
 if TYPE_CHECKING:
+    from ..stores.records import Record
     from .context import RunContext
 
 T = TypeVar("T")
+
+#: Seconds after which the start of a wait is written with the next commit of its run. A wait that ends earlier, such as
+#: the limit of a quick step, leaves no start.
+RIDE_AFTER_SECONDS = 0.1
+#: Seconds after which it is written by itself, beside a step that takes long: a worker that dies again and again must
+#: not let the wait begin anew each time. Longer than a run lingers before the commit that puts it away.
+RECORD_AFTER_SECONDS = 2.0
 
 
 class Wait:
     """A call that waits for a time, a signal, or whichever comes first.
 
-    `due` is wall time, which is what a parked run goes by; in memory the wait ends by the clock that no one sets, and
-    takes no longer than `longest`, so that a wall clock that is set back does not stretch it.
+    `due` is wall time, which is what a parked run goes by. In memory the wait ends by the loop's own clock, which no
+    one sets and which is virtual where time is. It takes no longer than `longest`: a wall clock that is set back does
+    not stretch it.
     """
 
-    __slots__ = ("call", "due", "ends", "longest", "mine", "name", "on_due", "on_signal", "timer")
+    __slots__ = ("call", "due", "ends", "longest", "mine", "name", "on_due", "on_signal", "riding", "start", "timer")
 
     def __init__(
         self,
@@ -38,6 +48,7 @@ class Wait:
         *,
         longest: float = math.inf,
         mine: Callable[[Signal], bool] | None = None,
+        start: Callable[[], Record] | None = None,
     ) -> None:
         self.call = call
         self.due = due
@@ -46,8 +57,15 @@ class Wait:
         self.on_signal = on_signal
         self.longest = longest
         self.mine = mine  # which of the signals of that name it waits for; all, if nothing is said
+        self.start = start  # makes the record of when it began, if there is none yet
+        self.riding: Draft | None = None  # that record, while it waits for the next commit of the run
         self.ends = math.inf
         self.timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether its beginning is in the journal."""
+        return self.start is None and getattr(self.call, "is_recorded", False)
 
 
 def fulfil(future: asyncio.Future[T], value: T) -> None:
@@ -127,22 +145,62 @@ def add_wait(run: RunContext, wait: Wait) -> None:
     """Wait in memory; if nothing else happens for long, the run is put away with what makes it due."""
     run.waits[wait.call] = wait
     if wait.due is not None:
-        clock = run.engine.clock
-        wait.ends = clock.boot()[1] + min(wait.due - clock.now(), wait.longest)
+        wait.ends = run.loop.time() + min(wait.due - run.engine.clock.now(), wait.longest)
         _arm(run, wait)
     run.watch()
 
 
 def _arm(run: RunContext, wait: Wait) -> None:
-    delay = max(0.0, wait.ends - run.engine.clock.boot()[1])
-    wait.timer = run.loop.call_later(min(delay, 86_400.0), _due, run, wait, context=run.engine.context)
+    delay = max(0.0, wait.ends - run.loop.time())
+    after, then = min(delay, 86_400.0), _due
+    if wait.start is not None and delay > RIDE_AFTER_SECONDS:
+        after, then = RIDE_AFTER_SECONDS, _ride
+    elif wait.riding is not None and delay > RECORD_AFTER_SECONDS:
+        after, then = RECORD_AFTER_SECONDS, _write_start
+    wait.timer = run.loop.call_later(after, then, run, wait, context=run.engine.context)
+
+
+def _ride(run: RunContext, wait: Wait) -> None:
+    """Let the record of when a wait began go with the next commit of the run."""
+    if run.detached or run.waits.get(wait.call) is not wait or wait.start is None:
+        return
+    wait.riding, wait.start = Draft(wait.start()), None
+    run.pending.append(wait.riding)
+    _arm(run, wait)
+
+
+def _write_start(run: RunContext, wait: Wait) -> None:
+    """Write the record of when a wait began, if nothing of the run was written meanwhile."""
+    if run.detached or run.waits.get(wait.call) is not wait:
+        return
+    riding, wait.riding = wait.riding, None
+    if not run.gathers and any(draft is riding for draft in run.pending):
+        run.journal.write_pending(run)
+    _arm(run, wait)
+
+
+def _take_back_start(run: RunContext, wait: Wait) -> None:
+    """Leave out the record of when a wait began that has ended before anything was written."""
+    for index in range(len(run.pending) - 1, -1, -1):
+        if run.pending[index] is wait.riding:
+            del run.pending[index]
+            return
+
+
+def unrecorded_starts(run: RunContext) -> list[Record]:
+    """The records of when open waits began, for the commit that puts the run away; those that have none yet."""
+    found: list[Record] = []
+    for wait in run.waits.values():
+        start, wait.start = wait.start, None
+        if start is not None:
+            found.append(start())
+    return found
 
 
 def _due(run: RunContext, wait: Wait) -> None:
     if run.detached or run.waits.get(wait.call) is not wait or wait.due is None:
         return
-    clock = run.engine.clock
-    if clock.boot()[1] < wait.ends and clock.now() < wait.due:
+    if run.loop.time() < wait.ends and run.engine.clock.now() < wait.due:
         _arm(run, wait)
         return
     end_wait(run, wait.call)
@@ -153,8 +211,12 @@ def _due(run: RunContext, wait: Wait) -> None:
 def end_wait(run: RunContext, call: Any) -> None:
     """Whatever a call waited for, it waits no more."""
     wait = run.waits.pop(call, None)
-    if wait is not None and wait.timer is not None:
+    if wait is None:
+        return
+    if wait.timer is not None:
         wait.timer.cancel()
+    if wait.riding is not None:
+        _take_back_start(run, wait)
 
 
 async def pause_until(run: RunContext, due: float, blocked: str = "") -> None:
@@ -193,8 +255,8 @@ async def signal_named(run: RunContext, name: str) -> Signal:
 
 def seconds_left(run: RunContext) -> float:
     """How long the run has nothing to do by itself."""
-    boot = run.engine.clock.boot()[1]
-    left = min((wait.ends - boot for wait in run.waits.values()), default=math.inf)
+    now = run.loop.time()
+    left = min((wait.ends - now for wait in run.waits.values()), default=math.inf)
     if run.deadline_at is not None and not run.timed_out:
         left = min(left, run.deadline_at.timestamp() - run.engine.clock.now())
     return left

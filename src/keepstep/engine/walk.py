@@ -16,7 +16,7 @@ import msgspec
 
 from ..errors import DefinitionError, ExecutionError, InvalidGraph, KeepstepError
 from ..model import Kind, State
-from ..model.signal import GO
+from ..model.signal import GO, breakpoint_call
 from ..policies.quorum import Verdict, coverage, degraded
 from ..policies.reduce import reduced
 from ..ports import CURRENT
@@ -220,7 +220,11 @@ class Walk:
         """A breakpoint: wait until a person lets the run go on."""
         self.run.engine.teller.observe("run.interrupted", self.run, step=key, when=when)
         place = f"{key}.{when}"
-        await SignalCall(Branch(self.run, place), f"{GO}{place}", None, None)
+        branch, history = Branch(self.run, place), self.run.history
+        recorded = None if history is None else history.entries.get(breakpoint_call(key, when))
+        # A parallel part may have a branch of this name, whose calls count from 1. Older histories count the stop, too.
+        branch.ordinal = -1 if recorded is None else recorded.ordinal - 1
+        await SignalCall(branch, f"{GO}{place}", None, None)
 
     # -- writing it down ----------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ class Kind(StrEnum):
     AGENT_STARTED = "agent started"
     AGENT_COMPLETED = "agent completed"
     BARRIER = "barrier"
+    WAIT_STARTED = "wait started"
     TIMER = "timer"
     SIGNAL = "signal received"
     CHILD = "child"

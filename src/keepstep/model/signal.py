@@ -19,6 +19,11 @@ WAKES_DELAYED = (CANCEL,)
 BLOCKED = "ks:blocked:"
 
 
+def breakpoint_call(key: str, when: str) -> str:
+    """The key of the call with which a graph waits at a breakpoint, before or after the step of this key."""
+    return f"{key}.{when}/wait_for:{GO}{key}.{when}#1"
+
+
 def stop_at(name: str) -> str:
     """The breakpoint that a signal lets a run go on from, in words: `before pay#1`."""
     key, _, when = name.removeprefix(GO).rpartition(".")

@@ -16,8 +16,12 @@ from ..model import Checkpoint, Claim, ErrorInfo, Kind, Outcome, Run, Status, Tr
 from ..ports import Create, Row
 from .keys import Cipher
 
-#: The format that this version writes. Older ones are migrated on read, newer ones refused.
+#: The format of a record that older versions understand, too. Older ones are migrated on read.
 FORMAT = 2
+#: The format of records that only versions understand which record when waits began.
+FORMAT_WITH_WAITS = 3
+#: The newest format that this version reads; newer ones are refused.
+NEWEST_FORMAT = FORMAT_WITH_WAITS
 #: The first format whose chains begin with how their run was created, rather than with nothing.
 _FORMAT_WITH_ORIGIN = 2
 
@@ -175,7 +179,8 @@ def seal(
     """
     record.seq = seq
     record.previous = previous
-    record.format = FORMAT
+    if record.format < FORMAT:  # noqa: PLR1730 - max takes its time
+        record.format = FORMAT
     if record.asked == seq - 1:  # as a rule, and left out
         record.asked = 0
     if cipher is not None:
@@ -329,9 +334,9 @@ def unseal(rows: Iterable[Row], run: str, after: int = 0, previous: str = "") ->
 
 
 def _refuse_newer(run: str, seq: int, number: int) -> None:
-    if number > FORMAT:
+    if number > NEWEST_FORMAT:
         raise SchemaMismatch(
-            f"run {run!r}: the record at seq {seq} has format {number}, newer than {FORMAT}; upgrade Keepstep"
+            f"run {run!r}: the record at seq {seq} has format {number}, newer than {NEWEST_FORMAT}; upgrade Keepstep"
         )
 
 

@@ -22,7 +22,7 @@ from ..model import Run, Status
 from ..ports import Row, Store
 from ..stores.keys import Keys
 from ..stores.open import is_store, open_store
-from ..stores.records import FORMAT, Instant, Record, origin, unseal
+from ..stores.records import NEWEST_FORMAT, Instant, Record, origin, unseal
 from ..stores.sealed import SealedStore
 from ..workflows.definition import Workflow
 
@@ -73,8 +73,8 @@ class History(Recorded):
             found = msgspec.json.decode(text, type=_File)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise CheckpointCorrupt(f"{path} holds no history: {error}") from None
-        if found.format > FORMAT:
-            raise SchemaMismatch(f"{path} has format {found.format}, newer than {FORMAT}; upgrade Keepstep")
+        if found.format > NEWEST_FORMAT:
+            raise SchemaMismatch(f"{path} has format {found.format}, newer than {NEWEST_FORMAT}; upgrade Keepstep")
         run = Run(**{**msgspec.structs.asdict(found.run), "input": bytes(found.run.input)})
         made = sealed(run, found.records)
         list(unseal(made.rows, run.id))  # each is one of ours
@@ -88,7 +88,7 @@ class History(Recorded):
         run = self.run
         raw = msgspec.Raw(run.input)
         head = _Head(run.id, run.workflow, run.version, run.fingerprint, run.status, run.created_at, run.seed, raw)
-        yield b'{"format": %d,' % FORMAT
+        yield b'{"format": %d,' % NEWEST_FORMAT
         yield b' "run": %s,' % msgspec.json.encode(head)
         yield b' "records": ['
         last = len(self.rows)

@@ -99,6 +99,7 @@ _SAID = {
     Kind.STEP_COMPLETED: "the checkpoint of {}",
     Kind.STEP_FAILED: "the record that {} failed",
     Kind.STEP_CANCELLED: "the record that {} was cancelled",
+    Kind.WAIT_STARTED: "the beginning of {}",
     Kind.TIMER: "the end of {}",
     Kind.SIGNAL: "the receipt of {}",
     Kind.CHILD: "the start of child {}",
