@@ -164,7 +164,7 @@ class _Story:
         if record.kind == Kind.SUPERSEDED:  # who edits the state of a paused run leaves it so
             return before, Status.PAUSED if before is Status.PAUSED and data.get("act") == "edit" else Status.QUEUED
         if record.kind == Kind.RECOVERED:
-            return before, Status.RECOVERING
+            return before, Status.RECOVERING if "from" in data else Status.RUNNING
         if record.kind == Kind.SIGNAL and record.step == PAUSE:
             return before, Status.PAUSED
         return before, Status.RUNNING
@@ -172,7 +172,9 @@ class _Story:
     def _who_and_why(self, record: Record, data: dict[str, Any]) -> tuple[str, str]:
         actor = str(data.get("actor") or data.get("sender") or record.worker)
         reason = str(data.get("reason") or "")
-        if record.kind == Kind.RECOVERED:
+        if record.kind == Kind.RECOVERED and "from" not in data:
+            reason = f"{data.get('unrecorded')} leases before it recorded nothing"
+        elif record.kind == Kind.RECOVERED:
             reason = f"its owner {data.get('from')} was dead (recovery {data.get('recoveries')})"
         elif record.kind == Kind.SIGNAL and record.step in (CANCEL, PAUSE, RESUME) and not reason:
             reason = _reason_in(record.value)

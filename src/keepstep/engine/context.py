@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("keepstep")
 
+#: A run whose records were refused is due again after this pause. It doubles with each lease that recorded nothing.
+REFUSED_SECONDS = 0.5
+LONGEST_REFUSED_SECONDS = 60.0
 #: A replay lets the loop turn after so many outcomes, so that other runs go on beside it.
 BREATHE_EVERY = 32
 
@@ -73,6 +76,8 @@ class RunContext:
         self.seq = run.seq
         self.checksum = chain_end(run)
         self.claimed = claimed(claim)
+        #: How many leases before this one, in a row, recorded nothing.
+        self.unrecorded = 0
         self.cipher = engine.encryption.cipher(run)
         self.loop = engine.loop
         self.thread_id = engine.thread_id
@@ -324,7 +329,8 @@ class RunContext:
         log.error("run %s is halted, recoverable: %s", self.id, error)
         self.engine.teller.observe("run.halted", self, error=str(error))
         self.detach("the store could not save")
-        self.engine.give_back_later(self)
+        in_vain = self.unrecorded + 1 if self.claimed is not None else 0
+        self.engine.give_back_later(self, min(REFUSED_SECONDS * 2.0 ** min(in_vain, 20), LONGEST_REFUSED_SECONDS))
 
     def watch(self) -> None:
         if not self.detached:

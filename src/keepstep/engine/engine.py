@@ -505,9 +505,9 @@ class Engine:
     def lease_is_fresh(self) -> bool:
         return self.worker is None or self.worker.lease_is_fresh()
 
-    def give_back_later(self, context: RunContext) -> None:
+    def give_back_later(self, context: RunContext, pause_seconds: float = 0.0) -> None:
         if self.worker is not None:
-            self.worker.give_back_later(context)
+            self.worker.give_back_later(context, pause_seconds)
 
     async def put_back(self, claim: Claim, error: EncryptionError) -> None:
         if self.worker is not None:

@@ -271,6 +271,8 @@ class History:
         self._steps_before = self._generation_before = self._copied = 0
         self.spent = Spent(run.created_at)
         self.last_at = run.created_at
+        #: The newest lease under which something was recorded; None if that is told by a record before this history.
+        self.last_epoch: int | None = None if after else 0
 
     def add(self, rows: Iterable[Row]) -> None:
         """Verify the next rows of the chain and take them in.
@@ -294,6 +296,10 @@ class History:
             self.seq, self.checksum = record.seq, checksum
             self.spent.add(record)
             self.last_at = record.finished_at or self.last_at
+            if record.claimed is not None:
+                self.last_epoch = record.claimed.epoch
+            elif record.seq == 1:
+                self.last_epoch = 1  # leased at birth
             self._take(record)
             self._begins_here = False
             if record.data and "signal" in record.data:

@@ -102,6 +102,8 @@ class Journal:
         self._idle.set()
         self.commits = 0
         self.failures = 0
+        #: Whether the store refused the records that it was given last.
+        self.refused = False
 
     # -- taking in ----------------------------------------------------------------------------------------------------
 
@@ -357,6 +359,7 @@ class Journal:
                 run.in_flight -= 1
                 if answer.verdict is _DONE:
                     if change.rows:
+                        self.refused = False
                         run.claimed = None
                         run.seq = change.rows[-1].seq
                         run.checksum = change.checksum
@@ -372,6 +375,8 @@ class Journal:
                 if answer.verdict is _HELD and answer.error is not None:
                     owner.set_exception(answer.error)
                 else:
+                    if answer.verdict is _DONE and isinstance(change, Advance) and change.rows:
+                        self.refused = False
                     owner.set_result(answer)
         self._rest()
 
@@ -487,6 +492,7 @@ class Journal:
             if isinstance(owner, tuple):
                 owner[0].in_flight -= 1
                 if isinstance(error, StoreError):
+                    self.refused = True
                     owner[0].halt(error)
                 else:  # what it wants to write can never be written
                     owner[0].engine_failed(error)

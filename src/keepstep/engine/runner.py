@@ -24,7 +24,7 @@ from ..errors import (
 from ..model import Kind, Outcome, Signal, Status
 from ..model.ids import new_id
 from ..policies import SetAside
-from ..ports import CURRENT, Advance, Verdict, instant
+from ..ports import CURRENT, Advance, Answer, Verdict, instant
 from ..stores.records import Record, StoredError, check_origin, seal
 from .asides import in_thread_after, tell_of_beginning
 from .attempt import clean
@@ -84,7 +84,7 @@ class Runner:
             log.exception("run %s cannot be taken up", run.id)
             self.set_aside(context, type(error).__name__, f"the run cannot be taken up: {error}", phase="rebuild")
         else:
-            self.begin(context)
+            self._begin_or_record(context)
 
     async def _restore(self, context: RunContext) -> bool:
         """Load what the run recorded; False if it is left to a person instead."""
@@ -102,6 +102,31 @@ class Runner:
         if run.signals:
             await self._load_signals(context)
         return True
+
+    def _begin_or_record(self, context: RunContext) -> None:
+        """Call the code; but if the records before were refused, only when one of this run has been written.
+
+        A lease that recorded nothing and was given back is a number that is missing among the recorded leases. Its
+        bodies may have been performed, and would be performed again and again by leases that can record nothing.
+        """
+        last = 0 if context.history is None else context.history.last_epoch
+        if last is not None and context.claim.before is Status.QUEUED and context.claim.taken_from is None:
+            context.unrecorded = max(0, context.epoch - last - 1)
+        if not context.unrecorded and not self.engine.journal.refused:
+            self.begin(context)
+            return
+        if context.seq:
+            data = {"epoch": context.epoch, "unrecorded": context.unrecorded}
+            record = Record(context.id, Kind.RECOVERED.value, worker=context.worker, trigger="recovery", data=data)
+            record.finished_at = context.time()
+        else:
+            record = self.started(context.id, context.workflow, context.worker, context.time())
+            context.now_at = record.finished_at or context.now_at
+
+        def begin_soon(_: Answer) -> None:
+            self.engine.loop.call_soon(self.begin, context, context=self.engine.context)
+
+        context.append(record, then=begin_soon)
 
     async def _is_mine(self, context: RunContext) -> bool:
         """Whether the store still knows this incarnation as the owner; in doubt it decides when it is written to."""

@@ -82,6 +82,7 @@ class Worker:
         self._on_loop = getattr(engine.clock, "on_loop", False)  # a clock that stands still unless the loop moves
         self._thread = threading.Thread(target=self._heart, name="keepstep-heartbeat", daemon=True)
         self._to_give_back: dict[str, int] = {}
+        self._not_before: dict[str, float] = {}  # when a run that is given back is due
         self._doubt_until = 0.0
         self._lost: dict[str, int] = {}
         self._suspects_since: float | None = None
@@ -387,13 +388,14 @@ class Worker:
 
     # -- giving back --------------------------------------------------------------------------------------------------
 
-    def give_back_later(self, context: RunContext) -> None:
-        """The run is no longer driven here, but the store could not be told; tell it when it listens again."""
-        self.owe(context.id, context.epoch)
+    def give_back_later(self, context: RunContext, pause_seconds: float = 0.0) -> None:
+        """Give back a run that is no longer driven here when the store listens again; it is due after the pause."""
+        self.owe(context.id, context.epoch, pause_seconds)
 
-    def owe(self, run_id: str, epoch: int) -> None:
+    def owe(self, run_id: str, epoch: int, pause_seconds: float = 0.0) -> None:
         """Give a run back that this worker holds and does not drive, as soon as the store can be told."""
         self._to_give_back[run_id] = epoch
+        self._not_before[run_id] = self.engine.clock.now() + pause_seconds
         self._beat.set()
 
     async def put_back(self, claim: Claim, error: EncryptionError) -> None:
@@ -436,9 +438,11 @@ class Worker:
                 run = await self.engine.read(self.engine.store.get_run, run_id)
                 if run is not None and run.worker == self.id and run.epoch == epoch:
                     # It is looked at again with the next heartbeat: a write that was still on its way may come first.
-                    await self._release(run, epoch, instant(self.engine.clock.now()))
+                    now = self.engine.clock.now()
+                    await self._release(run, epoch, instant(max(now, self._not_before.get(run_id, now))))
                 else:
                     self._to_give_back.pop(run_id, None)
+                    self._not_before.pop(run_id, None)
             except StoreError as error:
                 self.engine.outage.tell(f"run {run_id} could not be given back yet", error)
                 if not (isinstance(error, StoreUnavailable) and error.held):

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from math import inf
 from typing import Any, NamedTuple
 
 import msgspec
@@ -59,6 +60,7 @@ from .postgres_rows import (
 )
 from .postgres_statements import Statements, Written
 from .postgres_underway import Underway
+from .postgres_watchdog import Watchdog
 from .postgres_within import commit_within
 from .watch import Watch, process_identity
 
@@ -66,6 +68,8 @@ log = logging.getLogger("keepstep")
 
 #: News that were lost on the way are asked for after so long.
 ASK_SECONDS = 1.0
+#: A statement that the server has not answered for so long never will be: its connection is given up.
+ANSWER_SECONDS = 30.0
 #: How many runs one transaction removes, so that others are not kept waiting.
 _DELETE_AT_ONCE = 500
 #: How many arrivals of signals are remembered; whoever asks is at most a second behind.
@@ -103,19 +107,22 @@ class PostgresStore:
         wait_seconds: float = 5.0,
         lease_seconds: float = LEASE_SECONDS,
         within_seconds: float = 5.0,
+        answer_seconds: float = ANSWER_SECONDS,
         proxy: bool = False,
         create: bool = True,
     ) -> None:
         if connections < 1:
             raise DefinitionError(f"connections={connections} is not at least 1")
+        if not answer_seconds > 0:
+            raise DefinitionError(f"answer_seconds={answer_seconds} is not a time greater than 0")
         self._address = address = Address(url, schema=schema, proxy=proxy, idle_seconds=lease_seconds)
         self.url = address.text
         self._server_clock = ServerClock()
         self.clock: Clock = clock or self._server_clock
         self.lease_seconds = lease_seconds
         self._within_seconds = within_seconds
-        self._writer = Connections(address, 1, wait_seconds)
         self._pool = Connections(address, connections, wait_seconds)
+        self._writer = Connections(address, 1, wait_seconds, spare=self._pool)
         self._presence = Presence(address)
         self._statements = Statements(address)
         self._sql = _Statements(address)
@@ -126,6 +133,7 @@ class PostgresStore:
         self._claimer = Claimer(address, self.clock, self._watch)
         self._enrolled: set[str] = set()
         self._closed = False
+        self._watchdog: Watchdog | None = None
         self._authors = Authors()
         self._signals = 0
         self._seen: dict[str, _Seen] = {}
@@ -133,10 +141,12 @@ class PostgresStore:
         self._arrivals: deque[tuple[int, str, str]] = deque(maxlen=_ARRIVALS)  # (position, worker, run)
         self._news_lock = threading.Lock()
         try:
-            self._pool.run(lambda connection: self._open(connection, create=create))
+            self._pool.run(lambda connection: self._open(connection, create=create), patience_seconds=inf)
         except BaseException:
             self.close()
             raise
+        self._watchdog = Watchdog((self._writer, self._pool, self._presence), answer_seconds, self.url)
+        weakref.finalize(self, self._watchdog.stop).atexit = False
         abandon_in_children(self)
         weakref.finalize(self, self._presence.forsake).atexit = False
 
@@ -250,7 +260,8 @@ class PostgresStore:
                 if (held := self._locks.answer(change)) is not None:
                     return held
             answer, written = self._pool.run(
-                lambda connection: commit_within(connection, self._statements, change, self._now, self._within_seconds)
+                lambda connection: commit_within(connection, self._statements, change, self._now, self._within_seconds),
+                patience_seconds=self._within_seconds,
             )
         except StoreUnavailable as error:
             if error.held:
@@ -277,7 +288,7 @@ class PostgresStore:
             some = texts(wanted[start : start + _DELETE_AT_ONCE])
             removed += self._pool.run(lambda connection: self._delete(connection, some, finished=finished))  # noqa: B023
         if scrub and wanted:
-            self._pool.run(lambda connection: self._eraser.scrub(connection, wanted))
+            self._pool.run(lambda connection: self._eraser.scrub(connection, wanted), patience_seconds=inf)
         self._authors.wrote({None})
         return removed
 
@@ -465,7 +476,7 @@ class PostgresStore:
             called = self._claimer.roll_call(connection).workers.values()
             return inspector.mend({one.id for one in called if not one.dead})
 
-        flaws = self._pool.run(look, again=not mend)
+        flaws = self._pool.run(look, again=not mend, patience_seconds=inf)
         if mend:
             self._authors.wrote({None})
         return flaws
@@ -484,6 +495,8 @@ class PostgresStore:
         self._presence.close()
         for connections in (self._writer, self._pool):
             connections.close(f"the store {self.url} is closed")
+        if self._watchdog is not None:  # which ends what the lines above would wait for
+            self._watchdog.stop()
 
     def cut_off(self) -> None:
         """Have whoever waits for the server, in whatever thread, wait no longer; and close."""

@@ -34,6 +34,8 @@ Connection = psycopg.Connection[Any]
 DEFAULT_SCHEMA = "keepstep"
 #: How often a transaction that PostgreSQL gave up (a deadlock, a conflict of two) is made again.
 TRIES = 5
+#: How often to look for a connection that is given back, where no other can be made.
+_LOOK_SECONDS = 0.005
 #: Longest identifier that PostgreSQL keeps whole.
 _LONGEST_NAME = 63
 
@@ -262,8 +264,11 @@ class Connections:
     A connection is made by whoever needs it, so that its failure is told to them at once, in the server's own words.
     """
 
-    def __init__(self, address: Address, most: int, wait_seconds: float) -> None:
+    def __init__(self, address: Address, most: int, wait_seconds: float, spare: Connections | None = None) -> None:
+        """`spare` serves who finds no connection here: a role may be allowed fewer than a process would like."""
         self._address = address
+        self._spare = spare
+        self._since: dict[Connection, float] = {}  # in use, since when
         self._wait_seconds = wait_seconds
         self._most = most
         self._free = threading.Semaphore(most)
@@ -272,12 +277,21 @@ class Connections:
         self._mutex = threading.Lock()
         self._gone = ""
 
-    def run(self, work: Callable[[Connection], T], *, again: bool = False) -> T:
-        """Do `work` with a connection; `again` says that it writes nothing, so that a lost connection is no harm."""
+    def run(self, work: Callable[[Connection], T], *, again: bool = False, patience_seconds: float = 0.0) -> T:
+        """Do `work` with a connection; `again` says that it writes nothing, so that a lost connection is no harm.
+
+        It may take `patience_seconds` longer than a statement may be silent for.
+        """
         tries = 0
         while True:
             tries += 1
-            connection, used = self._take()
+            try:
+                connection, used = self._take()
+            except StoreUnavailable:
+                if self._spare is None:
+                    raise
+                return self._spare.run(work, again=again, patience_seconds=patience_seconds)
+            self._since[connection] = time.monotonic() + patience_seconds
             try:
                 return work(connection)
             except (psycopg.Error, UnicodeEncodeError, OverflowError) as error:
@@ -302,10 +316,19 @@ class Connections:
             self._free.release()
             return None
         if not _has_ended(connection):
+            self._since[connection] = time.monotonic()
             return connection
         self._drop(connection)
         self._free.release()
         return None
+
+    def give_up_silent(self, seconds: float) -> int:
+        """End connections that have been in use for longer, from any thread: whoever waits for them is told."""
+        now = time.monotonic()
+        silent = [connection for connection, since in list(self._since.items()) if now - since > seconds]
+        for connection in silent:
+            shut_socket(connection)
+        return len(silent)
 
     def check_usable(self) -> None:
         """Raise if the store is closed, or belongs to the process that forked this one."""
@@ -325,16 +348,32 @@ class Connections:
                 if not _has_ended(connection):
                     return connection, True
                 self._drop(connection)
-            connection = self._address.connect()
-            with self._mutex:
-                self._all.add(connection)
-            return connection, False
+            return self._made_or_freed()
         except BaseException:
             self._free.release()
             raise
 
+    def _made_or_freed(self) -> tuple[Connection, bool]:
+        """A new connection; where no other can be made, the next that someone in this process gives back."""
+        ends = time.monotonic() + self._wait_seconds
+        try:
+            connection = self._address.connect()
+        except StoreUnavailable:
+            while self._all and time.monotonic() < ends:
+                with contextlib.suppress(IndexError):
+                    connection = self._idle.pop()
+                    if not _has_ended(connection):
+                        return connection, True
+                    self._drop(connection)
+                time.sleep(_LOOK_SECONDS)
+            raise
+        with self._mutex:
+            self._all.add(connection)
+        return connection, False
+
     def give(self, connection: Connection) -> None:
         """Give a connection back, in whatever state it is."""
+        self._since.pop(connection, None)
         try:
             if not connection.closed and connection.info.transaction_status != pq.TransactionStatus.IDLE:
                 _rolled_back(connection)

@@ -42,6 +42,7 @@ class Presence:
         self._read_end, self._write_end = os.pipe()
         self._tidings: set[str] = set()
         self._tasks: list[tuple[Callable[[Connection], Any], _Reply]] = []
+        self._turned_at = 0.0
         self._ended = False
         #: How many tidings came, of those that are for anyone, and for each worker.
         self.heard = 0
@@ -73,6 +74,15 @@ class Presence:
         self.listen()
         self._wake()
         return reply.wait(self._address)
+
+    def give_up_silent(self, seconds: float) -> int:
+        """End a session that has not answered for longer; another is made."""
+        connection = self._connection
+        if connection is None or time.monotonic() - self._turned_at <= seconds + _IDLE_SECONDS:
+            return 0
+        self._turned_at = time.monotonic()
+        shut_socket(connection)
+        return 1
 
     def close(self) -> None:
         """End the session when it has told what there was to tell."""
@@ -140,7 +150,9 @@ class Presence:
             pause = min(max(2 * pause, _PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
 
     def _begin(self) -> None:
-        self._connection = connection = self._address.connect()
+        connection = self._address.connect()
+        self._turned_at = time.monotonic()
+        self._connection = connection
         connection.add_notify_handler(self._hear)
         ((self._pid,),) = connection.execute("SELECT pg_backend_pid()").fetchall()  # a proxy gives another
         connection.execute(f"LISTEN {self.channel}")
@@ -154,6 +166,7 @@ class Presence:
         poll.register(connection.fileno(), select.POLLIN)
         poll.register(self._read_end, select.POLLIN)
         while True:
+            self._turned_at = time.monotonic()
             self._send(connection)
             self._do_tasks(connection)
             if self._ended and not self._tidings:
