@@ -76,6 +76,19 @@ def test_what_can_be_derived_is_mended(kept):
     assert kept("repair", "--json").json["mended"] == []
 
 
+def test_a_repair_that_mends_nothing_says_so(kept):
+    damage(
+        "INSERT INTO keepstep_worker (id, host, pid, started_at, renewed_at, boot, boot_seconds, workflows, progress)"
+        " VALUES ('worker-x', 'h', 1, 1, 1, 'b', 1, '{', '{}')"
+    )
+    for options in ((), ("--dry-run",)):
+        done = kept("repair", *options)
+        assert done.code == 1
+        assert "worker-x" in done.out
+        assert "nothing was mended" in done.out
+    assert kept("repair", "--json").json["flaws"][0]["about"] == "worker-x"
+
+
 def test_a_loss_is_shown_first_and_then_accepted(kept, folder):
     edit("one", '"value":3', '"value":4')
     found = kept("repair")

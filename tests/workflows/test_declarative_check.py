@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from keepstep.workflows import declarative_check, declarative_schema
 from keepstep.workflows.declarative import check, check_all, schema, schema_text
-from keepstep.workflows.declarative_build import Names
+from keepstep.workflows.declarative_build import Builder, Names
 from keepstep.workflows.declarative_check import REMEMBERED, cache_info, examine
 from keepstep.workflows.declarative_read import read
 from keepstep.workflows.declarative_schema import kinds, misfits
@@ -410,3 +410,59 @@ def test_the_reference_is_the_schema():
             says = says or "What the step is."
             expected.append((name, f"{says} (required)" if name in rule.get("required", ()) else says))
         assert page[heading] == expected, heading
+
+
+# -- any JSON, anywhere ------------------------------------------------------------------------------------------------
+
+LEAVES = ["a", "graph", "dag", "barrier", "http", "GET", "any", "10s", "state.x > 1", None, True, -1, 0, 2.5, 10**30]
+ANY_JSON = st.recursive(
+    st.sampled_from(LEAVES) | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "next", "when"]), inner),
+    max_leaves=5,
+)
+
+
+def as_data(value):
+    if isinstance(value.data, dict):
+        return {key: as_data(one) for key, one in value.data.items()}
+    return [as_data(one) for one in value.data] if isinstance(value.data, tuple) else value.data
+
+
+def places(data, path=()):
+    yield path
+    inner = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, one in inner:
+        yield from places(one, (*path, key))
+
+
+FILES = [as_data(read(text.encode(), is_json=False)[0]) for text in (WHOLE, DAG)]
+PLACES = [(number, path) for number, file in enumerate(FILES) for path in places(file) if path]
+
+
+@settings(max_examples=int(os.environ.get("KEEPSTEP_EXAMPLES", "200")))
+@given(st.sampled_from(PLACES), ANY_JSON)
+def test_any_value_at_any_place_gives_messages_and_no_traceback(place, value):
+    number, path = place
+    file = at = json.loads(json.dumps(FILES[number]))
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = value
+    examined = examine(json.dumps(file).encode(), is_json=True)
+    assert all(map(str, examined.problems))
+    if examined.ok:
+        assert all(map(str, Builder(examined, Names([], {}, {}, {}), "f").check()))
+    elif isinstance(file.get("steps"), dict) and any(isinstance(step, dict) for step in file["steps"].values()):
+        declarative_check.shape_of(examined.value, examined.form)
+
+
+@pytest.mark.parametrize("wrong", [{"a": 1}, ["a"], 1, None, True, [[]]])
+@pytest.mark.parametrize("place", ["entrypoint", "needs", "next", "join", "with", "kind", "max_iterations"])
+def test_a_value_of_another_type_is_told(place, wrong):
+    step = {"needs": [wrong] if place == "needs" else [], "with": {"x": wrong}} if place in ("needs", "with") else {}
+    if place in ("next", "join", "kind"):
+        step = {place: wrong}
+    spec = {"entrypoint": wrong} if place == "entrypoint" else {}
+    file = {"keepstep": 1, "metadata": {"name": "x"}, "spec": spec, "steps": {"a": step, "b": {}}}
+    if place == "max_iterations":
+        file["policies"] = {"resilience": {"max_iterations": wrong}}
+    assert told(json.dumps(file), is_json=True)

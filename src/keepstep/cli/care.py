@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 FINISHED = ("completed", "failed", "cancelled")
+#: What is left to do about flaws that no repair knows how to mend.
+_CURE = "no repair knows what to do about what is named above; remove it by hand, or restore the store from a copy"
 
 
 def instant_of(value: str) -> datetime:
@@ -131,6 +133,9 @@ def repair(settings: Settings, *, run_id: str | None, yes: bool, aside: str | No
 
     def text() -> str:
         lines = [f"{words.printable(flaw.what)}: {flaw.mended or 'not mended'}" for flaw in flaws]
+        told = {flaw.what for flaw in flaws}
+        left = [flaw for flaw in found.flaws if flaw.what not in told]
+        lines += [f"{click.style('flaw', fg='red', bold=True)}: {words.printable(flaw.what)}" for flaw in left]
         for problems in found.damaged.values():
             lines += [f"{click.style('damaged', fg='red', bold=True)}: {words.printable(one)}" for one in problems]
         if found.damaged:
@@ -138,6 +143,8 @@ def repair(settings: Settings, *, run_id: str | None, yes: bool, aside: str | No
             lines.append(f"{words.count(found.runs.invalid, 'run')} cannot be mended without loss: see {first}")
         elif found.sound:
             lines.append(click.style(f"{url} is sound", fg="green"))
+        if not any(flaw.mended for flaw in flaws) and not found.sound:
+            lines.append(f"{click.style('nothing was mended', bold=True)}{'' if found.damaged else f': {_CURE}'}")
         return "\n".join(lines)
 
     settings.answer({"mended": [_flaw_as_json(flaw) for flaw in flaws], **verification_as_json(found)}, text)

@@ -191,7 +191,8 @@ class _Doctor:
 
     def _newer(self, run_id: str, said: str) -> None:
         advice = (
-            "upgrade Keepstep here, and retry the run if it was set aside for that; if no newer one has ever written "
+            "a worker of the newer version goes on with it; start one, or upgrade Keepstep here, and retry the run if "
+            "it was set aside for that. If no newer one has ever written "
             f"to this store, the record is damaged: keepstep repair --accept-loss {quote(run_id)}"
         )
         self.find(Severity.ERROR, "newer", said, advice, runs=[run_id])
@@ -207,6 +208,9 @@ class _Doctor:
     async def look_at_run(self, run: Run) -> None:
         try:
             await self._look_at_run(run)
+            if run.status is Status.QUEUED and run.seq > 1:  # it was put back, perhaps by one that cannot read it
+                for row in await self.engine.read(self.engine.store.list_checkpoints, run.id, run.seq - 1, 1):
+                    next(unseal([row], run.id, run.seq - 1))
         except SchemaMismatch as error:  # of this run alone: the others are looked at all the same
             self._newer(run.id, str(error))
         except CheckpointCorrupt as error:

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
-from ..errors import DefinitionError, EncryptionError, RunError, RunNotFound
+from ..errors import DefinitionError, EncryptionError, RunError, RunNotFound, SchemaMismatch
 from ..executors.thread import ThreadExecutor
 from ..model import Claim, Event, Lease, RunPage, RunQuery, Status
 from ..observers import resolve
@@ -509,7 +509,8 @@ class Engine:
         if self.worker is not None:
             self.worker.give_back_later(context, pause_seconds)
 
-    async def put_back(self, claim: Claim, error: EncryptionError) -> None:
+    async def put_back(self, claim: Claim, error: EncryptionError | SchemaMismatch) -> None:
+        """Leave a run that cannot be read here to workers that can."""
         if self.worker is not None:
             await self.worker.put_back(claim, error)
 

@@ -7,20 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from hashlib import sha256
-
-import msgspec
 
 from ..errors import CheckpointCorrupt, DefinitionError, RunConflict, RunNotFound, SchemaMismatch
 from ..model import Kind, Run, Signal, Status, WorkerInfo
 from ..model.ids import check_text, new_id
 from ..ports import Advance, ClaimRequest, Row, Store, Verdict, commit_all, instant
-from ..stores.records import NEWEST_FORMAT
 from ..stores.rules import check_signal, seal_signal
 from ..stores.sealed import below
 from .archive import ArchiveWriter, writing
 from .transfer import Reason, set_aside
-from .verify import check_run, head_of, rows_of, salvaged, signals_of
+from .verify import check_run, glimpsed, head_of, is_newer, rows_of, salvaged, signals_of
 
 #: Stands in the place of a signal that is lost, so that the others keep their numbers.
 LOST = "ks:lost"
@@ -45,18 +41,6 @@ class Loss:
     unreadable: int = 0
     signals: list[int] = field(default_factory=list)
     aside: str = ""
-
-
-class _Glimpse(msgspec.Struct):
-    """As much of a record as tells which step it is of, and which record comes before it."""
-
-    kind: str
-    step: str = ""
-    format: int = 0
-    previous: str = ""
-
-
-_glimpse = msgspec.json.Decoder(_Glimpse).decode
 
 
 def assess(store: Store, run_id: str) -> Loss:
@@ -129,7 +113,9 @@ def _assess(store: Store, run: Run) -> tuple[Loss, list[Row], list[Signal], str]
     check = check_run(store, run)
     if check is None or not check.problems:
         raise DefinitionError(f"run {run.id!r} is not damaged: there is nothing to accept")
-    _refuse_newer(store, run)
+    if is_newer(store, run):
+        told = f"run {run.id!r} was written by a newer Keepstep, and nothing of it is lost"
+        raise SchemaMismatch(f"{told}; upgrade Keepstep")
     if not check.sound and (run.seq or check.records.total):
         raise CheckpointCorrupt(
             f"{check.problems[0]}; not even its beginning is certain, so nothing of it can be kept: restore it from a "
@@ -145,36 +131,13 @@ def _assess(store: Store, run: Run) -> tuple[Loss, list[Row], list[Signal], str]
         if row.seq <= check.sound:
             rows.append(row)
             continue
-        seen = _glimpsed(row)
+        seen = glimpsed(row)
         if seen is None:
             loss.unreadable += 1
         elif seen.kind in _DONE:
             loss.repeats.append(seen.step)
     loss.repeats = list(dict.fromkeys(loss.repeats))
     return loss, rows, _signals(store, run, loss), check.checksum
-
-
-def _refuse_newer(store: Store, run: Run) -> None:
-    """Raise if part of the run was written by a newer Keepstep: that is no loss. A damaged number is no such word."""
-    newer = ""  # the checksum of the record before, if that is in a newer format
-    for row in rows_of(store, run.id):
-        seen = _glimpsed(row)
-        if newer and seen is not None and seen.previous == newer:
-            break
-        checksum = sha256(bytes(row.record) + bytes(row.body or b"")).hexdigest()
-        newer = checksum if seen is not None and seen.format > NEWEST_FORMAT else ""
-        if newer and row.seq == run.seq and newer == run.checksum:
-            break
-    else:
-        return
-    raise SchemaMismatch(f"run {run.id!r} was written by a newer Keepstep, and nothing of it is lost; upgrade Keepstep")
-
-
-def _glimpsed(row: Row) -> _Glimpse | None:
-    try:
-        return _glimpse(bytes(row.record))
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return None
 
 
 def _signals(store: Store, run: Run, loss: Loss) -> list[Signal]:

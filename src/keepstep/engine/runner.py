@@ -26,6 +26,7 @@ from ..model.ids import new_id
 from ..policies import SetAside
 from ..ports import CURRENT, Advance, Answer, Verdict, instant
 from ..stores.records import Record, StoredError, check_origin, seal
+from ..stores.sealed import below
 from .asides import in_thread_after, tell_of_beginning
 from .attempt import clean
 from .branch import Branch
@@ -35,11 +36,12 @@ from .history import History, newest_state, read_history
 from .journal import Draft
 from .steering import DEADLINE, Control
 from .tasks import RunTask, left
+from .verify import is_newer
 from .versions import Objection, definition_of, judge, write_migration
 from .wakeups import receive
 
 if TYPE_CHECKING:
-    from ..model import Claim
+    from ..model import Claim, Run
     from ..workflows.definition import Workflow
     from .engine import Engine
 
@@ -74,10 +76,13 @@ class Runner:
             if not await self._restore(context):
                 return
         except (CheckpointCorrupt, SchemaMismatch) as error:
-            if await self._is_mine(context):
-                self.set_aside(context, type(error).__name__, str(error), phase="load")
-            else:  # the history did not fit the claim because another owner has written since
+            if not await self._is_mine(context):  # it did not fit the claim because another owner has written since
                 context.detach("its lease was lost")
+            elif isinstance(error, SchemaMismatch) and await self._is_newer(run):
+                context.detach("it is left to workers of a newer version")
+                await engine.put_back(claim, error)
+            else:
+                self.set_aside(context, type(error).__name__, str(error), phase="load")
         except StoreError as error:
             context.halt(error)
         except Exception as error:
@@ -135,6 +140,13 @@ class Runner:
         except StoreError:
             return True
         return run is None or run.epoch == context.epoch
+
+    async def _is_newer(self, run: Run) -> bool:
+        """Whether a newer Keepstep has gone on with the run, so that its workers can again."""
+        try:
+            return await self.engine.call(is_newer, below(self.engine.store), run)
+        except CheckpointCorrupt as error:
+            return isinstance(error, SchemaMismatch)
 
     def _objection(self, context: RunContext) -> tuple[str, str] | None:
         run, workflow = context.run, context.workflow

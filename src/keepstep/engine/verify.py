@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
+
+import msgspec
 
 from ..errors import CheckpointCorrupt, RunNotFound, SchemaMismatch, StoreError
 from ..model import FINISHED, Flaw, Kind, Outcome, Run, RunPage, RunQuery, Signal, Status
 from ..ports import Row, Store
-from ..stores.records import FORMAT, Record, check_origin, origin, unseal
+from ..stores.records import FORMAT, NEWEST_FORMAT, Record, check_origin, origin, unseal
 from ..stores.rules import check_signal
 from ..stores.sealed import below
 
@@ -113,7 +116,8 @@ def _every(store: Store, found: Verification) -> Iterator[RunCheck | None]:
     """Every run, one after the other; what is wrong with the store itself goes into `found`."""
     try:
         found.flaws += store.check()
-        found.flaws += [Flaw("worker", one.id, one.damage) for one in store.list_workers() if one.damage]
+        damaged = [one for one in store.list_workers() if one.damage]
+        found.flaws += [Flaw("worker", one.id, f"worker {one.id}: {one.damage}") for one in damaged]
         for run in all_runs(store, RunQuery(limit=PAGE)):
             yield check_named(store, run) if isinstance(run, str) else check_run(store, run)
     except StoreError as error:
@@ -415,3 +419,40 @@ def _again(store: Store, run: Run) -> Run | None:
         return store.get_run(run.id)
     except _BROKEN:
         return run
+
+
+# -- what a newer Keepstep wrote ---------------------------------------------------------------------------------------
+
+
+class _Glimpse(msgspec.Struct):
+    """As much of a record as tells which step it is of, and which record comes before it."""
+
+    kind: str
+    step: str = ""
+    format: int = 0
+    previous: str = ""
+
+
+_glimpse = msgspec.json.Decoder(_Glimpse).decode
+
+
+def glimpsed(row: Row) -> _Glimpse | None:
+    """What can be told of a row, however strange the rest of it is."""
+    try:
+        return _glimpse(bytes(row.record))
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+
+
+def is_newer(store: Store, run: Run) -> bool:
+    """Whether part of a run was written by a newer Keepstep: that is no damage. A damaged number is no such word."""
+    newer = ""  # the checksum of the record before, if that is in a newer format
+    for row in rows_of(store, run.id):
+        seen = glimpsed(row)
+        if newer and seen is not None and seen.previous == newer:
+            return True
+        checksum = sha256(bytes(row.record) + bytes(row.body or b"")).hexdigest()
+        newer = checksum if seen is not None and seen.format > NEWEST_FORMAT else ""
+        if newer and row.seq == run.seq and newer == run.checksum:
+            return True
+    return False

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..errors import EncryptionError, StoreError, StoreUnavailable
+from ..errors import EncryptionError, SchemaMismatch, StoreError, StoreUnavailable
 from ..model import HEARTBEAT_SECONDS, LEASE_SECONDS, Run, RunQuery, Status, WorkerInfo
 from ..model.ids import new_id
 from ..policies import RecoverAlone
@@ -47,6 +47,11 @@ PUT_BACK_SECONDS = 0.5
 MAKE_ROOM_SECONDS = 30.0
 #: A run whose key this worker lacks is looked at again after this.
 KEY_SECONDS = 60.0
+#: A run that a newer Keepstep has written to is left to newer workers for this long, then for twice as long.
+NEWER_SECONDS = 2.0
+#: So many such runs are remembered.
+MOST_NEWER = 10_000
+_NEWER = "newer"
 #: How long a worker looks, with each heartbeat, for leases that it does not know of, after an answer was lost.
 DOUBT_SECONDS = 60.0
 #: Progress reaches the store with the heartbeat, which comes early for it, but not more often than this.
@@ -86,7 +91,8 @@ class Worker:
         self._doubt_until = 0.0
         self._lost: dict[str, int] = {}
         self._suspects_since: float | None = None
-        self._wanted_keys: set[str] = set()
+        self._wanted: set[str] = set()  # keys that are not here, by which runs are left to others
+        self._newer: dict[str, int] = {}  # how often a run was met that only a newer Keepstep can read
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -398,15 +404,25 @@ class Worker:
         self._not_before[run_id] = self.engine.clock.now() + pause_seconds
         self._beat.set()
 
-    async def put_back(self, claim: Claim, error: EncryptionError) -> None:
+    async def put_back(self, claim: Claim, error: EncryptionError | SchemaMismatch) -> None:
         """A run that cannot be read here may be read by another worker: it is left to that one, and tried again."""
-        if error.key_id not in self._wanted_keys:
-            self._wanted_keys.add(error.key_id)
-            log.error("%s; it is left to other workers, and looked at again every %d s", error, KEY_SECONDS)
+        seconds = self._pause_of_newer(claim.run.id) if isinstance(error, SchemaMismatch) else KEY_SECONDS
+        wanted = error.key_id if isinstance(error, EncryptionError) else _NEWER
+        if wanted not in self._wanted:
+            self._wanted.add(wanted)
+            log.error("%s; such runs are left to other workers, and looked at again in %d s", error, seconds)
         try:
-            await self._release(claim.run, claim.lease.epoch, instant(self.engine.clock.now() + KEY_SECONDS))
+            await self._release(claim.run, claim.lease.epoch, instant(self.engine.clock.now() + seconds))
         except StoreError:
             self._to_give_back[claim.run.id] = claim.lease.epoch
+
+    def _pause_of_newer(self, run_id: str) -> float:
+        """How long a run is left to newer workers: short at first, for one of them may be idle, then longer."""
+        tries = self._newer.get(run_id, 0)
+        if len(self._newer) >= MOST_NEWER:
+            self._newer.clear()
+        self._newer[run_id] = tries + 1
+        return min(KEY_SECONDS, NEWER_SECONDS * 2.0**tries)
 
     def doubt(self) -> None:
         """The answer to a claim or a start was lost: something may be leased to this worker without its knowing."""

@@ -287,7 +287,7 @@ class _Look:
             if self.form == "dag" and one.data not in needs:
                 how = "add it to needs:, or call the parameter by the name of the input"
                 yield problem(path, f"{shown(one.data)} is none of the step's needs", how, one.at)
-            elif self.form == "dag" and one.data != parameter and one.data in self._looked_at(step):
+            elif self.form == "dag" and one.data != parameter and str(one.data) in self._looked_at(step):
                 what = f"its when: looks at inputs.{one.data}, which is called {parameter!r} here"
                 yield problem(f"steps.{name}.when", what, f"write inputs.{parameter}", step.data["when"].at)
             elif self.form == "graph" and isinstance(one.data, str) and "-" in one.data:
@@ -296,7 +296,8 @@ class _Look:
     def waits(self, name: str, step: Value) -> Iterator[Problem]:
         """What a dag's step, or the barrier where the ways of a graph's come together, waits for and never gets."""
         if self.form == "dag":
-            wait, needs = step.data.get("wait"), {one.data for one in items(step.data.get("needs"))}
+            needed = [one.data for one in items(step.data.get("needs"))]
+            wait, needs = step.data.get("wait"), {one for one in needed if isinstance(one, str)}
             least = 1 if wait is not None and wait.data == "any" else _number(wait)
             if wait is not None and least > len(needs):
                 what = f"it waits for {least} of its needs, and has {len(needs) or 'none'}"
@@ -379,7 +380,8 @@ def shape_of(root: Value, form: Form) -> Shape:
     known = [arrow for arrow in arrows if arrow.source in steps and arrow.target in steps]
     title, most = inside(root, "metadata", "name"), inside(root, "policies", "resilience", "max_iterations")
     entry = inside(root, "spec", "entrypoint")
-    start = entry.data if entry is not None and entry.data in steps else next(iter(steps))
+    named = entry is not None and isinstance(entry.data, str) and entry.data in steps
+    start = entry.data if entry is not None and named else next(iter(steps))
     return Shape(
         str(title.data) if title is not None else "",
         form,
