@@ -154,6 +154,10 @@ class Program:
     async def checkpoint(self, number):
         await ks.checkpoint()
 
+    async def idle(self, number, seconds):
+        """Wait for something that is not recorded."""
+        await asyncio.sleep(seconds)
+
     async def turns(self, number, count):
         for _ in range(count):
             await asyncio.sleep(0)
@@ -285,7 +289,59 @@ class Program:
             task.add_done_callback(lambda _, one=one: self.see(number, f"told of {one[1]}"))
         await asyncio.wait(tasks)
 
+    async def limit(self, number, statement):
+        """A plain timeout that never rings: its clock is not recorded."""
+        async with asyncio.timeout(1e6):
+            return await asyncio.wait_for(self.follow(statement), None)
+
+    async def nested(self, number, depth, statement):
+        if depth == 0:
+            return await self.follow(statement)
+        inner = self.nested(number, depth - 1, statement)
+        if depth % 3 == 0:
+            return (await asyncio.gather(inner))[0]
+        if depth % 3 == 1:
+            return (await ks.gather(inner))[0]
+        return await asyncio.create_task(inner)
+
+    async def nothing(self, number, count):
+        """Tasks that ask for nothing, or are cancelled before they begin."""
+        tasks = [asyncio.create_task(self.turns(number, turn)) for turn in range(count)]
+        tasks[0].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     # -- several that meet
+
+    async def future(self, number, statement):
+        """A future of the code's own, which one branch sets and another awaits."""
+        told = asyncio.get_running_loop().create_future()
+
+        async def tell():
+            try:
+                told.set_result(await self.follow(statement))
+            except BaseException as error:
+                if not told.done():
+                    told.set_result(type(error).__name__)
+                raise
+
+        async def hear():
+            self.see(number, await told)
+            return await work(number, self.sum, 0.0)
+
+        return await asyncio.gather(tell(), hear(), return_exceptions=True) and "told"
+
+    async def loose(self, number, statements):
+        """An async generator that is left open: the loop closes it."""
+
+        async def values():
+            try:
+                for one in statements:
+                    yield await self.follow(one)
+            finally:
+                self.see(number, "closed")
+
+        given = values()
+        return await anext(given)
 
     async def lock(self, number, name, statement):
         async with self.locks[name]:
@@ -364,6 +420,7 @@ class Program:
 
 async def followed(statements):
     program = Program()
+    await ks.checkpoint()  # the time at which a run began is durable with its first record
     values = [await program.attempt(0, one) for one in statements]
     program.over = True
     return [values, program.sum]
@@ -426,6 +483,8 @@ WORDS = {
     "now": (1, lambda m: []),
     "checkpoint": (1, lambda m: []),
     "turns": (1, lambda m: [m.draw.randint(1, 12)]),
+    "idle": (6, lambda m: [_seconds(m)]),
+    "nothing": (1, lambda m: [m.draw.randint(1, 4)]),
     "calls": (1, lambda m: [m.draw.randint(1, 4), _seconds(m)]),
     "child": (1, lambda m: [m.inner()]),
     "seq": (2, lambda m: [_several(m, 2)]),
@@ -449,6 +508,10 @@ WORDS = {
     "cancel": (2, lambda m: [m.statement(), m.statement()]),
     "shield": (1, lambda m: [m.statement(), m.statement()]),
     "told": (1, lambda m: [_several(m, 2)]),
+    "limit": (1, lambda m: [m.statement()]),
+    "nested": (2, lambda m: [m.draw.randint(1, 9), m.statement()]),
+    "future": (1, lambda m: [m.statement()]),
+    "loose": (1, lambda m: [_several(m, 2)]),
     "lock": (3, lambda m: [m.draw.randint(1, 2), m.statement()]),
     "limited": (1, lambda m: [m.statement()]),
     "event": (1, lambda m: [m.statement(), m.statement()]),
@@ -458,6 +521,9 @@ WORDS = {
 }
 #: Words that hold no other statement.
 SIMPLE = tuple(itertools.takewhile(lambda word: word != "child", WORDS))
+#: What goes on after it was cancelled. Nothing records the order between that and an idle wait, so these exclude each
+#: other; an idle wait has no other branch beside it either.
+RESTLESS = frozenset({"cleanup", "swallow"})
 #: A signal from outside does not reach a child, whose id nobody knows.
 OUTSIDE = frozenset({"heard", "maybe"})
 
@@ -468,7 +534,7 @@ class Maker:
     def __init__(self, seed, without=()):
         self.draw = Random(seed)
         self.numbers = itertools.count(1)
-        self.without = frozenset(without)
+        self.without = frozenset(without) | (RESTLESS if seed % 4 == 0 else {"idle"})
         self.depth = 0
         self.in_child = False
         self.locked = False
@@ -480,7 +546,9 @@ class Maker:
         words = [
             word
             for word in (SIMPLE if self.depth >= DEPTH else WORDS)
-            if word not in self.without and not (self.in_child and word in OUTSIDE)
+            if word not in self.without
+            and not (self.in_child and word in OUTSIDE)
+            and not (self.depth and word == "idle")
         ]
         if self.locked:  # two locks in two orders, or the same twice, would never end
             words = [word for word in words if word not in ("lock", "limited")]
