@@ -13,7 +13,7 @@ from tests.replay.ways import WORKFLOWS, Loop, loops, try_seed
 
 #: Programs for each kind of loop and durability; uvloop runs in real time. `make soak` draws others all the time.
 EXAMPLES = int(os.environ.get("KEEPSTEP_EXAMPLES", "0"))
-PROGRAMS = {"plain": 10, "eager": 6, "uvloop": 3}
+PROGRAMS = {"plain": 8, "eager": 4, "uvloop": 1}
 
 
 @pytest.mark.timeout(7200)
@@ -26,7 +26,9 @@ def test_a_replay_of_any_program_equals_its_live_execution(kind, durability):
 
 
 def test_a_program_that_does_not_replay_is_found_and_made_small():
-    seed = next(seed for seed in range(100) if any("drawn" in words_of(one) for one in Maker(seed).program()))
+    programs = {seed: Maker(seed).program() for seed in range(200)}
+    drawing = [seed for seed, program in programs.items() if any("drawn" in words_of(one) for one in program)]
+    seed = min(drawing, key=lambda seed: len(str(programs[seed])))
 
     async def drawn(self, number):
         return random.random()

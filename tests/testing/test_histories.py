@@ -96,6 +96,28 @@ def test_a_run_that_has_recorded_nothing_replays():
     assert replay(ORDER, recorded(days=0)).ended is False
 
 
+def test_a_run_that_ended_with_a_branch_that_does_not_end_replays():
+    @ks.step
+    async def one():
+        return 1
+
+    async def stubborn():
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            await asyncio.get_running_loop().create_future()
+
+    @ks.workflow
+    async def leaving():
+        task = asyncio.create_task(stubborn())
+        return await one() if not task.done() else None
+
+    with world() as here:
+        run = here.start(leaving, run_id="r")
+        assert run.result() == 1
+        assert replay(leaving, here.store, "r").ended
+
+
 def test_it_works_where_a_loop_is_running(ended):
     async def inside() -> Replayed:
         return replay(ORDER, ended)

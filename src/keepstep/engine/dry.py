@@ -164,8 +164,7 @@ class _Replay:
     async def _come_to_rest(self) -> None:
         for _ in range(_TURNS):
             await asyncio.sleep(_TURN_SECONDS)
-            context = self.context
-            if self.broken is not None or (context is not None and (context.detached or context.history is None)):
+            if self.broken is not None or self._is_told():
                 await asyncio.sleep(_TURN_SECONDS)
                 return
             if self.asked and self.compatible:  # something new amid what is recorded, which only a worker can perform
@@ -173,6 +172,11 @@ class _Replay:
         asks = ", ".join(self._asks()) or "something that is not recorded"
         said = f"the code waits for {asks} and does not come to the end of its history"
         self.broken = (MISMATCH, said, self._place())
+
+    def _is_told(self) -> bool:
+        """Whether the code has heard all that is recorded, and does not wait for branches that it has left open."""
+        context = self.context
+        return context is not None and (bool(context.detached) or (context.history is None and not context.finishing))
 
     def _asks(self) -> list[str]:
         context = self.context
