@@ -220,4 +220,5 @@ def in_thread_after(
 
         run.loop.call_soon_threadsafe(lambda: run.engine.background(tell_first()), context=run.engine.context)
         told.wait(sum(one.seconds for one in run.workflow.hooks) + 1.0)
+    run.code_thread = threading.get_ident()
     return plainly(run.workflow.fn, *args, **kwargs)

@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable, Generator
 from contextvars import copy_context
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -140,6 +141,10 @@ def in_workflow(verb: str) -> Branch:
     return scope  # type: ignore[no-any-return]
 
 
+class Gate(asyncio.Future[None]):
+    """What a composite call waits on: several calls, none of them alone."""
+
+
 class Pending(asyncio.Future[None]):
     """What a task waits on while its call is under way; it notices when the code cancels the wait."""
 
@@ -240,6 +245,10 @@ class DurableCall(Call[T]):
         if self.state != NEW:
             return
         run = self.run
+        if threading.get_ident() != run.thread_id:
+            raise DefinitionError(
+                f"{self.key} is awaited in another event loop than that of its run; await it in the workflow itself"
+            )
         if run.detached:
             run.insist_on_end()
         self.state = ASKED
@@ -261,15 +270,13 @@ class DurableCall(Call[T]):
         raise NotImplementedError
 
     def start(self) -> DurableCall[T]:
+        self.run.check_thread("start")
         self.run.loop.call_soon_threadsafe(_begin_quietly, self)
         return self
 
     def result(self) -> T:
         run = self.run
-        if threading.get_ident() == run.thread_id:
-            raise DefinitionError(
-                f"{self.key}: use `await` in an async workflow; `.result()` is for a plain def workflow"
-            )
+        run.check_thread("result")
         if self.state not in (DONE, CANCELLED) or self.event is not None:
             if run.detached:
                 run.insist_on_end()
@@ -331,6 +338,11 @@ class DurableCall(Call[T]):
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
             woken = True
+        return self._tell_others() or woken
+
+    def _tell_others(self) -> bool:
+        """Tell a thread and groups that wait for the call that it has ended; whether code was woken."""
+        woken = False
         if self.event is not None:
             self.run.thread_busy = True
             self.run.blocked = None
@@ -364,6 +376,7 @@ class DurableCall(Call[T]):
         if self.entry is not None and self.entry.cancelled:
             if self.entry.record is not None and self.entry.record.error is not None:
                 run.doubts.append(self.key)
+            self._tell_others()
             run.watch()
             return
         doubt = self.doubt()
@@ -374,6 +387,7 @@ class DurableCall(Call[T]):
         record = self.record(Kind.STEP_CANCELLED, outcome=Outcome.CANCELLED.value, error=doubt, data=spent)
         record.asked = run.told  # what made the code cancel it
         run.append(record, then=run.cancel_recorded)
+        self._tell_others()
         run.watch()
 
     def doubt(self) -> StoredError | None:
@@ -485,9 +499,12 @@ class StepCall(DurableCall[T]):
 
 
 class Task(Call[T]):
-    """A composite call (gather, map, race …): its code is recorded through the calls that it makes."""
+    """A composite call (gather, map, race …): its code is recorded through the calls that it makes.
 
-    __slots__ = ("_branch", "_coroutine", "_hash", "_made")
+    Awaited, it belongs to the branch of the code that waits. Started, it runs beside that code, in a branch of its own.
+    """
+
+    __slots__ = ("_branch", "_coroutine", "_error", "_hash", "_made", "_others", "_over", "_value")
 
     def __init__(self, branch: Branch, coroutine: Coroutine[Any, Any, T]) -> None:
         self._branch = branch
@@ -495,6 +512,10 @@ class Task(Call[T]):
         self._hash = branch.order - branch.composites
         self._coroutine = coroutine
         self._made: asyncio.Task[T] | None = None
+        self._others: list[Gate] | None = None  # who waits while another drives it; None before anyone does
+        self._over = False
+        self._value: Any = None
+        self._error: BaseException | None = None
 
     def __hash__(self) -> int:
         return self._hash
@@ -502,19 +523,51 @@ class Task(Call[T]):
     def __await__(self) -> Generator[Any, Any, T]:
         if self._made is not None:
             return (yield from self._made)
-        return (yield from self._coroutine.__await__())
+        if self._others is None:
+            self._others = []
+            yield from self._drive()
+        elif not self._over:
+            gate = Gate(loop=self._branch.run.loop)
+            self._others.append(gate)
+            yield from gate
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[no-any-return]
+
+    def _drive(self) -> Generator[Any, Any, None]:
+        """Run the code where the first who waits is, and tell those who wait beside it."""
+        try:
+            self._value = yield from self._coroutine.__await__()
+        except BaseException as error:
+            self._error = error
+            raise
+        finally:
+            self._over = True
+            for gate in self._others or ():
+                if not gate.done():
+                    gate.set_result(None)
 
     def start(self) -> Task[T]:
-        self._branch.run.loop.call_soon_threadsafe(self._make)
+        run = self._branch.run
+        run.check_thread("start")
+        if self._made is None and self._others is None:
+            self._others = []
+            branch = self._branch.child()  # numbered here, where the code is, not where the loop takes it up
+            if threading.get_ident() == run.thread_id:
+                self._make(branch)
+            else:
+                run.loop.call_soon_threadsafe(self._make, branch)
         return self
 
-    def _make(self) -> asyncio.Task[T]:
+    def _make(self, branch: Branch) -> asyncio.Task[T]:
         if self._made is None:
-            self._made = self._branch.run.spawn_in(self._branch, self._coroutine)
+            self._made = self._branch.run.spawn_in(branch, self._coroutine)
         return self._made
 
     def result(self) -> T:
-        return self._branch.run.block_on(self._make)  # type: ignore[no-any-return]
+        run = self._branch.run
+        run.check_thread("result")
+        return run.block_on(partial(self._make, self._branch))  # type: ignore[no-any-return]
 
 
 def recorded_error(record: Record) -> BaseException:

@@ -18,6 +18,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..errors import DefinitionError
 from ..model import ErrorInfo, Kind, Signal, Status
 from ..ports import CURRENT, Answer, Verdict, instant
 from ..stores.records import Record, chain_end, claimed
@@ -93,6 +94,7 @@ class RunContext:
         self.tasks: dict[asyncio.Task[Any], None] = {}  # in the order in which they were made
         self.bodies: dict[StepCall[Any], asyncio.Task[None]] = {}
         self.performing = 0
+        self.code_thread: int | None = None  # that of a plain def workflow
         self.thread_busy = False
         self.blocked: threading.Event | None = None
         self.thread_cancel = False
@@ -214,6 +216,7 @@ class RunContext:
             writing = self.in_flight > 0 or self.journal.holds(self)  # what is on its way must not be overtaken
             if not writing and not self._flushes(record, state):
                 self.pending.append(draft)
+                record.seq = self.seq + len(self.pending)  # nothing is on its way, so that is what it will be
                 if call is not None:
                     if self.carries_state:
                         self._read_by(record)  # the code is told of it now, and a state may be written after that
@@ -280,17 +283,21 @@ class RunContext:
                 self._read_by(draft.record)
             if draft.call is not None:
                 self.arrived.append(draft)
+        for draft in drafts:  # only now: what these append under a weaker durability arrives at once, after the others
             if draft.then is not None:
                 draft.then(answer)
         if self.engine.teller.observed:
             self._tell(drafts)
         if at_rest and self.arrived and not self.thread_busy:
-            try:
-                tell_next(self)
-            except Exception as error:  # noqa: BLE001 - one run's trouble must not keep the others waiting
-                self.engine_failed(error)
+            self._tell_now()
         else:
             self.watch()
+
+    def _tell_now(self) -> None:
+        try:
+            tell_next(self)
+        except Exception as error:  # noqa: BLE001 - one run's trouble must not keep the others waiting
+            self.engine_failed(error)
 
     def _tell(self, drafts: list[Draft]) -> None:
         for draft in drafts:
@@ -517,6 +524,18 @@ class RunContext:
             self.watch()
 
     # -- plain def workflows: their code is in a thread ---------------------------------------------------------------
+
+    def check_thread(self, verb: str) -> None:
+        """Refuse `.result()` and `.start()` where calls have no order that a replay could repeat."""
+        here = threading.get_ident()
+        if here == self.code_thread or (verb == "start" and here == self.thread_id):
+            return
+        if here == self.thread_id:
+            raise DefinitionError(f"use `await` in an async workflow; `.{verb}()` is for a plain def workflow")
+        raise DefinitionError(
+            f"`.{verb}()` is called in a thread that is not the workflow's own, where calls have no order that a "
+            "replay could repeat; call the step in the workflow and give the thread its result"
+        )
 
     def block(self, call: DurableCall[Any], event: threading.Event) -> None:
         """The workflow's thread waits for a call."""

@@ -21,10 +21,9 @@ from ..policies import All, Quorum, classify
 from ..policies.quorum import Verdict as Enough
 from ..stores.records import Record
 from .attempt import stored_error
-from .branch import ASKED, Branch, Detached, DurableCall, StepCall
+from .branch import ASKED, Branch, Detached, DurableCall, Gate, StepCall
 from .children import ChildResult, StartCall
 from .notes import decided
-from .quiet import Gate
 from .steering import cancel_child
 from .together import MAX_ASYNC_STEPS, MAX_THREAD_STEPS
 

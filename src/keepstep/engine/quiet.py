@@ -13,14 +13,10 @@ from collections.abc import Iterable
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
-from .branch import Pending
+from .branch import Gate, Pending
 
 if TYPE_CHECKING:
     from .context import RunContext
-
-
-class Gate(asyncio.Future[None]):
-    """What a composite call waits on: several calls, none of them alone."""
 
 
 #: asyncio's own ways to wait for other tasks of the same program.

@@ -15,10 +15,9 @@ from ..policies.quorum import Verdict as Enough
 from ..policies.quorum import coverage, degraded
 from ..ports import CURRENT
 from ..workflows.definition import Call, PlainCall, Step
-from .branch import ASKED, CANCELLED, DONE, Branch, DurableCall, StepCall, Task, in_workflow
+from .branch import ASKED, CANCELLED, DONE, Branch, DurableCall, Gate, StepCall, Task, in_workflow
 from .context import RunContext
 from .notes import decide, decided
-from .quiet import Gate
 
 if TYPE_CHECKING:
     from ..policies import WaitPolicy
@@ -96,6 +95,8 @@ class Group:
 
                 def told(call: DurableCall[Any]) -> bool:
                     woke_others = before is not None and before(call)
+                    if self.over:  # it no longer counts here
+                        return woke_others
                     return self._call_ended(index, call) or woke_others
 
                 part.told = told

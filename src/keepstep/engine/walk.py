@@ -22,11 +22,10 @@ from ..policies.reduce import reduced
 from ..ports import CURRENT
 from ..stores.records import Record
 from ..workflows.graph import AnyNode, ChildNode, DelayNode, MapNode, ParallelNode, StepNode, WaitNode
-from .branch import Branch, Detached
+from .branch import Branch, Detached, Gate
 from .changes import CloseCall, GraphCall, Levels
 from .children import start
 from .position import Position, keys_of
-from .quiet import Gate
 from .together import Group, Limits, mapped
 from .waits import SignalCall, sleep, wait_for
 from .wakeups import fulfil
