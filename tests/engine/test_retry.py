@@ -181,6 +181,37 @@ async def test_failed_clean_up_is_taken_back_with_the_failure_that_it_cleans_up_
     assert outage.done == {"before": 1, "pay": 2}
 
 
+async def test_failure_that_was_being_cleaned_up_after_when_another_failed_the_run_is_tried_again(world):
+    outage, failing = Outage(), asyncio.Event()
+
+    @ks.step
+    async def clean():
+        failing.set()
+        await asyncio.Event().wait()
+
+    @ks.step
+    async def later():
+        await failing.wait()
+        if outage.down:
+            raise ks.Permanent("down too")
+        return "later"
+
+    async def first():
+        try:
+            return await outage.pay()
+        except ks.StepFailed:
+            await clean()
+            raise
+
+    @ks.workflow
+    async def both():
+        return await ks.gather(first(), later())
+
+    async with world.engine() as engine:
+        run = await outage.fails_and_is_retried(engine, both)
+        assert await run.result(30) == ["paid", "later"]
+
+
 async def test_missed_deadline_and_the_clean_up_after_it_no_longer_count(world):
     outage, goes = Outage(), asyncio.Event()
 

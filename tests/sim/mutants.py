@@ -482,12 +482,27 @@ MUTANTS = [
     mutant(
         "signals lost in a rewind",
         "what was heard beyond the point that a run goes back to is not heard again",
-        ("engine.history:History._read_signals", "if by_code and gone.rewound(seq):", "if False:"),
+        ("engine.history:History._read_signals", "if by_code and seq in gone:", "if False:"),
     ),
     mutant(
         "old keys after a rewind",
         "what is done again after a rewind has the idempotency key of the first time, and the children their old ids",
         ("engine.history:Superseded.add", "self.generation += 1", "self.generation = 0"),
+    ),
+    mutant(
+        "reactions survive a retry",
+        "what the code did because of the failure counts after a retry",
+        ("engine.retry:_Point._came_after", "return record.asked >= self.seq", "return record.asked > self.seq"),
+    ),
+    mutant(
+        "retry repeats what others did",
+        "a retry takes back what other branches had asked for before the failure",
+        ("engine.retry:_Point._leaves", "return self._came_after(record) or (", "return True or ("),
+    ),
+    mutant(
+        "first word of a child is the last",
+        "a parent that is retried takes what its child once said for what the child is now",
+        ("engine.children:ChildResult.begin_live", "if self.run.generation:", "if False:"),
     ),
     mutant(
         "fork waits for another's child",

@@ -37,7 +37,7 @@ from ..values import VALUES
 from ..values.annotations import hints_of
 from ..workflows.definition import Call
 from ..workflows.schema import as_annotated
-from .failure_point import mark_outcome, mark_raised
+from .failure_point import mark_interrupted, mark_outcome, mark_raised
 from .spending import BUDGET
 from .steering import in_doubt
 
@@ -176,6 +176,7 @@ class DurableCall(Call[T]):
         "entry",
         "error",
         "event",
+        "handles",
         "key",
         "knew",
         "ordinal",
@@ -198,7 +199,8 @@ class DurableCall(Call[T]):
         self.key = key = f"{branch.prefix}{name}#{count}"
         self.digest = digest
         self.knew = run.told
-        if (error := sys.exception()) is not None:  # asked for while the code handles it
+        self.handles = error = sys.exception()  # asked for while the code handles it
+        if error is not None:
             mark_raised(run, error)
         self.state = NEW
         self.waiter: Pending | None = None
@@ -334,6 +336,7 @@ class DurableCall(Call[T]):
     def wake(self) -> bool:
         waiter = self.waiter
         woken = False
+        self.handles = None
         self.waiter = None  # nothing may hold a settled call but the code that asked: no work for the collector
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -372,6 +375,9 @@ class DurableCall(Call[T]):
         if self.state != ASKED or run.detached:
             return
         self.state = CANCELLED
+        if self.handles is not None:
+            mark_interrupted(run, self.handles)
+            self.handles = None
         run.moves += 1
         if self.entry is not None and self.entry.cancelled:
             if self.entry.record is not None and self.entry.record.error is not None:

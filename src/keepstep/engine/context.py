@@ -24,7 +24,7 @@ from ..ports import CURRENT, Answer, Verdict, instant
 from ..stores.records import Record, chain_end, claimed
 from .branch import ASKED, CANCELLED, DONE, NEW, PATIENCE, Branch, Detached, DurableCall, StepCall
 from .delivery import tell_next
-from .failure_point import mark_raised
+from .failure_point import mark_interrupted, mark_raised
 from .history import History
 from .inbox import Inbox
 from .journal import Draft
@@ -91,7 +91,7 @@ class RunContext:
         self.unflushed = 0
         # the code's side
         self.main: asyncio.Future[Any] | None = None
-        self.tasks: dict[asyncio.Task[Any], None] = {}  # in the order in which they were made
+        self.tasks: dict[asyncio.Task[Any], BaseException | None] = {}  # as made, each with what the code handled then
         self.bodies: dict[StepCall[Any], asyncio.Task[None]] = {}
         self.performing = 0
         self.code_thread: int | None = None  # that of a plain def workflow
@@ -110,6 +110,7 @@ class RunContext:
         self.latest_at: datetime = run.created_at  # no record that is made from now on has an earlier time
         self.told = 1  # the record that the code was told last: that the run began, and then outcomes
         self.told_at_end = 1  # the same, when the code ended
+        self.interrupted: list[tuple[int, tuple[int, ...]]] = []  # failures whose handling the code has cancelled
         self.exact_time = True  # unless its first record says that it was begun by a version without
         self.generation = 0
         self.retried_at: datetime | None = None  # from then on, waits that are still open have their full time again
@@ -508,15 +509,17 @@ class RunContext:
         return task
 
     def adopt(self, task: asyncio.Task[Any]) -> None:
-        self.tasks[task] = None
-        if (error := sys.exception()) is not None:
+        self.tasks[task] = error = sys.exception()
+        if error is not None:
             mark_raised(self, error)
         task.add_done_callback(self._branch_ended, context=self.engine.context)
         if self.detached:
             task.cancel()
 
     def _branch_ended(self, task: asyncio.Task[Any]) -> None:
-        del self.tasks[task]
+        handled = self.tasks.pop(task)
+        if handled is not None and task.cancelled():
+            mark_interrupted(self, handled)
         error = task._exception  # noqa: SLF001 - asking for it would silence a warning
         if error is not None:
             mark_raised(self, error)

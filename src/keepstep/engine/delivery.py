@@ -67,7 +67,7 @@ def _settle(run: RunContext, call: DurableCall[Any] | Control, record: Record) -
     if not isinstance(call, Control) and call.state != ASKED:
         return False
     run.set_now(record.finished_at)
-    run.told = max(run.told, record.seq)  # a record that is delivered before it is written has no number yet
+    run.told = max(run.told, record.seq)
     return call.settle(record)
 
 

@@ -21,7 +21,7 @@ from ..workflows.definition import Call
 from .asides import tell_of_end
 from .attempt import idempotency_key, stored_error
 from .branch import CANCELLED, DurableCall
-from .failure_point import failed_at
+from .failure_point import failed_by
 from .journal import head_move
 from .steering import cancel_children, control, in_doubt, overtaken
 from .tasks import RunTask
@@ -188,7 +188,9 @@ class Ending:
             record.error = self._error_of_cancelled(context, error)
             return Status.CANCELLED
         if context.timed_out:
-            error = RunTimedOut(f"run {context.id!r} was not finished by its deadline", context.id)
+            late = RunTimedOut(f"run {context.id!r} was not finished by its deadline", context.id)
+            late.__context__, late.__suppress_context__ = error, True  # the code may have failed before that
+            error = late
         goes_on = _continues(error)
         if goes_on is not None:
             self._succeed(context, goes_on, record, creates, sends)
@@ -209,7 +211,8 @@ class Ending:
         record.error = stored_error(error, str(classify(error)), 0, context)
         if context.timed_out:
             record.error.code = "ks:run-timed-out"
-        record.data = {"failed_at": failed_at(context, error)}
+        point, record.error.caused_by = failed_by(context, error)
+        record.data = {"failed_at": point}
         if isinstance(error, ExecutionError):
             record.data |= {"at": error.step, "path": list(error.path[-MAX_PATH:])}
         return Status.FAILED

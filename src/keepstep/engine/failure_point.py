@@ -28,20 +28,38 @@ def mark_raised(run: RunContext, error: BaseException) -> None:
         setattr(error, _RAISED, (run.id, run.epoch, run.told))
 
 
+def mark_interrupted(run: RunContext, error: BaseException) -> None:
+    """Remember that the code has cancelled what it was doing about a failure, which is then not dealt with."""
+    if outcomes := caused_by(error):
+        run.interrupted.append((run.told, outcomes))
+
+
 def caused_by(error: BaseException | None) -> tuple[int, ...]:
     """The outcomes that an error goes back to, in order: what it was raised from or while handling, and its parts."""
     return tuple(sorted({seq for one in _tree(error) if (seq := _outcome(one))}))
 
 
-def failed_at(run: RunContext, error: BaseException) -> int:
-    """The outcome that failed a run.
+def failed_by(run: RunContext, error: BaseException) -> tuple[int, tuple[int, ...]]:
+    """The outcome that failed a run, and all that are to be tried again.
+
+    These are the ones that the error goes back to, and those which the code was still dealing with when the run failed.
+    """
+    outcomes = caused_by(error)
+    point = _failed_at(run, error, outcomes)
+    if not has_own_code(run.workflow.fingerprint):
+        return point, outcomes
+    others = [seq for told, seqs in run.interrupted if told >= point for seq in seqs]
+    return min([point, *others]), tuple(sorted({*outcomes, *others}))
+
+
+def _failed_at(run: RunContext, error: BaseException, outcomes: tuple[int, ...]) -> int:
+    """The outcome that failed a run, as its error tells.
 
     Without a failed outcome the code has failed by itself: then it is the outcome that the code was given last before
     it raised. A graph or dag has no code that reacts to a failure: what was delivered last has failed it.
     """
     if not has_own_code(run.workflow.fingerprint):
         return run.told_at_end
-    outcomes = caused_by(error)
     if outcomes:
         return outcomes[0]
     marks: list[tuple[str, int, int]] = [getattr(one, _RAISED) for one in _tree(error) if hasattr(one, _RAISED)]

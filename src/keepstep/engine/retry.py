@@ -224,30 +224,27 @@ async def _look_at_children(
 ) -> tuple[list[str], list[Record]]:
     """The failed children that the run waits for again, and the starts of those that have ended for good.
 
-    A child that has completed since is believed, and so is one that goes on.
+    A child that has completed since is believed, and so is one that goes on. One that has failed, and whose failure the
+    run has not yet heard of, would fail the run again.
     """
     heard = {one.digest for one in kept if one.kind == Kind.CHILD and not _started(one)}
-    waited = {one.digest: one.kind == Kind.CHILD for one in left if not _started(one)}
+    told = {one.digest for one in left if one.kind == Kind.CHILD and not _started(one)}
+    waited = {one.digest for one in left if not _started(one)}
+    over: dict[Status | None, set[str]] = {None: told, Status.CANCELLED: waited}
     cancelled = {_target(one) for one in left if (one.data or {}).get("signal_name") == CANCEL}
     failed: list[str] = []
     ended: list[Record] = []
     for start in kept:
         name = _started(start)
-        if not name or name in heard or not (name in waited or name in cancelled):
+        if not name or name in heard:
             continue
         child = await newest_of_series(engine, name)
-        if child is not None and child.status is Status.FAILED and child.parent == run.id:
+        status = child.status if child is not None else None
+        if child is not None and status is Status.FAILED and child.parent == run.id:
             failed.append(child.id)
-        elif _is_over(child, was_heard=waited.get(name, False), is_cancelled=name in cancelled):
+        elif status is not Status.COMPLETED and (name in cancelled or name in over.get(status, ())):
             ended.append(start)
     return failed, ended
-
-
-def _is_over(child: Run | None, *, was_heard: bool, is_cancelled: bool) -> bool:
-    """Whether nothing good can come of a child any more: it was cancelled, or is gone after it had failed."""
-    if child is None:
-        return was_heard
-    return child.status is Status.CANCELLED or (is_cancelled and child.status is not Status.COMPLETED)
 
 
 def _started(record: Record) -> str:

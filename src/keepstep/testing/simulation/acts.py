@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from ...errors import AlreadyFinished, DefinitionError, RunConflict
+from ...model import Status
+from ...stores.rules import ENDED
 from .graphs import BY_HAND, PREFIX
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 FORK = "-fork"
 #: How often the client looks whether a run that it wants to change has come to rest, and after how long.
 TRIES, PAUSE_SECONDS = 20, 0.3
+#: The same for a run that may go on for long before it fails.
+LONG_TRIES = 400
 
 Act = Callable[..., Awaitable[None]]
 
@@ -98,6 +102,25 @@ async def fork(world: World, handle: RunHandle[Any], part: float) -> None:
     world.client.has_forked(run.id)
 
 
+async def retry(world: World, handle: RunHandle[Any]) -> None:
+    """Wait until a run has failed, mend what made it fail, and let it go on from there."""
+    first = handle.id
+    for _ in range(LONG_TRIES):
+        run = await handle.run()
+        while run.continued_as:
+            handle = await world.client.process.engine.get(run.continued_as)
+            run = await handle.run()
+        if run.status is Status.FAILED:
+            world.mended.add(first)
+            with contextlib.suppress(RunConflict):  # a client that is held up for too long is taken for dead
+                await handle.retry("mended")
+                world.client.sends(first)  # what the run had ended before it could hear
+                return
+        elif run.status in ENDED:
+            return
+        await asyncio.sleep(PAUSE_SECONDS)
+
+
 async def _at_rest(world: World, handle: RunHandle[Any], act: Callable[[Run], Awaitable[None]]) -> None:
     """Do something to a run that nobody drives; one that is driven is paused first, and resumed in any case."""
     paused = False
@@ -136,6 +159,7 @@ ACTS: dict[str, Act] = {
     "rewind": rewind,
     "edit": edit,
     "fork": fork,
+    "retry": retry,
 }
 #: Acts that the world waits for before it ends, though every run has ended.
-AWAITED = frozenset({"rewind", "edit", "fork"})
+AWAITED = frozenset({"rewind", "edit", "fork", "retry"})

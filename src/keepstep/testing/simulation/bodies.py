@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 #: What a change of the code adds to the numbers that steps are called with.
 CODE = 1000
 
+#: What the failure of a step says that somebody can mend; programs do not catch it.
+BROKEN = "is broken until somebody mends it"
+
 #: The world in which the present history takes place; there is one at a time.
 HERE: list[World] = []
 
@@ -34,6 +37,9 @@ class Body:
     def __enter__(self) -> int:
         scope = CURRENT.get()
         self._mark = self._world.body_begins(scope.run.id, scope.key, scope.number, ks.idempotency_key(), self._number)
+        if self._world.is_broken(scope.run.id, self._number):
+            self._world.body_ends(self._mark)
+            raise ks.Permanent(f"step {self._number} {BROKEN}")
         return scope.number  # type: ignore[no-any-return]
 
     def __exit__(self, *_: object) -> None:

@@ -119,6 +119,10 @@ def _fork(world: World, process: Process, event: Event) -> None:
     world.client.does(world.now, event["run"], "fork", event["part"])
 
 
+def _retry(world: World, process: Process, event: Event) -> None:
+    world.client.does(world.now, event["run"], "retry")
+
+
 def _seconds(random: Random, *choices: float) -> float:
     return round(random.choice(choices) * (0.5 + random.random()), 3)
 
@@ -156,12 +160,15 @@ FAULTS: dict[str, Fault] = {
     "rewind": Fault(_rewind, lambda r: {"part": round(r.random(), 3)}, ("time",), 0),
     "fork": Fault(_fork, lambda r: {"part": round(r.random(), 3)}, ("time",), 0),
     "edit": Fault(_edit, lambda r: {"value": r.randint(1, 9)}, ("time",), 0),
+    "retry": Fault(_retry, lambda _: {}, ("time",), 0),
 }
 #: How often what came later befalls a history.
 _LATER = {"rewind": 0.1, "fork": 0.06}
 #: What is done to graphs only, as often as this.
 _TO_GRAPHS = {"edit": 0.3}
-_OF_PEOPLE = ("cancel", "pause run", "rewind", "edit", "fork")
+_OF_PEOPLE = ("cancel", "pause run", "rewind", "edit", "fork", "retry")
+#: How often steps of a run are broken until a person mends them and retries it.
+_BROKEN = 0.15
 #: How many moments of each kind there may be before it, as powers of two: callbacks, calls, bodies that begin, claims.
 _MOMENTS = {"callback": 9, "call": 7, "body": 4, "claim": 2}
 #: These may befall the client's own process as well.
@@ -192,6 +199,7 @@ def draw(seed: int) -> Plan:
         plan["limit"] = 3
         plan["poison"] = {str(random.randint(1, 8)): random.choice((1, 2, 100))}
     _draw_later(Random(f"later {seed}"), plan)  # noqa: S311 - as above
+    _draw_broken(Random(f"broken {seed}"), plan)  # noqa: S311 - as above
     return plan
 
 
@@ -210,6 +218,16 @@ def _draw_later(random: Random, plan: Plan) -> None:
     for what, share in _TO_GRAPHS.items() if graphs else ():
         if random.random() < share:
             plan["events"].append(_draw_event(random, plan["workers"], graphs, what))
+
+
+def _draw_broken(random: Random, plan: Plan) -> None:
+    """Have steps of a run fail until a person mends them; a fork of that run would fail on its own."""
+    if random.random() >= _BROKEN:
+        return
+    run = random.choice(plan["runs"])
+    run["broken"] = sorted({random.randint(1, 12) for _ in range(random.choice((1, 1, 2, 4)))})
+    plan["events"] = [one for one in plan["events"] if not (one["what"] == "fork" and one["run"] == run["id"])]
+    plan["events"].append(_draw_event(random, plan["workers"], [run["id"]], "retry"))
 
 
 def _draw_run(random: Random, number: int, workers: int) -> dict[str, Any]:

@@ -193,8 +193,11 @@ async def _gather(statements: list[Statement]) -> Any:
 
 async def _gather_plainly(statements: list[Statement]) -> Any:
     found = await asyncio.gather(*(follow(one) for one in statements), return_exceptions=True)
-    if any(isinstance(one, BaseException) for one in found):
-        raise next(one for one in found if isinstance(one, BaseException))
+    errors = [one for one in found if isinstance(one, BaseException)]
+    if len(errors) > 1 and all(isinstance(one, Exception) for one in errors):
+        raise BaseExceptionGroup("parts failed", errors)  # a retry tries again what it is told of
+    if errors:
+        raise errors[0]
     return found
 
 

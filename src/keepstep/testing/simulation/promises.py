@@ -25,12 +25,14 @@ from .step_promises import (
     EveryStepHasALastWord,
     FinishedStepsStayFinished,
     OneKeyPerStep,
+    RetriesKeepWhatWasDone,
     ToldWhatIsDurable,
 )
 
 #: Everything that is held against a history.
 PROMISES: list[type[Promise]] = [
     FinishedStepsStayFinished,
+    RetriesKeepWhatWasDone,
     ToldWhatIsDurable,
     OneWriter,
     TheLivingKeepTheirRuns,

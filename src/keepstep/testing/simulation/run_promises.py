@@ -12,6 +12,7 @@ from ...model.signal import RESUME
 from ...ports import Advance, Answer, Change, Create, Verdict
 from ...stores.records import Record, origin, unseal
 from ...stores.rules import ENDED
+from .bodies import BROKEN
 from .dags import foreseen_dag
 from .foreseen import foreseen
 from .graphs import BY_HAND
@@ -212,14 +213,17 @@ class ResultsAreRight(Promise):
         right = wanted(start)
         if found.status is Status.FAILED:
             late = found.error is not None and found.error.code == "ks:run-timed-out"
-            if right is not None and not (late and start.get("deadline")) and not self._a_part_ended(found):
+            # A rewind may go back to before a retry, where the failure counts that was mended since.
+            again = found.error is not None and BROKEN in found.error.message and "rewind" in self.world.befell
+            allowed = again or (late and start.get("deadline")) or self._a_part_ended(found)
+            if right is not None and not allowed:
                 self.broken(f"{run} failed: {found.error}")
             return
         value = msgspec.json.decode(found.output or b"null")
         if right is None or _without_hands(value) != right:
             self.broken(f"{run} gave {value}, not {right}")
         for told in self.world.results.get(run, ()):
-            if run in self.world.went_back and told is not None and _ended_before(told, value):
+            if {run, found.id} & self.world.went_back and told is not None and _ended_before(told, value):
                 continue
             if told not in (None, ["DefinitionError"], ["completed", value]):  # an engine that closes tells nothing
                 self.broken(f"{run} gave {value}, and someone was told {told}")

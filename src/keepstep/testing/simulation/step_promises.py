@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ...engine.steering import DEADLINE
 from ...model import Kind, Status
 from ...ports import CURRENT, Advance, Answer, Change
 from ...stores.records import Record
-from .counted import generation_of
+from .bodies import BROKEN
+from .counted import counting, generation_of
 from .promise import Promise
 
 if TYPE_CHECKING:
@@ -49,6 +51,33 @@ class FinishedStepsStayFinished(Promise):
     def begins(self, body: Body, idempotency_key: str) -> None:
         if (body.run, body.key) in self._finished:
             self.broken(f"{body.run} {body.key} begins again in {body.process}")
+
+
+class RetriesKeepWhatWasDone(Promise):
+    """After a retry, every step counts that had finished, and was asked for before the failure was delivered."""
+
+    name = "a retry repeats no finished step that was asked for before the failure"
+
+    def went_back(self, run: str, counted: list[Record]) -> None:
+        if not counted or (counted[-1].data or {}).get("act") != "retry":
+            return
+        before = counting(self.records(run)[: counted[-1].seq - 1])
+        failed_at = min((one.seq for one in before if self._has_failed(one)), default=0)
+        kept = {one.seq for one in counted}
+        lost = [one.step for one in before if self._is_to_stay(one, failed_at) and one.seq not in kept]
+        if failed_at and lost:
+            self.broken(f"{run}, which failed at {failed_at}, is to do {', '.join(lost)} again")
+
+    @staticmethod
+    def _has_failed(record: Record) -> bool:
+        """Whether nothing but this has failed the run: programs pass on what only a person can mend."""
+        said = record.error.message if record.error is not None else record.raw().decode()
+        is_end = record.kind in (Kind.STEP_FAILED.value, Kind.CHILD.value)
+        return record.step == DEADLINE or (is_end and BROKEN in said)
+
+    @staticmethod
+    def _is_to_stay(record: Record, failed_at: int) -> bool:
+        return record.kind == Kind.STEP_COMPLETED.value and (record.asked or record.seq - 1) < failed_at
 
 
 class ToldWhatIsDurable(Promise):

@@ -107,6 +107,8 @@ class World:
         self.results: dict[str, Any] = {}
         self.cancelled: set[str] = set()
         self.went_back: set[str] = set()
+        self._to_mend = {event["run"] for event in plan["events"] if event["what"] == "retry"}
+        self.mended: set[str] = set()  # runs of the plan whose broken steps work again
         self.forks: dict[str, int] = {}
         self.specs: dict[str, dict[str, Any]] = {run["id"]: run for run in plan["runs"]}
         self.acts_to_come = sum(event["what"] in AWAITED for event in plan["events"])
@@ -334,6 +336,14 @@ class World:
             raise Killed
         return mark
 
+    def is_broken(self, run: str, number: int) -> bool:
+        """Whether a step fails, in a run of the plan or in those that it started, because nobody has mended it yet."""
+        return any(
+            number % bodies.CODE in one.get("broken", ()) and one["id"] in self._to_mend - self.mended
+            for one in self.plan["runs"]
+            if run == one["id"] or run.startswith(_beginnings(one["id"]))
+        )
+
     def body_begins_unrecorded(self, run: str) -> int:
         """The code of a workflow waits for something that Keepstep does not know."""
         assert self.current is not None
@@ -370,6 +380,8 @@ class World:
 
     def caught(self, error: BaseException) -> None:
         """A program caught an error; only those that Keepstep names may reach it."""
+        if bodies.BROKEN in str(error):
+            raise error
         if isinstance(error, BaseExceptionGroup):
             for one in error.exceptions:
                 self.caught(one)
@@ -407,6 +419,11 @@ class World:
     def note_failure(self, what: str, error: BaseException | None) -> None:
         if not isinstance(error, Killed):
             self.breaks("nothing fails inside the engine", f"{what}: {error!r}")
+
+
+def _beginnings(run: str) -> tuple[str, str]:
+    """What the names of children and of successors begin with."""
+    return f"{run}.", f"{run}~"
 
 
 def _until(event: dict[str, Any]) -> float:
