@@ -893,3 +893,49 @@ def test_who_keeps_the_turn_for_long_is_not_waited_for(opened, path):
     assert commit(store, Send(Signal("r", "go"))).verdict is Verdict.DONE
     disk.end_turn(stopped)
     assert not disk.is_someones_turn(str(path / run_folder("r")))
+
+
+# -- erasing beside others ---------------------------------------------------------------------------------------------
+
+
+def everywhere(folder) -> bytes:
+    return b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
+
+
+def test_an_erased_run_is_in_no_index_of_another_process_that_looks(tmp_path):
+    folder = tmp_path / "runs"
+    other, eraser = FilesStore(folder), FilesStore(folder)
+    commit(other, Create(queued("visit-ann", tags={"patient": "AnnSmith"}, status=Status.CANCELLED, due_at=None)))
+    commit(other, Create(queued("stays")))
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(0.01):
+            other.news("", 0)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        assert eraser.delete_runs(["visit-ann"], finished=True, scrub=True) == 1
+    finally:
+        ended.set()
+        thread.join()
+    assert b"AnnSmith" not in everywhere(folder)
+    assert b"visit-ann" not in everywhere(folder)
+    for store in (other, eraser):
+        assert [run.id for run in store.list_runs(RunQuery()).runs] == ["stays"]
+        store.close()
+
+
+def test_an_erase_names_the_index_of_a_process_that_does_not_look(tmp_path, monkeypatch):
+    monkeypatch.setattr(files_index, "_SCRUB_SECONDS", 0.05)
+    folder = tmp_path / "runs"
+    other, eraser = FilesStore(folder), FilesStore(folder)
+    commit(other, Create(queued("visit-ann", tags={"patient": "AnnSmith"}, status=Status.CANCELLED, due_at=None)))
+    with pytest.raises(StoreUnavailable, match=r"may be left in .*\.jsonl; end them, and do it again"):
+        eraser.delete_runs(["visit-ann"], finished=True, scrub=True)
+    other.close()
+    eraser.delete_runs(["visit-ann"], finished=True, scrub=True)
+    eraser.close()
+    assert b"AnnSmith" not in everywhere(folder)
+    assert b"visit-ann" not in everywhere(folder)

@@ -325,8 +325,9 @@ def test_what_is_erased_waits_for_a_transaction_that_still_sees_it(store, admin,
             store.delete_runs(["told"], scrub=True)
         assert store.get_run("told") is None
     monkeypatch.setattr(postgres_erase, "_OUTLAST_SECONDS", 30.0)
-    store.delete_runs(["told"], scrub=True)
+    assert store.delete_runs(["told"], finished=True, scrub=True) == 1  # it is remembered, though it is gone
     assert not _kept(store, admin, b"a private word")
+    assert store.delete_runs(["told"], finished=True, scrub=True) == 0
 
 
 def test_only_the_owner_erases_and_another_is_refused_before_anything_is_removed(owned, admin):

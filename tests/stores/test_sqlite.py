@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import apsw
 import pytest
@@ -602,3 +603,17 @@ def test_a_forked_child_is_refused_in_process(store):
     os.close(told)
     os.close(tell)
     assert ids(store.claim_runs(ClaimRequest("w1"))) == []
+
+
+def test_an_erase_that_broke_off_is_finished_when_it_is_done_again(tmp_path, monkeypatch):
+    store = SQLiteStore(tmp_path / "runs.db")
+    commit(store, Create(queued("told", input=b'"a private word"', status=Status.CANCELLED, due_at=None)))
+    with monkeypatch.context() as patch:
+        patch.setattr(store._writer, "rewrite", Mock(side_effect=StoreUnavailable("somebody reads")))
+        with pytest.raises(StoreUnavailable):
+            store.delete_runs(["told"], finished=True, scrub=True)
+    assert store.get_run("told") is None
+    assert store.delete_runs(["told"], finished=True, scrub=True) == 1
+    assert store.delete_runs(["told"], finished=True, scrub=True) == 0
+    store.close()
+    assert b"private" not in b"".join(file.read_bytes() for file in tmp_path.glob("runs.db*") if file.is_file())

@@ -300,7 +300,7 @@ def erase(settings: Settings, *, run_id: str, force: bool, reason: str) -> None:
 
     The store's file is written anew for that, which takes time if it is large. What the run told others, such as its
     parent, is theirs and stays, and so do copies and archives. A run that is driven is refused: cancel it first.
-    If it is broken off, do it again with --force: that writes the file anew even if the run itself is gone already.
+    If it is broken off, do it again; --force writes the file anew even if nothing is known of the run.
     """
     from ..engine.upkeep import erase as remove
 

@@ -174,15 +174,16 @@ async def erase(engine: Engine, run_id: str, *, force: bool = False, reason: str
     """Remove one run so that nothing of it is left in the store's files.
 
     One that has not ended is refused; with `force` it is cancelled first, without its clean-up, if nobody drives it.
-    If it broke off half-way, do it again with `force`: then the files are written anew even if the run is gone.
+    If it broke off half-way, do it again: the store remembers which runs it has removed and not yet scrubbed. With
+    `force` the files are written anew even if nothing is known of the run.
     """
     run: Run | None = None
     damaged = False
     try:
         run = await engine.call(head_of, engine.store, run_id)
         if run is None:
-            if force:  # an erase that broke off may have removed it, and left its traces
-                await engine.call(_erase, engine.store, run_id, force)
+            if await engine.call(_erase, engine.store, run_id, force):  # an erase that broke off has removed it
+                return
             raise RunNotFound(f"no run {run_id!r} in {engine.store.url}", run_id)
     except CheckpointCorrupt:
         damaged = True

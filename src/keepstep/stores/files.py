@@ -125,6 +125,7 @@ class FilesStore:
             raise failures[0]
         self._index.did(batch, {None})
         if scrub:
+            self._catch_up()  # or a file of a dead process would be left to others
             self._index.scrub()
         return len(removed)
 

@@ -13,6 +13,7 @@ import fcntl
 import heapq
 import os
 import threading
+import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from ..errors import StoreUnavailable
 from ..model import Status
 from ..ports import ClaimRequest, Clock
 from . import rules
@@ -32,6 +34,9 @@ from .files_log import State
 _MOST_SETTLED = 16
 #: A process begins a new file when its own is larger than this and holds several lines for each run.
 _LARGEST_LOG = 16_000_000
+#: How long an erasure waits for other processes to write their files anew, and how often it looks.
+_SCRUB_SECONDS = 10.0
+_SCRUB_LOOK_SECONDS = 0.02
 #: Signals whose arrival is remembered; who has not asked for longer is told of every run that ever got one.
 _ARRIVALS = 10_000
 
@@ -59,12 +64,18 @@ class Line(msgspec.Struct, omit_defaults=True, gc=False):
     did: int = 0
     boot: str = ""
     closed: bool = False
+    erased: tuple[str, ...] = ()
 
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Line).decode
 
 _ENDED = frozenset(status.value for status in rules.ENDED)
+
+
+def _life(line: Line) -> str:
+    """What names one life of a run that was erased, and tells nothing of it."""
+    return rules.erasing(f"{line.run}\0{line.born}")
 
 
 class _File:
@@ -141,6 +152,8 @@ class Index:
         self._owed: dict[int, tuple[str, ...]] = {}
         self._rotations = 0
         self._loaded = False
+        self._scrubs = False
+        self._erased: set[str] = set()
         self._lines: dict[str, Line] = {}
         self._numbers: list[tuple[int, str]] = []
         self._owned: dict[str, set[str]] = {}
@@ -216,13 +229,36 @@ class Index:
         self._own, self._own_name = fd, name
 
     def scrub(self) -> None:
-        """Begin anew, so that nothing is left of what was removed but in the files of other living processes."""
+        """Begin anew, and have other living processes do so, so that nothing is left of what was removed.
+
+        `StoreUnavailable` names the files of those that have not done so: they do not look at the store just now.
+        """
         self.refresh()
-        self.tend(anew=True)
         with self._lock, translating(self._folder):
+            others = {name for name in self._files if not name.startswith("settled-")}
+            self._erased |= {_life(line) for line in self._lines.values() if line.gone}
+            self._forget_erased()
+            if self._own is None:
+                self._snapshot()
+            self.tend(anew=True)
             for name in [name for name in self._disk.names(self._folder) if name.startswith("settled-")]:
                 with contextlib.suppress(FileNotFoundError):
                     self._disk.unlink(self._path(name))
+        deadline = time.monotonic() + _SCRUB_SECONDS
+        while left := sorted(others.intersection(self._disk.names(self._folder))):
+            if time.monotonic() > deadline:
+                raise StoreUnavailable(
+                    f"{self._folder}: it is removed, but other processes have not written their part of the index anew,"
+                    f" so that its name may be left in {', '.join(left)}; end them, and do it again"
+                )
+            time.sleep(_SCRUB_LOOK_SECONDS)
+            self.refresh()
+
+    def _forget_erased(self) -> None:
+        """Keep no names of runs that were erased."""
+        for line in [line for line in self._lines.values() if _life(line) in self._erased]:
+            self._owned.get(line.worker or "", set()).discard(line.run)
+            del self._lines[line.run]
 
     def tend(self, *, anew: bool = False) -> None:
         """Now and then: begin anew if the file was taken away or has grown too long."""
@@ -253,7 +289,8 @@ class Index:
         """Say all that is known in one's own file."""
         lines = b"".join(_encode(line) + b"\n" for line in self._lines.values())
         will = b"".join(_encode(Line(will=runs, batch=n)) + b"\n" for n, runs in self._pending.items())
-        self._append(lines + will)
+        erased = _encode(Line(erased=tuple(sorted(self._erased)))) + b"\n" if self._erased else b""
+        self._append(erased + lines + will)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -273,6 +310,10 @@ class Index:
                     self._heed(line)
             for name in [name for name in self._files if name not in names]:
                 self._files.pop(name).close()
+            if self._scrubs:  # another process has erased a run, and asks that its name be left nowhere
+                self._scrubs = False
+                self._forget_erased()
+                self.tend(anew=True)
 
     def _load(self, *, rebuild: bool) -> None:
         self._lines, self._numbers, self._owned, self._queues = {}, [], {}, {}
@@ -310,12 +351,17 @@ class Index:
 
     def _heed(self, line: Line) -> None:
         """Take in a line that another process wrote."""
-        if line.run:
+        if line.erased:
+            self._scrubs = self._scrubs or not self._erased.issuperset(line.erased)
+            self._erased.update(line.erased)
+        elif line.run:
             self._apply(line, settled=False)
         elif not (line.will or line.boot or line.closed):
             self._authors.wrote((None,))
 
     def _apply(self, line: Line, *, settled: bool) -> None:
+        if self._erased and _life(line) in self._erased:
+            return
         old = self._lines.get(line.run)
         if old is not None and (line.entry < old.entry if old.born == line.born else line.gone):
             return

@@ -286,13 +286,19 @@ class PostgresStore:
         removed = 0
         for start in range(0, len(wanted), _DELETE_AT_ONCE):
             some = texts(wanted[start : start + _DELETE_AT_ONCE])
-            removed += self._pool.run(lambda connection: self._delete(connection, some, finished=finished))  # noqa: B023
+            removed += self._pool.run(
+                lambda connection: self._delete(connection, some, finished=finished, scrub=scrub)  # noqa: B023
+            )
         if scrub and wanted:
-            self._pool.run(lambda connection: self._eraser.scrub(connection, wanted), patience_seconds=inf)
+            # What an earlier call has removed and could not scrub is scrubbed now, and counts.
+            begun = self._pool.run(lambda connection: self._eraser.begun(connection, wanted), again=True)
+            if begun or not finished:
+                self._pool.run(lambda connection: self._eraser.scrub(connection, wanted), patience_seconds=inf)
+            removed = begun
         self._authors.wrote({None})
         return removed
 
-    def _delete(self, connection: Connection, runs: Array, *, finished: bool) -> int:
+    def _delete(self, connection: Connection, runs: Array, *, finished: bool, scrub: bool) -> int:
         """Remove runs with all that belongs to them.
 
         Their heads are locked first: else what someone else writes at this moment, such as a signal, would stay behind
@@ -300,7 +306,10 @@ class PostgresStore:
         """
         with connection.transaction():
             connection.execute(self._statements.lock, (runs,), binary=True)
-            return len(connection.execute(self._sql.delete, (runs, not finished), binary=True).fetchall())
+            gone = connection.execute(self._sql.delete, (runs, not finished), binary=True).fetchall()
+            if scrub:
+                self._eraser.begin(connection, [run for (run,) in gone])
+            return len(gone)
 
     def check_scrub(self) -> None:
         """Raise if the server would not write the tables anew for this role: to others it says so, and goes on."""

@@ -10,6 +10,7 @@ import msgspec
 from ..errors import StoreError, StoreUnavailable
 from . import rules
 from .postgres_connection import Address, Connection
+from .postgres_rows import texts
 
 #: How long an erasure waits for transactions that began before it; and which they are.
 _OUTLAST_SECONDS = 10.0
@@ -36,8 +37,20 @@ class Eraser:
     def __init__(self, address: Address) -> None:
         self._address = address
         self._tables = tuple(map(address.table, ("head", "run", "checkpoint", "signal", "worker")))
+        meta = address.table("meta")
+        self._mark = f"INSERT INTO {meta} SELECT name, '' FROM unnest(%s) name ON CONFLICT (name) DO NOTHING"
+        self._marked = f"SELECT name FROM {meta} WHERE name = ANY(%s)"
+        self._unmark = f"DELETE FROM {meta} WHERE name = ANY(%s)"
         self._progress = f"SELECT id, progress FROM {address.table('worker')}"
         self._put_progress = f"UPDATE {address.table('worker')} SET progress = %s WHERE id = %s"
+
+    def begin(self, connection: Connection, runs: Sequence[str]) -> None:
+        """Mark runs as removed and not yet scrubbed, in the transaction that removes them."""
+        connection.execute(self._mark, (texts(map(rules.erasing, runs)),))
+
+    def begun(self, connection: Connection, runs: Sequence[str]) -> int:
+        """How many of these runs are removed and not yet scrubbed."""
+        return len(connection.execute(self._marked, (texts(map(rules.erasing, runs)),)).fetchall())
 
     def check_owner(self, connection: Connection) -> None:
         """Raise if the server would not write the tables anew for this role."""
@@ -60,6 +73,7 @@ class Eraser:
         with self._address.patience(connection):  # or whoever reads them just now would keep it from being done
             for table in self._tables:
                 connection.execute(f"VACUUM FULL {table}".encode(), prepare=False)
+        connection.execute(self._unmark, (texts(map(rules.erasing, runs)),))
 
     def _outlast(self, connection: Connection) -> None:
         """Wait for transactions that still see what was removed: the server keeps it in its files for them."""

@@ -226,6 +226,11 @@ def outcome_kind(status: Status) -> Kind | None:
 _ENDS = {"success": Status.COMPLETED, "failure": Status.FAILED, "cancelled": Status.CANCELLED}
 
 
+def erasing(run_id: str) -> str:
+    """The name of the mark that a store keeps while a run is erased; it must not tell the id of the run."""
+    return f"erasing {sha256(run_id.encode('utf-8', 'surrogatepass')).hexdigest()}"
+
+
 def with_outcome(run: Run, row: Row) -> Run:
     """The run with the output or the error that its newest final record holds."""
     record, checksum = next(unseal([row], run.id, after=row.seq - 1))

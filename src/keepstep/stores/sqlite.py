@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,6 +63,10 @@ _PUT_ASIDE = (
     " WHERE run = ? OR run = CAST(? AS TEXT)"
 )
 _ENDED = " AND status IN ('completed', 'failed', 'cancelled')"
+#: Marks a run as removed and not yet scrubbed.
+_MARK = "INSERT OR REPLACE INTO keepstep_meta VALUES (?, '')"
+_MARKED = "SELECT name FROM keepstep_meta WHERE name = ?"
+_UNMARK = "DELETE FROM keepstep_meta WHERE name = ?"
 _FORGET_PROGRESS = "UPDATE keepstep_worker SET progress = '{}' WHERE instr(progress, ?) > 0"
 _ENROL = (
     "INSERT INTO keepstep_worker (host, pid, renewed_at, boot, boot_seconds, workflows, progress, lease_seconds,"
@@ -166,16 +171,21 @@ class SQLiteStore:
 
     def delete_runs(self, run_ids: Sequence[str], *, finished: bool = False, scrub: bool = False) -> int:
         wanted = list(dict.fromkeys(run_ids))
-        removed = 0
+        removed, ended = 0, _ENDED if finished else ""
         for start in range(0, len(wanted), _DELETE_AT_ONCE):
             some = wanted[start : start + _DELETE_AT_ONCE]
-            removed += self._writer.run(lambda some=some: self._delete(some, _ENDED if finished else ""))  # type: ignore[misc]
+            removed += self._writer.run(partial(self._delete, some, ended, scrub=scrub))
         if scrub and wanted:
-            self._writer.run(lambda: self._writer.cursor.executemany(_FORGET_PROGRESS, [(run,) for run in wanted]))
-            self._writer.rewrite()
+            # What an earlier call has removed and could not scrub is scrubbed now, and counts.
+            marks = [(rules.erasing(run),) for run in wanted]
+            removed = self._reader.read(partial(_marked, marks))
+            if removed or not finished:
+                self._writer.run(lambda: self._writer.cursor.executemany(_FORGET_PROGRESS, [(run,) for run in wanted]))
+                self._writer.rewrite()
+                self._writer.run(lambda: self._writer.cursor.executemany(_UNMARK, marks))
         return removed
 
-    def _delete(self, run_ids: list[str], condition: str) -> int:
+    def _delete(self, run_ids: list[str], condition: str, *, scrub: bool) -> int:
         cursor, connection = self._writer.cursor, self._writer.connection
         removed = 0
         for run in run_ids:
@@ -183,6 +193,8 @@ class SQLiteStore:
             if connection.changes():
                 removed += 1
                 forget(cursor, run)
+                if scrub:
+                    cursor.execute(_MARK, (rules.erasing(run),))
         self._authors.wrote({None})
         return removed
 
@@ -565,6 +577,10 @@ def _check_path(path: str | os.PathLike[str], *, allow_network: bool) -> str:
             "disk, or PostgreSQL to share runs between machines; allow_network=True if one machine alone opens it"
         )
     return real
+
+
+def _marked(marks: Sequence[tuple[str]], cursor: Cursor) -> int:
+    return sum(len(cursor.execute(_MARKED, mark).fetchall()) for mark in marks)
 
 
 def _place(row: Sequence[Any]) -> int:

@@ -79,6 +79,11 @@ class Keeping(Ground):
         assert store.delete_runs(["r"], finished=True, scrub=True) == 1
         assert everything(store) == {"s": before}
 
+    def test_scrubbing_a_run_that_is_not_there_removes_nothing(self, store: Store) -> None:
+        started(store, "s").write()
+        assert store.delete_runs(["r"], finished=True, scrub=True) == 0
+        assert set(everything(store)) == {"s"}
+
     def test_an_id_may_be_used_again_after_removal(self, store: Store) -> None:
         writer = started(store, "r")
         commit(store, Send(Signal("r", "x", id="i")))
