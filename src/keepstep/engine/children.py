@@ -12,7 +12,7 @@ import msgspec
 
 from ..errors import AlreadyFinished, DefinitionError, RunNotFound, StepFailed, StoreError
 from ..model import FINISHED, Kind, Outcome, Run, Signal, Status
-from ..model.ids import MAX_ID, check_id, check_name, child_id, new_id
+from ..model.ids import MAX_ID, check_id, check_name, child_id, new_id, seed_in
 from ..model.series import names_in_word
 from ..model.signal import CANCEL, CHILD, WAKES_DELAYED
 from ..ports import Answer, Send, Verdict, instant
@@ -178,7 +178,7 @@ class StartCall(DurableCall[ChildRun]):
             version=workflow.version,
             fingerprint=workflow.fingerprint,
             input=self.input,
-            seed=attempts.idempotency_key(run.seed, self.key, run.generation)[:16],
+            seed=seed_in(attempts.idempotency_key(run.seed, self.key, run.generation)[:16], workflow.module),
             parent=run.id,
             parent_key=self.key,
             queue=self.options.get("queue") or "default",

@@ -241,6 +241,9 @@ class _Engine(Engine):
         await super().open()
         self.runner.set_aside = self._set_aside  # type: ignore[method-assign]
 
+    def is_own(self, run: Run) -> bool:
+        return True  # whoever replays a run says with which workflow
+
     def entered(self, context: RunContext) -> None:
         super().entered(context)
         if context.id != self._replay.history.run.id:  # the successor of a run that continued

@@ -12,6 +12,7 @@ import msgspec
 
 from ..errors import CheckpointCorrupt, ExecutionError, NotSerializable, RunTimedOut, StoreError
 from ..model import Kind, Outcome, Signal, Status
+from ..model.ids import module_in, seed_in
 from ..model.series import SERIES, first_of, names_in_word, successor_id
 from ..model.signal import CHILD, RESERVED
 from ..policies import classify
@@ -239,7 +240,7 @@ class Ending:
             created_by=f"run {run.id}",
             version=context.workflow.version,
             fingerprint=context.workflow.fingerprint,
-            seed=idempotency_key(run.seed, name, 0)[:16],  # as a child's: another, but no new chance
+            seed=seed_in(idempotency_key(run.seed, name, 0)[:16], module_in(run.seed)),  # as a child's: no new chance
             tags={**run.tags, SERIES: first},
             seq=0,
             checksum="",

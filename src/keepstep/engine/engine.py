@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
 from ..errors import DefinitionError, EncryptionError, RunError, RunNotFound, SchemaMismatch
 from ..executors.thread import ThreadExecutor
-from ..model import Claim, Event, Lease, RunPage, RunQuery, Status
+from ..model import Claim, Event, Lease, Run, RunPage, RunQuery, Status
 from ..observers import resolve
 from ..observers.log import RedactedLog
 from ..policies import RecoveryLimit, Retain
@@ -39,6 +39,7 @@ from .forgetting import Forgetting
 from .handle import RunHandle, this_process
 from .hearing import Hearing
 from .journal import Journal
+from .namesakes import is_namesake
 from .outage import Outage, cut_off_after
 from .pace import Pace
 from .parking import LINGER_SECONDS, hand_back
@@ -478,6 +479,11 @@ class Engine:
         self._background.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("something failed in the background", exc_info=task.exception())
+
+    def is_own(self, run: Run) -> bool:
+        """Whether the workflow of a run's name that is known here is the one that the run belongs to."""
+        known = self.workflows.get(run.workflow)
+        return known is None or not is_namesake(known, run)
 
     def entered(self, context: RunContext) -> None:
         self.live[context.id] = context

@@ -14,6 +14,7 @@ from ..model.signal import WAKES_DELAYED
 from ..ports import Create, instant
 from ..workflows.definition import Workflow
 from ..workflows.options import LONGEST_SECONDS, check_options
+from .namesakes import is_namesake, problem
 from .runner import Runner
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def new_run(
         version=workflow.version,
         fingerprint=workflow.fingerprint,
         input=engine.censor.input_of(workflow, args, kwargs),
-        seed=new_seed(),
+        seed=new_seed(workflow.module),
         queue=queue,
         priority=priority,
         key=key,
@@ -123,6 +124,8 @@ def check_same(engine: Engine, workflow: Workflow[..., Any], run: Run, existing:
             run.id,
             existing,
         )
+    if is_namesake(workflow, existing):
+        raise RunConflict(f"run id {run.id!r} is taken: {problem(workflow, existing)}", run.id, existing)
     if SERIES in existing.tags:
         raise RunConflict(
             f"run id {run.id!r} is taken: that run continues the series of run {existing.tags[SERIES]!r}; "

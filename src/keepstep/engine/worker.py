@@ -17,6 +17,7 @@ from ..model import HEARTBEAT_SECONDS, LEASE_SECONDS, Run, RunQuery, Status, Wor
 from ..model.ids import new_id
 from ..policies import RecoverAlone
 from ..ports import Advance, ClaimRequest, Verdict, instant
+from .namesakes import Namesakes
 from .pace import Pace
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ class Worker:
         self._suspects_since: float | None = None
         self._wanted: set[str] = set()  # keys that are not here, by which runs are left to others
         self._newer: dict[str, int] = {}  # how often a run was met that only a newer Keepstep can read
+        self._namesakes = Namesakes()
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -335,7 +337,7 @@ class Worker:
         if self._stopping:  # the engine closes: what was still claimed goes back when the worker leaves
             self._to_give_back |= {claim.run.id: claim.lease.epoch for claim in claims.claims}
             return False
-        for claim in await self._sort_out(claims.claims):
+        for claim in await self._sort_out(await self._without_namesakes(claims.claims)):
             self.engine.background(self.engine.runner.drive(claim))
         return bool(claims.claims)
 
@@ -354,6 +356,22 @@ class Worker:
                     self._to_give_back[child] = claim.lease.epoch
                 elif request.worker == self.id:  # else the store has given up the worker that asked
                     engine.background(engine.runner.drive(claim))
+
+    async def _without_namesakes(self, claims: tuple[Claim, ...]) -> tuple[Claim, ...]:
+        """The claims without runs that another program's workflow of the same name has started: these go back."""
+        own = []
+        for claim in claims:
+            run = claim.run
+            if self.engine.is_own(run):
+                own.append(claim)
+                continue
+            seconds = self._namesakes.wait_seconds(self.engine.workflows[run.workflow], run)
+            due = instant(self.engine.clock.now() + seconds)
+            try:
+                await self._release(run, claim.lease.epoch, due)
+            except StoreError:
+                self._to_give_back[run.id] = claim.lease.epoch
+        return tuple(own)
 
     async def _sort_out(self, claims: tuple[Claim, ...]) -> list[Claim]:
         """What to drive of what was claimed: a run that may be the one that kills its workers is driven alone.

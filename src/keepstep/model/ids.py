@@ -49,9 +49,19 @@ def _digits(number: int, bits: int = _ID_BITS) -> str:
     return "".join([_PAIRS[number >> shift & 1023] for shift in range(bits - 10, -1, -10)])
 
 
-def new_seed() -> str:
-    """What a run's own chance is drawn from."""
-    return draw(8).hex()
+def new_seed(module: str = "") -> str:
+    """What a run's own chance is drawn from; `module` as in `seed_in`."""
+    return seed_in(draw(8).hex(), module)
+
+
+def seed_in(chance: str, module: str) -> str:
+    """A seed that also says in which module the run's workflow is defined, if only that tells it from a namesake."""
+    return f"{chance}@{module}" if module else chance
+
+
+def module_in(seed: str) -> str:
+    """The module that a seed names; empty for a workflow whose name was given, and for runs of earlier versions."""
+    return seed.partition("@")[2]
 
 
 def check_id(value: str, what: str = "run id") -> str:

@@ -273,6 +273,8 @@ class Workflow(Generic[P, R]):
             )
         functools.update_wrapper(self, fn)
         self.place: Place = place_of(fn, self.name)
+        #: The module that tells it from others of its name; empty if the name was given, which is enough.
+        self.module = "" if name is not None else self.place.program
         self._counts = _plain_counts(self._signature)
 
     #: What its runs get unless their start says otherwise: a queue, a priority, a deadline in seconds, tags.

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 #: The definitions themselves, which are nobody's own code.
 _OURS = __name__.rpartition(".")[0] + "."
+
+
+#: Names of the module that a process runs, its own and as its spawned children know it.
+_MAINS = frozenset(("__main__", "__mp_main__"))
+
+
+def is_same_module(one: str, other: str) -> bool:
+    """Whether two names may be of one module: it may be imported from within its package, or as a file by itself."""
+    return not one or not other or f".{one}".endswith(f".{other}") or f".{other}".endswith(f".{one}")
 
 
 class Place(NamedTuple):
@@ -25,6 +35,21 @@ class Place(NamedTuple):
     def is_local(self) -> bool:
         """Whether it is inside a function, which may define the same again."""
         return "<locals>" in self.name
+
+    @property
+    def program(self) -> str:
+        """The module as others would import it: a script that is run goes by its file. Empty if there is no telling."""
+        if self.module not in _MAINS:
+            return "" if self.module == "?" else self.module
+        main = sys.modules.get(self.module)
+        name = str(getattr(getattr(main, "__spec__", None), "name", "__main__")).removesuffix(".__main__")
+        if name != "__main__":  # python -m package.module
+            return name
+        file = getattr(main, "__file__", None)  # a notebook and a prompt have none
+        path = Path(file) if file else None
+        if path is None:
+            return ""
+        return path.resolve().parent.name if path.stem == "__main__" else path.stem
 
     @property
     def is_data(self) -> bool:
