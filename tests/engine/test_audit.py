@@ -411,6 +411,42 @@ async def test_a_step_that_was_resolved_says_by_whom_and_why(world):
     assert (done.actor, done.reason) == ("ann", "the bank says so")
 
 
+@pytest.mark.live_only
+@pytest.mark.parametrize("crashes", [2, 3])
+async def test_every_takeover_is_told_also_one_that_led_to_nothing(world, crashes):
+    began, goes_on = asyncio.Event(), asyncio.Event()
+
+    @ks.step
+    async def hang():
+        began.set()
+        await goes_on.wait()
+
+    @ks.workflow
+    async def hanging():
+        await hang()
+
+    engine = await world.started()
+    await engine.start(hanging, run_id="r")
+    for _ in range(crashes):
+        await began.wait()
+        began.clear()
+        engine = await world.crash_and_recover(engine)
+    run = await engine.get("r")
+    if crashes == 3:
+        await until_status(run, "set aside")
+    else:
+        await began.wait()
+    for _ in range(2):
+        entries = await run.audit()
+        takeovers = [one for one in entries if one.what.startswith(("taken over", "recovered"))]
+        assert len(takeovers) == crashes
+        assert len({one.epoch for one in takeovers}) == len(takeovers)
+        assert chain_holds(entries)
+        goes_on.set()
+        await until_status(run, "completed", "set aside")
+    await engine.close()
+
+
 async def test_the_audit_costs_no_write_of_its_own(world):
     @ks.step
     async def one():

@@ -48,7 +48,8 @@ class AuditEntry:
 class Incarnation:
     """One lease of a run: who drove it, from when to when, and how that ended; `until` is None while it goes on.
 
-    A worker that took a run and recorded nothing leaves no incarnation, only a number that is missing.
+    A worker that took a run and recorded nothing leaves no incarnation, only a number that is missing, unless it took
+    the run from a dead one: those are counted.
     """
 
     epoch: int
@@ -138,15 +139,28 @@ class _Story:
                 self.epoch = 1
         else:
             found = Status(claimed.before)
+            if found is Status.RECOVERING:
+                lost = min(claimed.epoch - self.epoch, data.get("recoveries", claimed.epoch)) - 1
+                self._taken_in_vain(lost, claimed.epoch, claimed.since or claimed.at)
             if found is not self.status and not self.status.finished:
                 alone = claimed.epoch == self.epoch + 1
-                actor = self.worker if alone else "a worker that recorded nothing"
+                actor = self.worker if alone else _NOBODY
                 self._add_move(claimed.since or claimed.at, _LEFT.get(found, found.value), actor, found)
             self.epoch = claimed.epoch
             if record.kind not in (Kind.RUN_STARTED, Kind.RECOVERED) and "act" not in data:
-                what = "woken" if found is Status.WAITING else "claimed"
-                self._add_move(claimed.at, what, record.worker, Status.RUNNING)
+                after = Status.RECOVERING if found.active else Status.RUNNING
+                what = "woken" if found is Status.WAITING else _TAKEN[after]
+                self._add_move(claimed.at, what, record.worker, after)
         self.worker = record.worker
+
+    def _taken_in_vain(self, leases: int, before: int, at: datetime) -> None:
+        """Tell of takeovers that left no record: so many, the last of them under the epoch before this one.
+
+        Only their number is known, and when the last of them began.
+        """
+        for epoch in range(before - leases, before):
+            self.epoch = epoch
+            self._add_move(at, f"{_TAKEN[Status.RECOVERING]}, nothing recorded", _NOBODY, Status.RECOVERING)
 
     def _add_move(self, at: datetime, what: str, actor: str, after: Status) -> None:
         self.entries.append(AuditEntry(at, self.run.id, what, actor, self.status, after, epoch=self.epoch))
@@ -200,13 +214,16 @@ class _Story:
         """The newest move may be one that no record tells of yet: parking, handing back, a claim."""
         if run.updated_at is None or (run.status is self.status and (run.epoch == self.epoch or run.worker is None)):
             return
-        actor = run.worker or (self.worker if run.epoch == self.epoch else "a worker that recorded nothing")
+        if run.status is Status.RECOVERING:
+            self._taken_in_vain(min(run.recoveries, run.epoch - self.epoch) - 1, run.epoch, run.updated_at)
+        actor = run.worker or (self.worker if run.epoch == self.epoch else _NOBODY)
         if run.worker is not None:
             self.epoch = run.epoch
         what = _LEFT.get(run.status) or _TAKEN.get(run.status) or run.status.value
         self._add_move(run.updated_at, what, actor or "its worker", run.status)
 
 
+_NOBODY = "a worker that recorded nothing"
 #: What a lease ended with, by the status that it left, and how one begins, by the status that it gives.
 _LEFT = {Status.WAITING: "parked", Status.QUEUED: "handed back"}
 _TAKEN = {Status.RUNNING: "claimed", Status.RECOVERING: "taken over from a dead worker"}
