@@ -574,6 +574,7 @@ def test_show_tells_what_was_asked_of_a_run_and_is_not_done_yet(keepstep):
     assert "to pause, by " in keepstep("show", "new-1").out
     keepstep("resume", "new-1")
     assert "not done yet" not in keepstep("show", "new-1").out
+    assert keepstep("worker", "program.py", "--until-idle").code == 0  # a run that has not begun would end at once
     keepstep("cancel", "new-1")
     shown = keepstep("show", "new-1").out
     assert "to cancel, by " in shown
