@@ -144,6 +144,7 @@ async def _attempt(
             raise
         return error
     except KeyboardInterrupt:
+        run.interrupt()
         raise
     except BaseException as error:  # noqa: BLE001 - the body may raise what it likes, sys.exit() too
         return error

@@ -6,6 +6,8 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import CancelledError, Future
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ..errors import DefinitionError
@@ -76,15 +78,31 @@ class BlockingEngine:
 
     def __init__(self, make: Callable[[], Engine]) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="keepstep-loop", daemon=True)
-        self._thread.start()
+        self._thread = threading.Thread(target=self._serve, name="keepstep-loop", daemon=True)
+        self._waiting: set[Future[Any]] = set()
+        self._interrupted = False
+        self._closing = False
         self._closed = False
+        self._thread.start()
         self._pid = os.getpid()
         try:
             self._engine = self._do(_opened(make))
         except BaseException:
             self._stop()
             raise
+
+    def _serve(self) -> None:
+        """Run the loop until it is stopped; a KeyboardInterrupt in a step or workflow goes to all who wait."""
+        while True:
+            try:
+                self._loop.run_forever()
+            except (KeyboardInterrupt, SystemExit) as error:
+                self._interrupted = True
+                for future in list(self._waiting):
+                    if not future.done():
+                        future.set_exception(error)
+            else:
+                return
 
     def _do(self, coroutine: Coroutine[Any, Any, R]) -> R:
         if os.getpid() != self._pid:
@@ -98,12 +116,25 @@ class BlockingEngine:
             raise DefinitionError(
                 "the blocking engine is called from a workflow or a step; use ks.start or ks.signal there"
             )
+        done: Future[R] = Future()
+        if not self._closing:
+            self._waiting.add(done)  # before the look: an interrupt is either seen here or told to this one
+        if self._interrupted and not self._closing:
+            self._waiting.discard(done)
+            coroutine.close()
+            raise DefinitionError(
+                "the engine does no more work, because a step or workflow raised KeyboardInterrupt; leave the "
+                "`with` block and open it again"
+            )
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        future.add_done_callback(partial(_pass_on, done))
         try:
-            return future.result()
+            return done.result()
         except BaseException:
             future.cancel()
             raise
+        finally:
+            self._waiting.discard(done)
 
     def start(self, workflow: Any, /, *args: Any, **kwargs: Any) -> BlockingHandle[Any]:
         """Start a run, durable before its first step."""
@@ -133,6 +164,7 @@ class BlockingEngine:
     def close(self) -> None:
         """Hand unfinished runs back and stop."""
         if not self._closed and os.getpid() == self._pid:
+            self._closing = True  # which an interrupt does not keep from being done
             self._do(self._engine.close())
             self._stop()
 
@@ -153,6 +185,17 @@ class BlockingCare:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = getattr(self._care, name)
         return lambda *args, **kwargs: self._engine._do(method(*args, **kwargs))  # noqa: SLF001 - its own kind
+
+
+def _pass_on(done: Future[R], future: Future[R]) -> None:
+    """Give the outcome of a coroutine to the one who waits, unless an interrupt has come first."""
+    if done.done():
+        return
+    error = CancelledError() if future.cancelled() else future.exception()
+    if error is None:
+        done.set_result(future.result())
+    else:
+        done.set_exception(error)
 
 
 async def _opened(make: Callable[[], Engine]) -> Engine:

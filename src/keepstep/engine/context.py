@@ -340,6 +340,13 @@ class RunContext:
         in_vain = self.unrecorded + 1 if self.claimed is not None else 0
         self.engine.give_back_later(self, min(REFUSED_SECONDS * 2.0 ** min(in_vain, 20), LONGEST_REFUSED_SECONDS))
 
+    def interrupt(self) -> None:
+        """Hand the run back: a KeyboardInterrupt in its code or in a step ends the program, and no run or step."""
+        if not self.detached:
+            log.error("run %s met a KeyboardInterrupt: it is handed back, and this worker takes no more runs", self.id)
+            self.detach("interrupted by a KeyboardInterrupt")
+            self.engine.interrupted(self)
+
     def watch(self) -> None:
         if not self.detached:
             self.rest.watch(self)

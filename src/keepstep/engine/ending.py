@@ -77,6 +77,9 @@ class Ending:
                 future.exception()  # what a detached run's code does is discarded
             return
         context.thread_busy = False
+        if not future.cancelled() and isinstance(future.exception(), KeyboardInterrupt):  # in a thread
+            context.interrupt()
+            raise KeyboardInterrupt
         if isinstance(future, RunTask) and future.cancelled() and future.cancelled_from_outside:
             context.detach("its task was cancelled from outside")  # a shutdown, not an end of the run
             self.engine.give_back_later(context)

@@ -511,6 +511,12 @@ class Engine:
     def lease_is_fresh(self) -> bool:
         return self.worker is None or self.worker.lease_is_fresh()
 
+    def interrupted(self, context: RunContext) -> None:
+        """The program is about to end: give a run back, and take none up again."""
+        if self.worker is not None:
+            self.worker.stop_claiming()
+            self.worker.give_back_later(context)
+
     def give_back_later(self, context: RunContext, pause_seconds: float = 0.0) -> None:
         if self.worker is not None:
             self.worker.give_back_later(context, pause_seconds)

@@ -35,7 +35,7 @@ from .ending import Ending
 from .history import History, newest_state, read_history
 from .journal import Draft
 from .steering import DEADLINE, Control
-from .tasks import RunTask, left
+from .tasks import RunTask, interrupted, left
 from .verify import is_newer
 from .versions import Objection, definition_of, judge, write_migration
 from .wakeups import receive
@@ -369,3 +369,6 @@ async def _contained(
         return await fn(*args, **kwargs)
     except SystemExit as error:
         raise left(error) from error
+    except KeyboardInterrupt:
+        interrupted()
+        raise

@@ -43,12 +43,18 @@ class Contained(Coroutine[Any, Any, Any]):
             return self._inner.send(value)
         except _ORDERS as error:
             raise left(error) from error
+        except KeyboardInterrupt:
+            interrupted()
+            raise
 
     def throw(self, *error: Any) -> Any:
         try:
             return self._inner.throw(*error)
         except _ORDERS as order:
             raise left(order) from order
+        except KeyboardInterrupt:
+            interrupted()
+            raise
 
     def close(self) -> None:
         self._inner.close()
@@ -58,6 +64,13 @@ class Contained(Coroutine[Any, Any, Any]):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)  # its frame and its name, for those who look inside
+
+
+def interrupted() -> None:
+    """Hand the run back whose code or step has met a KeyboardInterrupt, which goes on to end the program."""
+    scope = CURRENT.get()
+    if scope is not None:
+        scope.run.interrupt()
 
 
 def left(error: BaseException) -> RuntimeError:
