@@ -384,7 +384,7 @@ async def test_a_run_that_is_driven_alone_does_not_wait_for_ever_for_its_child(w
         await until(both_under_way)
         engine = await world.crash_and_recover(engine, recovery_limit=100)
     run = await engine.get("r")
-    await until(lambda: engine.worker.alone == "r")
+    await until(lambda: engine.worker.suspects.current == "r")
     gate.set()
     assert await run.result(10) == "held"
     await engine.close()

@@ -156,6 +156,7 @@ class RunContext:
         self.lingered = -1
         self.finishing = False
         self.alone = run.recoveries > 0
+        self.entered_at = engine.loop.time()
         self.end: End | None = None
         self._leaving: list[asyncio.Future[None]] = []
 

@@ -296,13 +296,18 @@ class Engine:
         return await self._create(workflow, new_run(self, workflow, args, kwargs, options), [[*args], kwargs])
 
     async def _create(self, workflow: Workflow[..., Any], create: Create, arguments: list[Any]) -> RunHandle[Any]:
-        run = create.run
+        run, worker = create.run, self.worker if create.run.worker is not None else None
+        if worker is not None:
+            worker.births += 1
         try:
             answer = await self.journal.write(create)
         except BaseException:
             if self.worker is not None:
                 self.worker.doubt()  # it may be there all the same, leased to this worker
             raise
+        finally:
+            if worker is not None:
+                worker.births -= 1
         if answer.verdict is Verdict.EXISTS:
             if answer.run is not None:
                 check_same(self, workflow, run, answer.run, arguments)

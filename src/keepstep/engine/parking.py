@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..model import Status
 from ..model.signal import CANCEL, GO, RESUME
+from ..policies import RecoverAlone
 from ..ports import Answer, Verdict, instant
 from ..stores.records import Record
 from .journal import Draft, head_move
@@ -39,9 +40,11 @@ def idle(run: RunContext) -> None:
         return
     if not run.waits:
         return
-    if seconds_left(run) <= SHORT_WAIT_SECONDS:
+    # A suspect that only waits is put away at once: the next crash would set it aside, and is not its doing.
+    is_suspect = run.alone and isinstance(run.engine.recovery_limit.decide(run.run.recoveries), RecoverAlone)
+    if not is_suspect and seconds_left(run) <= SHORT_WAIT_SECONDS:
         return
-    if run.lingered == run.moves or not any(map(_may_be_heard, run.waits.values())):
+    if is_suspect or run.lingered == run.moves or not any(map(_may_be_heard, run.waits.values())):
         _park(run)
     elif run.linger_timer is None:
         run.linger_timer = run.loop.call_later(

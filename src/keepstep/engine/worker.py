@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from ..errors import EncryptionError, SchemaMismatch, StoreError, StoreUnavailable
 from ..model import HEARTBEAT_SECONDS, LEASE_SECONDS, Run, RunQuery, Status, WorkerInfo
 from ..model.ids import new_id
-from ..policies import RecoverAlone
 from ..ports import Advance, ClaimRequest, Verdict, instant
 from .namesakes import Namesakes
 from .pace import Pace
+from .suspects import ALONE_SECONDS, TURN_SECONDS, Suspects
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -43,9 +43,6 @@ CLAIM_SECONDS = 0.25
 STUCK_SECONDS = 60.0
 #: Runs asked for in one claim.
 CLAIM_LIMIT = 100
-#: A run that must be driven alone is looked at again after this, and from so long on the worker makes room for it.
-PUT_BACK_SECONDS = 0.5
-MAKE_ROOM_SECONDS = 30.0
 #: A run whose key this worker lacks is looked at again after this.
 KEY_SECONDS = 60.0
 #: A run that a newer Keepstep has written to is left to newer workers for this long, then for twice as long.
@@ -67,7 +64,10 @@ class Worker:
         self.id = new_id("worker")
         self.max_runs = max_runs
         self.progress: dict[str, bytes] = {}
-        self.alone: str | None = None
+        self.suspects = Suspects(engine)
+        #: Runs that are being created and leased to this worker: they take room before they are driven.
+        self.births = 0
+        self._asked = 0
         self._started_at = instant(engine.clock.now())
         self._renewed = 0.0
         self._tick = engine.clock.boot()[1]
@@ -91,7 +91,6 @@ class Worker:
         self._not_before: dict[str, float] = {}  # when a run that is given back is due
         self._doubt_until = 0.0
         self._lost: dict[str, int] = {}
-        self._suspects_since: float | None = None
         self._wanted: set[str] = set()  # keys that are not here, by which runs are left to others
         self._newer: dict[str, int] = {}  # how often a run was met that only a newer Keepstep can read
         self._namesakes = Namesakes()
@@ -136,8 +135,11 @@ class Worker:
 
     def has_room(self) -> bool:
         """Whether a new run may be leased at birth."""
-        full = len(self.engine.live) >= self.max_runs
-        return not (self._stopping or full or self.alone is not None or self._makes_room())
+        return not self._stopping and self._room() > self._asked and self.suspects.may_begin_others()
+
+    def _room(self) -> int:
+        """How many more runs this worker may drive."""
+        return self.max_runs - len(self.engine.live) - self.births
 
     # -- heartbeat ----------------------------------------------------------------------------------------------------
 
@@ -317,10 +319,15 @@ class Worker:
 
     async def _claim_once(self) -> bool:
         """One claim; whether there may be more at once."""
-        room = self.max_runs - len(self.engine.live)
-        if self.alone is not None and room > 0 and self.lease_is_fresh():
+        room = self._room()
+        if room <= 0 or not self.lease_is_fresh():
+            return False
+        if self.suspects.current is not None:
             await self._claim_children()
-        if room <= 0 or self.alone is not None or self._makes_room() or not self.lease_is_fresh():
+        elif (suspect := self.suspects.next()) is not None:
+            await self._claim_suspect(suspect)
+        room = self._room()
+        if room <= 0 or not self.suspects.may_begin_others():
             return False
         request = ClaimRequest(
             self.id,
@@ -328,7 +335,11 @@ class Worker:
             limit=min(room, CLAIM_LIMIT),
             versions={w.name: w.version for w in self.engine.workflows.values() if w.on_change == "pin"},
         )
-        claims = await self.engine.call(self.engine.store.claim_runs, request)
+        self._asked = request.limit
+        try:
+            claims = await self.engine.call(self.engine.store.claim_runs, request)
+        finally:
+            self._asked = 0
         if request.worker != self.id:  # the store has given up the worker that asked, and all that it was leased
             return True
         before, self._next_due = self._next_due, claims.next_due_at.timestamp() if claims.next_due_at else None
@@ -339,14 +350,30 @@ class Worker:
             return False
         for claim in await self._sort_out(await self._without_namesakes(claims.claims)):
             self.engine.background(self.engine.runner.drive(claim))
+        await asyncio.sleep(0)  # what is driven from now on takes room before more is claimed
         return bool(claims.claims)
 
+    async def _claim_suspect(self, run: str) -> None:
+        """Drive the suspect whose turn has come; if it is not to be had, another worker has it, or it has ended."""
+        self.suspects.gone(run)
+        request = ClaimRequest(self.id, run=run, statuses=frozenset({Status.QUEUED}))
+        for claim in (await self.engine.call(self.engine.store.claim_runs, request)).claims:
+            if self._stopping:
+                self._to_give_back[run] = claim.lease.epoch
+            elif request.worker == self.id:  # else the store has given up the worker that asked
+                self._drive_suspect(claim)
+
+    def _drive_suspect(self, claim: Claim) -> None:
+        self.suspects.begins(claim.run.id)
+        self.engine.background(self.engine.runner.drive(claim))
+        self.engine.loop.call_later(ALONE_SECONDS, self.claim_soon, context=self.engine.context)
+
     async def _claim_children(self) -> None:
-        """Drive what a run that is driven alone waits for: its children, and theirs; or it might wait for ever."""
+        """Drive what a suspect waits for: its children, and theirs; or it might wait for ever."""
         engine = self.engine
         for child in [child for context in engine.live.values() for child in context.children.values()]:
             run = None if child in engine.live else await engine.call(engine.store.get_run, child)
-            if run is None or run.status.finished or run.workflow not in engine.workflows or self.alone is None:
+            if run is None or run.status.finished or run.workflow not in engine.workflows:
                 continue
             if run.worker is None and (run.due_at is None or run.due_at.timestamp() > engine.clock.now()):
                 continue
@@ -374,40 +401,33 @@ class Worker:
         return tuple(own)
 
     async def _sort_out(self, claims: tuple[Claim, ...]) -> list[Claim]:
-        """What to drive of what was claimed: a run that may be the one that kills its workers is driven alone.
+        """What to drive of what was claimed: a run that may be the one that kills its workers waits for its turn.
 
-        The others of that kind are put back before anything is driven, so that its crash does not count for them.
+        Suspects are put back before anything is driven, so that no crash counts for them; others may take them.
         """
-        suspects = [claim for claim in claims if self._is_suspect(claim)]
+        suspects = [claim for claim in claims if self.suspects.is_suspect(claim.run)]
         if not suspects:
             return list(claims)
         chosen = [claim for claim in claims if claim not in suspects]
-        if not chosen and not self.engine.live:
-            chosen = [suspects.pop(0)]
-            self.alone = chosen[0].run.id
-            self._suspects_since = None
-        elif self._suspects_since is None:
-            self._suspects_since = self.engine.loop.time()
-        wait = 0.0 if self.alone is not None else PUT_BACK_SECONDS  # others can take them; this worker is taken
-        due = instant(self.engine.clock.now() + wait)
+        first = suspects.pop(0) if not chosen and self.suspects.may_begin() else None
+        if first is not None:
+            self._drive_suspect(first)
+        for claim in suspects:
+            self.suspects.waits(claim.run.id)
+        if suspects:
+            self.engine.loop.call_later(TURN_SECONDS, self.claim_soon, context=self.engine.context)
+        wait = 0.0 if first is not None else TURN_SECONDS if self.suspects.current is None else ALONE_SECONDS
+        due = instant(self.engine.clock.now() + wait)  # another worker can take them
         put_back = [self._release(claim.run, claim.lease.epoch, due) for claim in suspects]
         for claim, failure in zip(suspects, await asyncio.gather(*put_back, return_exceptions=True), strict=True):
             if failure is not None:
                 self._to_give_back[claim.run.id] = claim.lease.epoch
         return chosen
 
-    def _is_suspect(self, claim: Claim) -> bool:
-        return isinstance(self.engine.recovery_limit.decide(claim.run.recoveries), RecoverAlone)
-
-    def _makes_room(self) -> bool:
-        """Whether a run that must be driven alone has waited so long that nothing else is taken before it."""
-        waited = self._suspects_since is not None and self.engine.loop.time() - self._suspects_since > MAKE_ROOM_SECONDS
-        return waited and bool(self.engine.live)
-
     def progressed(self, context: RunContext) -> None:
-        """A run that was driven alone has made progress, or left: others may come again."""
-        if self.alone == context.id:
-            self.alone = None
+        """Let others come again when a suspect has made progress, or has left."""
+        if self.suspects.current == context.id:
+            self.suspects.ended()
             self.claim_soon()
 
     # -- giving back --------------------------------------------------------------------------------------------------
