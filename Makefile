@@ -53,8 +53,9 @@ sim: $(VENV)/.dev  ## play simulated histories for SECONDS=600 (ARGS="--only SEE
 mutants: $(VENV)/.dev  ## break the engine on purpose, in many ways, and see the simulation find each
 	$(BIN)/python -m tests.sim.mutants --jobs $(WORKERS) $(ARGS)
 
-soak: $(VENV)/.dev  ## crash and recover for SECONDS=600, then replay random programs for a third of that
+soak: $(VENV)/.dev  ## crash and recover for SECONDS=600, then a fleet for as long, then replay random programs for a third of that
 	$(BIN)/python -m tests.soak --seconds $(SECONDS) $(ARGS)
+	$(BIN)/python -m tests.fleet --seconds $(SECONDS)
 	$(BIN)/python -m tests.replay.ways --seconds $$(( $(SECONDS) / 3 ))
 
 fuzz: $(VENV)/.fuzz  ## fuzz every parser for SECONDS=600 (ARGS="value record": only these)
