@@ -15,6 +15,7 @@ from keepstep.engine.parking import SHORT_WAIT_SECONDS
 from keepstep.engine.runner import Runner
 from keepstep.engine.wakeups import receive
 from keepstep.model import Signal
+from keepstep.policies import recovery
 from keepstep.ports import CURRENT, Send
 from keepstep.values import VALUES
 from tests.engine.world import replay_from_every_prefix, told, until, until_at_last_wait, until_recorded, until_status
@@ -119,6 +120,7 @@ def due(engine):
 async def test_a_timeout_or_a_sleep_whose_start_is_recorded_starts_over_after_a_crash(world, wait, monkeypatch):
     monkeypatch.setattr(wakeups, "RIDE_AFTER_SECONDS", 0.0)
     monkeypatch.setattr(wakeups, "RECORD_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(recovery, "ALONE_FROM", 10)  # so that it stays in memory
 
     @ks.workflow
     async def waiting():

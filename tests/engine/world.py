@@ -13,6 +13,7 @@ import keepstep as ks
 from keepstep.engine.quiet import only_waits
 from keepstep.engine.tasks import uninstall
 from keepstep.model import Status
+from keepstep.policies.recovery import ALONE_FROM
 from keepstep.ports import Create, Send, instant
 from keepstep.stores.keys import Keys
 from keepstep.stores.memory import MemoryStore
@@ -137,11 +138,17 @@ async def until_status(handle, *statuses):
 
 
 async def until_at_last_wait(engine, run_id):
-    """Come back when a run is in memory, has replayed its history, and does nothing but wait."""
+    """Come back when a run is in memory, has replayed its history, and does nothing but wait.
+
+    A run whose worker has died twice does not stay in memory for that: it is parked at once.
+    """
 
     def waits():
         context = engine.live.get(run_id)
-        if context is None or context.history is not None or context.arrived or context.in_flight or context.performing:
+        if context is None:
+            run = engine.store.get_run(run_id)
+            return run is not None and run.status is Status.WAITING and run.recoveries >= ALONE_FROM
+        if context.history is not None or context.arrived or context.in_flight or context.performing:
             return False
         return bool(context.waits) and all(draft.call is None for draft in context.pending) and only_waits(context)
 
