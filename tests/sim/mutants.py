@@ -259,7 +259,11 @@ MUTANTS = [
     mutant(
         "input not compared",
         "another question than the recorded one is given the recorded answer",
-        (f"{CONTEXT}.recorded", "if entry.digest != call.digest:", "if False:"),
+        (
+            f"{CONTEXT}.recorded",
+            "if entry.digest != call.digest and not call.was_asked_as(entry.digest):",
+            "if False:",
+        ),
     ),
     mutant(
         "attempts forgotten",
@@ -370,19 +374,15 @@ MUTANTS = [
     mutant(
         "sleep too short",
         "a sleep ends when half of it is over",
-        (
-            "engine.waits:SleepCall.begin_live",
-            "self.asked_at.timestamp() + self.seconds",
-            "self.asked_at.timestamp() + self.seconds / 2",
-        ),
+        ("engine.waits:TimedCall.wait", "self.began_at + self.seconds", "self.began_at + self.seconds / 2"),
     ),
     mutant(
         "sleep starts anew",
         "a recovered run sleeps its whole time again",
         (
-            "engine.waits:SleepCall.begin_live",
-            "self.asked_at.timestamp() + self.seconds",
-            "self.run.engine.clock.now() + self.seconds",
+            "engine.waits:TimedCall._begin_clock",
+            "self.began_at = recorded.timestamp()",
+            "self.began_at = run.engine.clock.now()",
         ),
     ),
     mutant(

@@ -257,6 +257,7 @@ class DurableCall(Call[T]):
         self.knew = run.told
         if run.history is not None:
             if self.entry is not None:
+                self.entry.asked = True
                 run.asked[self.key] = self
             else:
                 run.held[self] = copy_context()
@@ -273,6 +274,8 @@ class DurableCall(Call[T]):
 
     def start(self) -> DurableCall[T]:
         self.run.check_thread("start")
+        if self.entry is not None:
+            self.entry.asked = True
         self.run.loop.call_soon_threadsafe(_begin_quietly, self)
         return self
 
@@ -380,6 +383,7 @@ class DurableCall(Call[T]):
             self.handles = None
         run.moves += 1
         if self.entry is not None and self.entry.cancelled:
+            self.entry.given_up = True
             if self.entry.record is not None and self.entry.record.error is not None:
                 run.doubts.append(self.key)
             self._tell_others()

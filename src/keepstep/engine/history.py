@@ -45,7 +45,9 @@ FIRST_SPAN = 128
 _HEARING = frozenset({Kind.SIGNAL.value, Kind.CHILD.value})
 #: In the key of a wait at a breakpoint, which a person lets the run pass.
 _AT_STOP = f"/wait_for:{GO}"
-_NOTES = frozenset({Kind.PATCH.value, Kind.PUBLISHED.value, Kind.DECISION.value, Kind.REPLY.value})
+_NOTES = frozenset({Kind.PUBLISHED.value, Kind.DECISION.value, Kind.REPLY.value})
+#: What the key of a record of a patch begins with.
+PATCH = "patch:"
 
 
 async def read_records(engine: Engine, run: Run) -> AsyncIterator[tuple[Record, str]]:
@@ -209,7 +211,19 @@ def _until(span: tuple[int, int]) -> int:
 class Entry:
     """One recorded outcome that waits for the code to ask for it. `record` is None while its value is not in memory."""
 
-    __slots__ = ("cancelled", "child", "digest", "key", "kind", "ordinal", "record", "seq", "signal")
+    __slots__ = (
+        "asked",
+        "cancelled",
+        "child",
+        "digest",
+        "given_up",
+        "key",
+        "kind",
+        "ordinal",
+        "record",
+        "seq",
+        "signal",
+    )
 
     def __init__(self, record: Record) -> None:
         self.seq = record.seq
@@ -221,6 +235,14 @@ class Entry:
         self.signal: int = (record.data or {}).get("signal", 0)  # the message that it is the answer of, if any
         self.child: str = (record.data or {}).get("child", "")  # the run that it started, if any
         self.record: Record | None = record
+        self.asked = False  # whether the code has asked for it again
+        self.given_up = False  # whether the code has cancelled it again
+
+    def lies_ahead(self) -> bool:
+        """Whether the code has yet to ask for it, or to cancel it as it did."""
+        if self.key.startswith(RESERVED):  # no call of the code
+            return False
+        return not self.asked or (self.cancelled and not self.given_up)
 
 
 class Tried:
@@ -251,6 +273,7 @@ class History:
         self.retried_at: datetime | None = None
         self.signals: set[int] = set()
         self.notes: dict[str, Record] = {}
+        self.patches: dict[str, bool] = {}  # by their names, whether the run takes them
         self.tried: dict[str, Tried] = {}
         self.marks: dict[str, Record] = {}
         self.entries: dict[str, Entry] = {}
@@ -264,7 +287,12 @@ class History:
         self._marks: list[Record] = []
         self._resumptions: list[Record] = []
         self._waits: list[Record] = []
-        self._begun = {Kind.STEP_STARTED.value: self._marks, Kind.WAIT_STARTED.value: self._waits}
+        self._patches: list[Record] = []
+        self._by_kind = {
+            Kind.STEP_STARTED.value: self._marks,
+            Kind.WAIT_STARTED.value: self._waits,
+            Kind.PATCH.value: self._patches,
+        }
         self._taken: list[tuple[int, str, int, bool]] = []
         self.superseded = Superseded()
         self._begins_here = after > 0
@@ -319,8 +347,8 @@ class History:
                 self._add_outcome(record)
         elif kind in _NOTES or (kind == Kind.EMITTED and not record.attempt):  # a step's own tokens are not notes
             self._notes.append(record)
-        elif (begun := self._begun.get(kind)) is not None:
-            begun.append(record)
+        elif (same_kind := self._by_kind.get(kind)) is not None:
+            same_kind.append(record)
         elif kind == Kind.RUN_STARTED:
             self.started_at = record.finished_at
             self.exact_time = bool((record.data or {}).get("exact_time"))
@@ -343,6 +371,7 @@ class History:
         self.position, whole = Position.restored(record)
         self.started_at, self.exact_time = whole.started_at, whole.exact_time
         self.wait_starts.update(whole.waits)
+        self.patches.update(whole.patches)
         self._generation_before, self._steps_before = whole.generation, whole.steps
         if whole.spent:
             forked_at = self.spent.began
@@ -375,11 +404,15 @@ class History:
         self._arrange_begun(gone)
         self._arrange_waits(gone)
         self.notes = {note.step: note for note in self._notes if note.seq not in gone}
+        for record in self._patches:
+            if record.seq not in gone:
+                self.patches[record.step.removeprefix(PATCH)] = (record.data or {}).get("choice") != 0
         self._read_signals(gone)
         resumptions = [record.finished_at for record in self._resumptions if record.seq not in gone]
         self.retried_at = resumptions[-1] if resumptions else None
         for told in (self._outcomes, self._attempts, self._notes, self._marks, self._waits, self._taken):
             told.clear()
+        self._patches.clear()
         self._resumptions.clear()
 
     def _rename(self, key: str, seq: int) -> str:
@@ -461,10 +494,6 @@ class History:
                 kept += len(record.value) if record.value else 0
             if kept > KEEP_BYTES:  # a page of compressed values may hold far more than its size
                 return
-
-    def recorded_after(self, path: str, ordinal: int) -> bool:
-        """Whether a branch has recorded any call beyond this ordinal."""
-        return any(place[0] == path and place[1] > ordinal for place in self.places)
 
 
 def _seq(entry: Entry) -> int:

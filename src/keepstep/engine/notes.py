@@ -10,14 +10,16 @@ import msgspec
 from ..model import Kind
 from ..model.ids import check_name
 from ..ports import CURRENT
-from ..stores.records import Record
+from ..stores.records import FORMAT_WITH_WAITS, Record
 from ..values import VALUES
 from ..workflows.definition import Call
 from . import attempt as attempts
 from .branch import Branch, DurableCall, in_workflow
+from .history import PATCH
 
 if TYPE_CHECKING:
     from .attempt import Attempt
+    from .context import RunContext
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -32,6 +34,8 @@ def note(branch: Branch, kind: Kind, key: str, value: bytes | None, data: dict[s
     if recorded is not None:
         return
     record = Record(run.id, kind.value, step=key, worker=run.worker, data=data)
+    if kind is Kind.PATCH and data is not None:
+        record.format = FORMAT_WITH_WAITS  # older versions take any such record for a patch that was taken
     record.finished_at = run.time()
     record.asked = run.told
     if value is not None:
@@ -57,18 +61,40 @@ def decide(branch: Branch, key: str, choice: int) -> None:
 
 
 def patched(name: str) -> bool:
-    """Whether this run takes the new path of a change: True from the change on, False where its history is older."""
+    """Whether this run takes the new path of a change: True from the change on, False where its history is older.
+
+    It is decided once per run and name, and recorded.
+    """
     branch = in_workflow("patched")
     check_name(name, "patch")
     run = branch.run
-    if name not in run.patches:
-        key = f"patch:{name}"
-        history = run.history
-        old = key not in run.notes and history is not None and history.recorded_after(branch.path, branch.ordinal)
-        run.patches[name] = not old
-        if not old:
-            note(branch, Kind.PATCH, key, None)
-    return run.patches[name]
+    taken = run.patches.get(name)
+    if taken is None:
+        run.patches[name] = taken = not _is_beyond(run)
+        note(branch, Kind.PATCH, f"{PATCH}{name}", None, None if taken else {"choice": 0})
+    return taken
+
+
+def _is_beyond(run: RunContext) -> bool:
+    """Whether the history holds anything that the code has not come to yet, in whatever branch.
+
+    Everything that a run with the patch records later than this comes after its record of the patch. So what is there
+    without that record was recorded by code that had passed this place before it was changed.
+    """
+    history = run.history
+    if history is None:
+        return False
+    if any(entry.lies_ahead() for entry in tuple(history.entries.values())):
+        return True
+    held = {call.key for call in tuple(run.held)}
+    if run.wait_starts or any(key not in held for key in (*run.tried, *run.marks)):
+        return True
+    return any(_is_of_the_code(one) for one in tuple(run.notes.values()))
+
+
+def _is_of_the_code(record: Record) -> bool:
+    """Whether the workflow's own code has noted something, and not a step's body."""
+    return record.kind != Kind.PUBLISHED or record.step.rpartition("/")[2].startswith("publish:")
 
 
 def publish(key: str, value: Any) -> None:

@@ -256,6 +256,7 @@ class Whole(msgspec.Struct):
     spent: dict[str, Any] = {}
     exact_time: bool = False
     waits: dict[str, datetime] = {}
+    patches: dict[str, bool] = {}
 
 
 def level_of(stage: str | None, agent: str | None) -> str:
@@ -275,6 +276,7 @@ def facts(past: RunContext | History, read: Iterable[int]) -> dict[str, Any]:
         "spent": past.spent.as_data(),
         "exact_time": past.exact_time,
         "waits": past.open_waits(),
+        "patches": past.patches,
     }
 
 

@@ -189,7 +189,7 @@ class Runner:
         context.consumed = history.signals
         context.steps = history.steps
         context.exact_time = history.exact_time
-        context.wait_starts = history.wait_starts
+        context.wait_starts, context.patches = history.wait_starts, history.patches
         context.edits = history.edits
         context.spent = history.spent
         if context.guard is not None:

@@ -168,7 +168,7 @@ class RunsEndByTheirDeadline(Promise):
             records = self.records(run)
             begun_at = records[0].finished_at or deadline  # one that was asked to start later than that can only fail
             told_at = max(deadline, begun_at)
-            if run in self._replayed_at:
+            if unrecorded and run in self._replayed_at:  # plain waits are waited for again
                 told_at = max(told_at, self._replayed_at[run] + unrecorded)
             late = (records[-1].finished_at or deadline) - told_at
             if late.total_seconds() > 1.0 + held_up:
