@@ -560,12 +560,13 @@ class Engine:
             if self.worker is not None:
                 self.worker.look_soon()
 
-    async def changed(self, seconds: float) -> None:
-        """Wait until something was written, here or elsewhere, or so long."""
+    async def changed(self, seconds: float) -> bool:
+        """Wait until something was written, here or elsewhere, or so long; whether something was."""
         self._must_be_open()
         if self._pulse is None:
             self._pulse = self.loop.create_future()
-        await asyncio.wait([self._pulse], timeout=max(seconds, self._pace.pause()))
+        done, _ = await asyncio.wait([self._pulse], timeout=max(seconds, self._pace.pause()))
+        return bool(done)
 
 
 def _heard(task: asyncio.Future[Any]) -> None:

@@ -56,6 +56,8 @@ R = TypeVar("R")
 
 #: How long a wait for another process goes without looking, should every notification be lost.
 LOOK_SECONDS = 0.5
+#: While nothing happens, whoever awaits a result looks less and less often: a thousand cost a few reads a second.
+LONGEST_LOOK_SECONDS = 30.0
 
 
 def this_process() -> str:
@@ -262,6 +264,7 @@ class RunHandle(Generic[R]):
 
     async def _result(self) -> R:
         handle: RunHandle[R] = self
+        look_seconds = LOOK_SECONDS
         while True:
             try:
                 end = await handle._local_end() or await handle._stored_end()
@@ -277,7 +280,8 @@ class RunHandle(Generic[R]):
                 handle = self  # a purge has removed a run of the series that had been continued
                 continue
             if end is None:
-                await self._engine.changed(LOOK_SECONDS)
+                changed = await self._engine.changed(look_seconds)
+                look_seconds = LOOK_SECONDS if changed else min(2 * look_seconds, LONGEST_LOOK_SECONDS)
                 continue
             status, value, error, _, workflow = end
             if error is not None and error.code == "ks:execution" and status is Status.FAILED:

@@ -68,6 +68,8 @@ log = logging.getLogger("keepstep")
 
 #: News that were lost on the way are asked for after so long.
 ASK_SECONDS = 1.0
+#: A store that listens hears of every change. One that its writer could not tell of is supposed after so long.
+LOST_SECONDS = 30.0
 #: A statement that the server has not answered for so long never will be: its connection is given up.
 ANSWER_SECONDS = 30.0
 #: How many runs one transaction removes, so that others are not kept waiting.
@@ -82,6 +84,7 @@ class _Seen(NamedTuple):
     """What a worker knew when it last asked for news."""
 
     asked_at: float
+    changed_at: float
     stamp: tuple[int, ...]
     signals: int
 
@@ -455,9 +458,12 @@ class PostgresStore:
         foreign = self._authors.others(worker)
         stamp = (self._presence.heard, self._presence.called.get(worker, 0), foreign)
         before = self._seen.get(worker)
-        changed = before is None or stamp != before.stamp or now - before.asked_at >= ASK_SECONDS
-        if changed or before is None or before.signals != self._signals:
-            self._seen[worker] = _Seen(now, stamp, self._signals)
+        lost_seconds = ASK_SECONDS if self._address.proxy else LOST_SECONDS
+        changed = before is None or stamp != before.stamp or now - before.changed_at >= lost_seconds
+        asks = before is None or before.signals != self._signals or now - before.asked_at >= ASK_SECONDS
+        if changed or asks:
+            changed_at = now if changed or before is None else before.changed_at
+            self._seen[worker] = _Seen(now, changed_at, stamp, self._signals)
             if worker:
                 self._look_for_signals(worker)
         mine = self._signalled.get(worker, {})
