@@ -53,7 +53,7 @@ def pytest_generate_tests(metafunc):
         if len(stores) > 1 and (EVERYWHERE or marked("on_postgres")) and not marked("quick_store"):
             cases += [("postgres", mode) for mode in modes if mode == "live" or EVERYWHERE]
         if "sqlite" in stores and metafunc.module.__name__.rpartition(".")[2] in ON_FILES:
-            cases.append(("files", "live"))
+            cases += [("files", mode) for mode in modes if mode == "live" or EVERYWHERE]
         if marked("every_loop"):
             cases += [("memory", mode, loop) for mode in modes for loop in OTHER_LOOPS]
         metafunc.parametrize("world", cases, ids=["-".join(case) for case in cases], indirect=True)
