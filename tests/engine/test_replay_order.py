@@ -383,7 +383,7 @@ async def test_a_race_has_another_winner_on_replay(world, effects):
 
 
 async def test_as_completed_gives_another_order_on_replay(world, effects):
-    pace = Pace(a=0.03, bb=0.0, ccc=0.015)
+    pace = Pace(a=0.3, bb=0.0, ccc=0.1)
     work = worker_for(pace, effects)
 
     @ks.step

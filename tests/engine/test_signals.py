@@ -23,7 +23,7 @@ from tests.engine.world import replay_from_every_prefix, told, until, until_at_l
 pytestmark = pytest.mark.on_postgres
 
 
-@ks.workflow
+@ks.workflow(name="listening to one name")
 async def listening(name, count, **options):
     return [await ks.wait_for(name, **options) for _ in range(count)]
 
