@@ -153,6 +153,7 @@ class RunContext:
         self.moving = False
         self.deadline_timer: asyncio.TimerHandle | None = None
         self.linger_timer: asyncio.TimerHandle | None = None
+        self.stall_timer: asyncio.TimerHandle | None = None
         self.lingered = -1
         self.finishing = False
         self.alone = run.recoveries > 0
@@ -442,7 +443,7 @@ class RunContext:
         self.rest.forget(self)
         for wait in list(self.waits.values()):
             end_wait(self, wait.call)
-        for timer in (self.deadline_timer, self.linger_timer):
+        for timer in (self.deadline_timer, self.linger_timer, self.stall_timer):
             if timer is not None:
                 timer.cancel()
         for task in (*self.bodies.values(), *self.tasks):

@@ -10,6 +10,7 @@ from ..model.signal import RESERVED
 from .branch import ASKED, CANCELLED
 from .parking import idle, is_writing
 from .quiet import only_waits
+from .stall import watch_for_stall
 from .steering import STEERING, Control, control
 
 if TYPE_CHECKING:
@@ -95,6 +96,8 @@ def _replay_next(run: RunContext, history: History) -> bool:
             asked = ", ".join(sorted([*run.asked, *(c.key for c in run.held)])) or "nothing"
             what = "to be cancelled again" if call is not None else "to be asked for"
             run.mismatch(f"seq {entry.seq} recorded {entry.key}, which waits {what}, but the code waits for {asked}")
+        else:
+            watch_for_stall(run)
         return True
     history.order.popleft()
     del run.asked[entry.key]

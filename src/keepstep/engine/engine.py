@@ -46,6 +46,7 @@ from .parking import LINGER_SECONDS, hand_back
 from .reader import Reader
 from .rest import RestWatch
 from .runner import Runner
+from .stall import STALL_SECONDS
 from .starting import Options, check_same, definition_of, new_run
 from .tasks import install, uninstall
 from .telling import Teller
@@ -97,6 +98,7 @@ class Engine:
         recovery_limit: int = 3,
         stop_seconds: float = STOP_SECONDS,
         linger_seconds: float = LINGER_SECONDS,
+        stall_seconds: float = STALL_SECONDS,
         replay_always: bool = False,
         redact: Redactor | None = None,
         actor: str | None = None,
@@ -115,6 +117,8 @@ class Engine:
         self.recovery_limit = RecoveryLimit(recovery_limit)
         self.stop_seconds = stop_seconds
         self.linger_seconds = linger_seconds
+        #: How long a replay may stand still before it is set aside.
+        self.stall_seconds = stall_seconds
         self.forgetting = Forgetting(self) if replay_always else None
         self.encryption = Encryption(keys)
         self.censor = Censor(redact or Redactor(), max_value_bytes, self.encryption)
