@@ -6,6 +6,7 @@ import contextlib
 import pytest
 
 import keepstep as ks
+from keepstep.policies import recovery
 from keepstep.testing.crash import MemoryDisk, crash_everywhere
 from tests.engine.world import steps_of, until, until_at_last_wait, until_status
 
@@ -74,8 +75,9 @@ async def test_a_crash_repeats_more_than_was_chosen(world, effects, durability, 
 @pytest.mark.live_only
 @pytest.mark.one_store
 @pytest.mark.parametrize("steps, kept", [(7, 6), (8, 6), (9, 9)])
-async def test_a_recovery_moves_the_places_where_every_n_flushes(world, effects, steps, kept):
+async def test_a_recovery_moves_the_places_where_every_n_flushes(world, effects, steps, kept, monkeypatch):
     """The counter is as it would have been: a run that is crashed between two flushes flushes at the same steps."""
+    monkeypatch.setattr(recovery, "ALONE_FROM", 10)  # so that it stays in memory, and nothing is flushed for a park
 
     @ks.step
     async def work(number):

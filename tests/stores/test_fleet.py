@@ -14,7 +14,7 @@ def test_a_fleet_keeps_its_runs_through_cuts_outages_and_clock_steps(tmp_path):
     """No process dies here, so nobody is given up, and no recovery is counted."""
     fleet = Fleet(tmp_path, seed=1)
     try:
-        asyncio.run(fleet.start(12, seconds=12.0))
+        asyncio.run(fleet.start(12, seconds=6.0))
         fleet.cut()
         fleet.end_sessions()
         fleet.stall()
