@@ -198,7 +198,10 @@ class Store(Protocol):
         """The run with its output, error and progress, or None; `CheckpointCorrupt` if what is stored is damaged."""
 
     def list_runs(self, query: RunQuery) -> RunPage:
-        """One page of runs, newest first, without outputs. Damaged runs are named on it and never stop the list."""
+        """One page of runs, newest first, without outputs, and without inputs unless the query asks for them.
+
+        Damaged runs are named on it and never stop the list.
+        """
 
     def list_checkpoints(self, run_id: str, after: int = 0, limit: int = 1000, kinds: Iterable[str] = ()) -> list[Row]:
         """Rows of a run in sequence order, those after `after`; at most `limit`, and about 4 MB."""

@@ -154,7 +154,7 @@ def contents():
     """What such a store holds, made once: every run with its rows and signals."""
     store = MemoryStore()
     driven(store, fill)
-    runs = store.list_runs(RunQuery(limit=1000)).runs
+    runs = store.list_runs(RunQuery(limit=1000, with_input=True)).runs
     return [(run, store.list_checkpoints(run.id), store.list_signals(run.id)) for run in reversed(runs)]
 
 
@@ -170,7 +170,7 @@ def filled(store):
 
 def tampered(store, run_id, rows=lambda rows: rows, signals=lambda signals: signals, **head):
     """Put a run back otherwise than it was: a store takes what it is given, and finds out when it is read."""
-    run = next(run for run in store.list_runs(RunQuery(limit=1000)).runs if run.id == run_id)
+    run = next(run for run in store.list_runs(RunQuery(limit=1000, with_input=True)).runs if run.id == run_id)
     there, sent = list(store.list_checkpoints(run_id)), list(store.list_signals(run_id))
     changed, told = rows(there), signals(sent)
     run = replace(run, **{"seq": len(changed), "signals": len(told), **head})
@@ -181,5 +181,5 @@ def tampered(store, run_id, rows=lambda rows: rows, signals=lambda signals: sign
 
 def everything(store):
     """All that a store holds, run by run."""
-    runs = store.list_runs(RunQuery(limit=1000)).runs
+    runs = store.list_runs(RunQuery(limit=1000, with_input=True)).runs
     return {run.id: (run, list(store.list_checkpoints(run.id)), list(store.list_signals(run.id))) for run in runs}

@@ -162,7 +162,9 @@ def test_the_newest_are_told_by_their_creation_and_not_by_when_they_came(empty, 
     monkeypatch.setattr(upkeep, "PAGE", 7)
     bench = MemoryStore()
     many(bench)
-    for run in bench.list_runs(RunQuery(limit=100)).runs:  # the newest first, as an older version copied them
+    for run in bench.list_runs(
+        RunQuery(limit=100, with_input=True)
+    ).runs:  # the newest first, as an older version copied them
         copy_runs(bench, empty, [run.id], actor="ann")
     assert empty.list_runs(RunQuery(limit=1)).runs[0].id == "r000"
     assert sweep(empty, Retain(days=0, count=10), dry_run=True).removed == 20

@@ -432,7 +432,7 @@ async def play_seldom(engine):
 # -- a graph with everything in it -------------------------------------------------------------------------------------
 
 
-board = ks.Graph("crash:board", reducers={"log": "append"}, max_iterations=9)
+board = ks.Graph("crash:board", reducers={"log": "append"}, max_iterations=40)
 
 
 @board.step

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import KeepstepError
 from ..model import FINISHED, RunQuery, Status
 from .dry import recorded, replayed
+from .verify import head_of
 
 if TYPE_CHECKING:
     from ..model import Run
@@ -76,7 +77,8 @@ async def _checked(engine: Engine, run: Run, workflow: Workflow[..., Any] | None
         why = f"it is pinned to version {run.version!r}, and this is {workflow.version!r}"
         return replace(found, fit=Fit.PINNED, why=why)
     try:
-        told = await asyncio.to_thread(replayed, workflow, await recorded(engine, run))
+        whole = await engine.call(head_of, engine.store, run.id) or run
+        told = await asyncio.to_thread(replayed, workflow, await recorded(engine, whole))
     except KeepstepError as error:
         return replace(found, fit=Fit.UNREADABLE, why=str(error))
     if told.fits:

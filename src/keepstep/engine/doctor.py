@@ -21,7 +21,7 @@ from ..stores.sealed import below
 from .children import is_word_of
 from .copying import handed_over
 from .history import Superseded
-from .verify import check_run
+from .verify import check_named
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -445,7 +445,7 @@ class _Doctor:
             self.find(Severity.ERROR, "store", flaw.what, "keepstep repair mends what can be mended")
         async for run in self.runs(frozenset(Status)):
             store = self.engine.store if self._key_wanted(run) is None else below(self.engine.store)
-            check = await self.engine.call(check_run, store, run)
+            check = await self.engine.call(check_named, store, run.id)
             if check is not None and check.problems:
                 (self._newer if check.newer else self._corrupt)(run.id, "; ".join(check.problems))
 

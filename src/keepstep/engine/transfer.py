@@ -50,7 +50,8 @@ def chosen(store: Store, run_ids: Iterable[str], query: RunQuery) -> Iterator[Ru
     """The runs that are meant, by their names, or by a query the oldest first; of one that cannot be read, its name."""
     wanted = tuple(dict.fromkeys(run_ids))
     if not wanted:
-        yield from oldest_first(store, replace(query, limit=PAGE))
+        for one in oldest_first(store, replace(query, limit=PAGE)):
+            yield one if isinstance(one, str) else _with_input(store, one)
     for run_id in wanted:
         try:
             run = head_of(store, run_id)
@@ -60,6 +61,15 @@ def chosen(store: Store, run_ids: Iterable[str], query: RunQuery) -> Iterator[Ru
         if run is None:
             raise RunNotFound(f"no run {run_id!r} in {store.url}", run_id)
         yield run
+
+
+def _with_input(store: Store, run: Run) -> Run | str:
+    """A run of a list with its input, or its name if that cannot be read."""
+    try:
+        whole = head_of(store, run.id)
+    except CheckpointCorrupt:
+        return run.id
+    return run if whole is None else replace(run, input=whole.input)
 
 
 # -- into an archive ---------------------------------------------------------------------------------------------------

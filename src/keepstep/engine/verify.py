@@ -18,8 +18,10 @@ from ..stores.records import FORMAT, NEWEST_FORMAT, Record, check_origin, origin
 from ..stores.rules import check_signal
 from ..stores.sealed import below
 
-#: Runs asked for at once: their inputs come with them.
+#: Runs asked for at once.
 PAGE = 200
+#: Runs asked for at once whose inputs come with them.
+FEW = 10
 #: How many damaged runs a verification keeps by name; every one is told of on the way, and the rest is counted.
 KEPT = 1000
 
@@ -119,7 +121,7 @@ def _every(store: Store, found: Verification) -> Iterator[RunCheck | None]:
         damaged = [one for one in store.list_workers() if one.damage]
         found.flaws += [Flaw("worker", one.id, f"worker {one.id}: {one.damage}") for one in damaged]
         for run in all_runs(store, RunQuery(limit=PAGE)):
-            yield check_named(store, run) if isinstance(run, str) else check_run(store, run)
+            yield check_named(store, run if isinstance(run, str) else run.id)
     except StoreError as error:
         found.flaws.append(Flaw("integrity", store.url, f"the store cannot be read: {error}"))
 
@@ -183,7 +185,7 @@ def head_of(store: Store, run_id: str) -> Run | None:
     try:
         return store.get_run(run_id)
     except CheckpointCorrupt:
-        for run in all_runs(store, RunQuery(id_prefix=run_id, limit=PAGE)):
+        for run in all_runs(store, RunQuery(id_prefix=run_id, limit=FEW, with_input=True)):
             if isinstance(run, Run) and run.id == run_id:
                 return run
         found = salvaged(store, run_id)

@@ -10,7 +10,10 @@ from .run import Run, Status
 
 @dataclass(frozen=True, slots=True)
 class RunQuery:
-    """Which runs to list, newest first. `after` is the `next` of the page before."""
+    """Which runs to list, newest first. `after` is the `next` of the page before.
+
+    Their `input` is empty unless `with_input` asks for it: a page of large inputs may take gigabytes.
+    """
 
     workflow: str | None = None
     status: frozenset[Status] = frozenset()
@@ -23,6 +26,7 @@ class RunQuery:
     id_prefix: str | None = None
     limit: int = 100
     after: str | None = None
+    with_input: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -362,7 +362,7 @@ class FilesStore:
                 continue
             if len(runs) + len(unreadable) >= limit:
                 return RunPage(tuple(runs), None if last is None else str(last), tuple(unreadable))
-            runs.append(run)
+            runs.append(run if query.with_input else replace(run, input=b""))
             last = line.number
         return RunPage(tuple(runs), None, tuple(unreadable))
 

@@ -339,7 +339,9 @@ class MemoryStore:
             found = [entry for entry in older if rules.matches(query, entry.run, entry)]
             page = found[: max(query.limit, 0)]
             more = page and len(found) > len(page)
-            return RunPage(tuple(entry.snapshot() for entry in page), str(page[-1].number) if more else None)
+            runs = (entry.snapshot() for entry in page)
+            listed = tuple(run if query.with_input else replace(run, input=b"") for run in runs)
+            return RunPage(listed, str(page[-1].number) if more else None)
 
     def list_checkpoints(self, run_id: str, after: int = 0, limit: int = 1000, kinds: Iterable[str] = ()) -> list[Row]:
         wanted = frozenset(kinds)

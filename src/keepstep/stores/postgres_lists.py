@@ -12,6 +12,7 @@ from .postgres_rows import RUN_COLUMNS, plain, tag
 
 #: The number by which a page of heads is ordered and continued must be the head's, should a damaged row differ.
 _HEAD_FIRST = RUN_COLUMNS.replace("coalesce(r.number, h.number)", "coalesce(h.number, r.number)")
+_NO_INPUT = " CASE WHEN r.input IS NOT NULL THEN ''::bytea END,"
 _STATUSES = frozenset(status.value for status in Status)
 
 
@@ -42,7 +43,8 @@ class Lists:
         if not query.status and query.workflow is None:
             if start is not None:
                 where, values = [*where, "r.number < %s"], [*values, start]
-            return _read(connection, f"{self._from_runs}{_where(where)} ORDER BY r.number DESC", [*values, limit])
+            source = f"{self._from_runs}{_where(where)} ORDER BY r.number DESC"
+            return _read(connection, source, [*values, limit], _columns(query, RUN_COLUMNS))
         if start is not None:
             where, values = [*where, "h.number < %s"], [*values, start]
         there = [status for (status,) in connection.execute(self._statuses).fetchall()]
@@ -51,12 +53,17 @@ class Lists:
         for status in asked:
             condition = _where([*where, "h.status = %s"])
             source = f"{self._from_heads}{condition} ORDER BY h.number DESC"
-            rows += _read(connection, source, [*values, status, limit], _HEAD_FIRST)
+            rows += _read(connection, source, [*values, status, limit], _columns(query, _HEAD_FIRST))
         rows.sort(key=lambda row: -row[0])
         return rows[:limit]
 
 
-def _read(connection: Connection, source: str, values: list[Any], columns: str = RUN_COLUMNS) -> list[Sequence[Any]]:
+def _columns(query: RunQuery, columns: str) -> str:
+    """What is read of each run: an input that nobody asks for is not fetched from where large values are kept."""
+    return columns if query.with_input else columns.replace(" r.input,", _NO_INPUT)
+
+
+def _read(connection: Connection, source: str, values: list[Any], columns: str) -> list[Sequence[Any]]:
     # Planned anew each time, because which index serves best depends on what is asked for.
     sql = f"SELECT {columns} {source} LIMIT %s"
     return connection.execute(sql.encode(), values, prepare=False, binary=True).fetchall()

@@ -409,12 +409,14 @@ class SQLiteStore:
         if not query.status:
             sql = f"FROM keepstep_run r LEFT JOIN keepstep_head h ON h.run = r.id WHERE {where}"
             after, bound = ("", []) if start is None else (" AND r.number < ?", [start])
-            rows += run_rows(cursor, f"{sql}{after} ORDER BY r.number DESC LIMIT ?", (*values, *bound, limit + 1))
+            sql += f"{after} ORDER BY r.number DESC LIMIT ?"
+            rows += run_rows(cursor, sql, (*values, *bound, limit + 1), whole=query.with_input)
         for which, status in having(cursor, query.status) if query.status else ():
             sql = f"FROM keepstep_head h LEFT JOIN keepstep_run r ON r.id = h.run WHERE {where}"
             after, bound = ("", []) if start is None else (" AND h.number < ?", [start])
             sql += f"{after} AND {which} ORDER BY h.number DESC LIMIT ?"
-            rows += run_rows(cursor, sql, (*values, *bound, *status, limit + 1), NUMBER.format("h"))
+            asked = (*values, *bound, *status, limit + 1)
+            rows += run_rows(cursor, sql, asked, NUMBER.format("h"), whole=query.with_input)
         rows.sort(key=_place, reverse=True)
         page = rows[:limit]
         runs: list[Run] = []

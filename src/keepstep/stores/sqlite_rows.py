@@ -61,6 +61,10 @@ _RUN_COLUMNS = ", ".join([*_COLUMNS][1:])
 RAW = "iif(typeof({0}) = 'text', CAST({0} AS BLOB), {0})"
 #: The same, for rows that hold text which is no UTF-8.
 _RAW_COLUMNS = ", ".join(RAW.format(name) for name in [*_COLUMNS][1:])
+#: The same without the input, of which only is told whether it is there: its pages are not read for that.
+_LISTED = ["iif(r.input IS NULL, NULL, x'')" if "r.input" in name else name for name in [*_COLUMNS][1:]]
+_WITHOUT_INPUT = ", ".join(_LISTED)
+_RAW_WITHOUT_INPUT = ", ".join(RAW.format(name) for name in _LISTED)
 _ONE_RUN = "FROM keepstep_run r LEFT JOIN keepstep_head h ON h.run = r.id WHERE r.id = ?"
 
 
@@ -93,13 +97,17 @@ def read_run(cursor: Cursor, run_id: str) -> Run | None:
 
 
 def run_rows(
-    cursor: Cursor, where: str, values: Sequence[Any], number: str = NUMBER.format("r")
+    cursor: Cursor, where: str, values: Sequence[Any], number: str = NUMBER.format("r"), *, whole: bool = True
 ) -> list[Sequence[Any]]:
-    """The rows of some runs, for `run_from`: the number first, then the id. Damage is left for it to tell."""
+    """The rows of some runs, for `run_from`: the number first, then the id. Damage is left for it to tell.
+
+    Unless they are to be `whole`, their inputs are empty and not even read.
+    """
+    columns, raw = (_RUN_COLUMNS, _RAW_COLUMNS) if whole else (_WITHOUT_INPUT, _RAW_WITHOUT_INPUT)
     try:
-        rows: list[Sequence[Any]] = cursor.execute(f"SELECT {number}, {_RUN_COLUMNS} {where}", values).fetchall()
+        rows: list[Sequence[Any]] = cursor.execute(f"SELECT {number}, {columns} {where}", values).fetchall()
     except UnicodeDecodeError:
-        found = cursor.execute(f"SELECT {number}, {_RAW_COLUMNS} {where}", values).fetchall()
+        found = cursor.execute(f"SELECT {number}, {raw} {where}", values).fetchall()
         rows = [[*map(_text, row, _COLUMNS.values())] for row in found]
     return rows
 

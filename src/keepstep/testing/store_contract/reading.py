@@ -63,8 +63,16 @@ class Reading(Ground):
             query = replace(query, after=page.next)
         assert query.after is None
         assert seen == [f"r{n}" for n in reversed(range(7))]
-        assert store.list_runs(RunQuery()).runs[0] == get(store, "r6")
+        assert store.list_runs(RunQuery()).runs[0] == replace(get(store, "r6"), input=b"")
         assert store.list_runs(RunQuery()).unreadable == ()
+
+    def test_lists_hold_inputs_only_if_they_are_asked_for(self, store: Store) -> None:
+        commit(store, Create(queued("r", input=b'"' + b"x" * 1_000_000 + b'"')))
+        whole = get(store, "r")
+        assert len(whole.input) == 1_000_002
+        for query in (RunQuery(), RunQuery(status=frozenset({whole.status})), RunQuery(workflow=whole.workflow)):
+            assert store.list_runs(query).runs == (replace(whole, input=b""),)
+            assert store.list_runs(replace(query, with_input=True)).runs == (whole,)
 
     def test_a_page_that_never_was_is_refused(self, store: Store) -> None:
         with pytest.raises(DefinitionError, match="not the `next`"):
