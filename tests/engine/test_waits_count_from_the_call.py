@@ -382,6 +382,37 @@ async def test_rewind_gives_a_wait_that_timed_out_its_whole_time_again(world):
 
 @pytest.mark.live_only
 @pytest.mark.one_store
+async def test_retry_gives_limits_their_whole_time_again_and_sleeps_keep_their_end(world):
+    clock = Shifted(world)
+
+    @ks.workflow
+    async def approval():
+        async def nap():
+            await ks.sleep(3 * HOUR)
+
+        await ks.gather(nap(), ks.wait_for("word", timeout=HOUR))
+        return "approved"
+
+    async with world.engine(clock=clock) as engine:
+        run = await engine.start(approval, run_id="r")
+        await until_status(run, "waiting")
+        clock.offset = 2 * HOUR
+        await run.resume()
+        with pytest.raises(ks.RunFailed, match="no signal 'word' came"):
+            await run.result(30)
+        await run.retry()
+        await until_status(run, "waiting")
+        assert len(starts(await run.checkpoints())) == 2
+        left = (await run.run()).due_at.timestamp() - clock.now()
+        assert left == pytest.approx(HOUR, abs=30.0)  # both of them: the sleep began three hours before its end
+        await run.signal("word")
+        clock.offset = 3 * HOUR + 60
+        await run.resume()
+        assert await run.result(30) == "approved"
+
+
+@pytest.mark.live_only
+@pytest.mark.one_store
 async def test_open_wait_is_part_of_a_consolidated_state(world):
     clock = Shifted(world)
     graph = ks.Graph("waiting graph")
