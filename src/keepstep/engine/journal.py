@@ -325,6 +325,8 @@ class Journal:
             change.rows, change.checksum = rows, _ = _sealed(run, drafts)
             if rows and rows[0].kind in _NO_PROGRESS and all(row.kind in _NO_PROGRESS for row in rows):
                 change.progress = False
+            elif len(drafts) > 1 and rows:  # what a move takes along may prove progress, though the move does not
+                change.progress = True
         return change
 
     def _commit_and_time(self, changes: Sequence[Change]) -> tuple[list[Answer], float]:

@@ -151,10 +151,12 @@ class RunsEndByTheirDeadline(Promise):
 
     def prepare(self) -> None:
         self._replayed_at: dict[str, datetime] = {}
+        self._woken: set[str] = set()  # runs that were parked, and should have been woken for their deadline
 
     def claimed(self, process: Process, claim: Claim) -> None:
         if claim.run.seq > 1:
             self._replayed_at[claim.run.id] = instant(process.clock.now())
+            (self._woken.add if claim.before is Status.WAITING else self._woken.discard)(claim.run.id)
 
     def ended(self) -> None:
         if "poison" in self.world.plan or self.excuses & set(self.world.befell) or swallows(self.world.plan):
@@ -168,7 +170,7 @@ class RunsEndByTheirDeadline(Promise):
             records = self.records(run)
             begun_at = records[0].finished_at or deadline  # one that was asked to start later than that can only fail
             told_at = max(deadline, begun_at)
-            if unrecorded and run in self._replayed_at:  # plain waits are waited for again
+            if run in self._replayed_at and (unrecorded or run not in self._woken):  # plain waits are waited for again
                 told_at = max(told_at, self._replayed_at[run] + unrecorded)
             late = (records[-1].finished_at or deadline) - told_at
             if late.total_seconds() > 1.0 + held_up:
