@@ -101,3 +101,12 @@ def test_interrupted_engine_refuses_more_work(tmp_path):
             run.result(30)
         with pytest.raises(ks.DefinitionError, match="KeyboardInterrupt; leave the `with` block"):
             run.result(30)
+
+
+def test_interrupt_while_no_caller_waits_reaches_the_next_one(tmp_path):
+    with ks.open(str(tmp_path / "runs.db")) as engine:
+        run = engine.start(of_async_step, run_id="r")
+        while not engine._interrupted:
+            pass
+        with pytest.raises(KeyboardInterrupt):
+            run.result(30)

@@ -81,6 +81,7 @@ class BlockingEngine:
         self._thread = threading.Thread(target=self._serve, name="keepstep-loop", daemon=True)
         self._waiting: set[Future[Any]] = set()
         self._interrupted = False
+        self._untold: BaseException | None = None
         self._closing = False
         self._closed = False
         self._thread.start()
@@ -97,10 +98,11 @@ class BlockingEngine:
             try:
                 self._loop.run_forever()
             except (KeyboardInterrupt, SystemExit) as error:
+                waiting = [future for future in list(self._waiting) if not future.done()]
+                self._untold = None if waiting else error  # then the next caller is told
                 self._interrupted = True
-                for future in list(self._waiting):
-                    if not future.done():
-                        future.set_exception(error)
+                for future in waiting:
+                    future.set_exception(error)
             else:
                 return
 
@@ -122,6 +124,9 @@ class BlockingEngine:
         if self._interrupted and not self._closing:
             self._waiting.discard(done)
             coroutine.close()
+            untold, self._untold = self._untold, None
+            if untold is not None:
+                raise untold
             raise DefinitionError(
                 "the engine does no more work, because a step or workflow raised KeyboardInterrupt; leave the "
                 "`with` block and open it again"
