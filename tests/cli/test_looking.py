@@ -414,7 +414,7 @@ def test_damage_behind_a_run_is_found_by_the_doctor_when_it_looks_deep(keepstep,
 
 @pytest.mark.usefixtures("three")
 def test_a_damaged_row_of_a_worker_is_told_by_the_doctor(keepstep, folder):
-    damaged(folder, "INSERT INTO keepstep_worker VALUES ('w', 'h', 'x', 0, 0, 'b', 0, '', '{}', NULL)")
+    damaged(folder, "INSERT INTO keepstep_worker VALUES ('w', 'h', 'x', 0, 0, 'b', 0, '', '{}', NULL, NULL)")
     doctor = keepstep("doctor", "--json")
     assert [(one["code"], one["worker"]) for one in doctor.json["findings"] if one["worker"]] == [("worker-row", "w")]
     assert keepstep("show", "new-1").code == 0
