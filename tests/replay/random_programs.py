@@ -521,9 +521,12 @@ WORDS = {
 }
 #: Words that hold no other statement.
 SIMPLE = tuple(itertools.takewhile(lambda word: word != "child", WORDS))
-#: What goes on after it was cancelled. Nothing records the order between that and an idle wait, so these exclude each
-#: other; an idle wait has no other branch beside it either.
-RESTLESS = frozenset({"cleanup", "swallow"})
+#: What may go on after it was cancelled or has failed. Nothing records the order between that and an idle wait, so a
+#: program has either these or idle waits; an idle wait has no other branch beside it either.
+RESTLESS = frozenset(
+    {"cleanup", "swallow", "gather", "settled", "wait", "told", "completed", "shield", "cancel", "limit", "nested"}
+    | {"event", "queue", "barrier", "condition", "future", "nothing", "loose"}
+)
 #: A signal from outside does not reach a child, whose id nobody knows.
 OUTSIDE = frozenset({"heard", "maybe"})
 
