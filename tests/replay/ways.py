@@ -129,7 +129,8 @@ class Trial:
             raise Broken(f"{way.__name__}: {broken}") from None
 
     def judge(self, store, seen, kills):
-        for run in store.list_runs(RunQuery(limit=100)).runs:
+        for listed in store.list_runs(RunQuery(limit=100)).runs:
+            run = store.get_run(listed.id)  # a list has no inputs
             final = seen.logs[run.id][-1] if seen.logs[run.id] else []
             for log in seen.logs[run.id] if not (kills and self.loses) else ():
                 check(log == final[: len(log)], f"{run.id} saw {difference(log, final)}")
@@ -139,7 +140,7 @@ class Trial:
             done = Counter(one.step for one in records if one.kind == Kind.STEP_COMPLETED)
             check(not done or max(done.values()) == 1, f"{run.id}: a step was completed twice")
             if run.status.finished:  # a child that nobody waits for may outlive its parent
-                self.replay(store.get_run(run.id), rows, seen, final)
+                self.replay(run, rows, seen, final)
 
     def replay(self, run, rows, seen, final):
         """Replay the whole history, and some of its beginnings."""
