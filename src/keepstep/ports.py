@@ -57,7 +57,11 @@ class Send(msgspec.Struct):
 
 
 class Rekey(msgspec.Struct):
-    """Put another `data_key` in place of a run's, if it is still the old one. Whoever has the lease need not know."""
+    """Put another `data_key` in place of a run's, if it is still the old one. Whoever has the lease need not know.
+
+    A store with the attribute `keeps_earlier_keys` is also sent the same key twice: it then removes every other copy of
+    the data keys that a retired master key opens.
+    """
 
     run: str
     old: str

@@ -62,6 +62,8 @@ class FilesStore:
 
     quick = True
     transactional = False
+    #: Earlier entries hold data keys, too, so that a change of keys concerns every run.
+    keeps_earlier_keys = True
 
     def __init__(
         self,

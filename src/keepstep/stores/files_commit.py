@@ -21,6 +21,7 @@ from .files_entry import Draft, Head, Outbox, Sending, facts_of, head_of, number
 from .files_index import Index, Line
 from .files_log import Logs, State
 from .files_names import entry_name
+from .files_rekey import has_retired_keys, remove_retired_keys
 
 log = logging.getLogger("keepstep")
 
@@ -53,6 +54,8 @@ class Commits:
         self._check(changes)
         noted = {run for change in changes if not _is_plain(change) for run in _touched(change)}
         batch = self._index.will(noted)
+        if any(isinstance(change, Rekey) for change in changes):
+            self._logs.empty_trash()
         answers: list[Answer | None] = [None] * len(changes)
 
         def do(group: list[int]) -> Steps[None]:
@@ -352,15 +355,35 @@ class Commits:
             return None
 
     def _rekey(self, change: Rekey) -> Steps[Answer]:
+        """Exchange a run's data key, and leave none of a retired master key in its log; the same key does the rest."""
+        try:
+            return (yield from self._rekeyed(change))
+        except CheckpointCorrupt as error:  # the other runs of the batch are rekeyed all the same
+            return Answer(Verdict.FAILED, about=change.run, error=error)
+
+    def _rekeyed(self, change: Rekey) -> Steps[Answer]:
+        expected = change.old
+
         def decide(state: State | None) -> Draft | Answer:
             if state is None:
                 return Answer(Verdict.NOT_FOUND, about=change.run)
-            if state.head.data_key != change.old:
+            if state.head.data_key != expected:
                 return Answer(Verdict.FENCED, about=change.run)
+            newest = self._logs.entry(change.run, state.number)
+            if expected == change.new and not has_retired_keys(newest.outbox, change.new):
+                return Answer(Verdict.DONE)
             return Draft("rekeyed", _change(state.head, data_key=change.new), outbox=self.undone(state.outbox))
 
-        draft, _ = yield from self._logs.append(change.run, decide)
-        return draft if isinstance(draft, Answer) else Answer(Verdict.DONE)
+        while True:
+            draft, state = yield from self._logs.append(change.run, decide)
+            if state is None or (isinstance(draft, Answer) and draft.verdict is not Verdict.DONE):
+                return draft if isinstance(draft, Answer) else Answer(Verdict.FENCED, about=change.run)
+            yield from self.carry_on(state)
+            if isinstance(draft, Answer) or not draft.outbox.creates:
+                break
+            expected = change.new
+        yield from remove_retired_keys(self._logs, change.run, state)
+        return Answer(Verdict.DONE)
 
     def _send(self, signal: Signal, token: str = "") -> Steps[Answer]:
         """Append a signal. One with a token was accepted before, so that even a finished run receives it."""

@@ -42,7 +42,7 @@ HINT = "latest"
 #: What was written longer ago is durable: its writer has synced it, or died, and the system has by itself.
 _RECENT_SECONDS = 60.0
 #: Stands where an entry was lost, once a person has accepted that.
-_LOST = b'{"act": "lost"}\n'
+LOST = b'{"act": "lost"}\n'
 #: More missing entries than this are a number that is wrong, not entries that are lost.
 MOST_LOST = 10_000
 #: A number in a file is not longer than this.
@@ -279,7 +279,7 @@ class Logs:
                 path = f"{folder}/{entry_name(number)}"
                 if self.disk.identity(path) is None:
                     with contextlib.suppress(FileExistsError):
-                        yield from self.disk.create(path, _LOST)
+                        yield from self.disk.create(path, LOST)
             remains.identity = self.disk.identity(f"{folder}/{entry_name(remains.number)}") or remains.identity
         self.forget(run)
         return draft, (yield from self._link(run, remains, draft))
@@ -424,6 +424,13 @@ class Logs:
                 return
             yield from self.disk.sync_folder(folder.rpartition("/")[0])
             self.disk.remove_folder(trash)
+
+    def empty_trash(self) -> None:
+        """Remove what is left of deleted runs; their remover may be doing the same."""
+        trash = f"{self.root}/trash"
+        with translating(trash):
+            for name in self.disk.names(trash):
+                self.disk.remove_folder(f"{trash}/{name}")
 
     def sweep(self, run: str) -> list[str]:
         """Remove what dead writers left half written in a run's folder; who of them lives yet writes it again."""

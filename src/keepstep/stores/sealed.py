@@ -244,16 +244,21 @@ class SealedStore:
         page = self.inner.list_runs(RunQuery(limit=REKEY_BATCH, after=after))
         changes, left = [], Counter[str]()
         for run in page.runs:
-            if run.data_key:
-                try:
-                    if key_id(run.data_key) != self.keys.current:
-                        changes.append(Rekey(run.id, run.data_key, self.keys.rewrap(run.id, run.data_key)))
-                except EncryptionError as error:  # it stays as it is, and is told
-                    left[error.key_id] += 1
+            try:
+                new = run.data_key
+                if new and key_id(new) != self.keys.current:
+                    new = self.keys.rewrap(run.id, new)
+            except EncryptionError as error:  # it stays as it is, and is told
+                left[error.key_id] += 1
+            else:
+                if new != run.data_key or getattr(self.inner, "keeps_earlier_keys", False):
+                    changes.append(Rekey(run.id, run.data_key, new))
         answers = commit_all(self.inner, changes) if changes else []
-        changed = sum(answer.verdict is Verdict.DONE for answer in answers)
+        done = [change for change, answer in zip(changes, answers, strict=True) if answer.verdict is Verdict.DONE]
+        changed = sum(change.old != change.new for change in done)
         plain = sum(not run.data_key for run in page.runs)
-        return Rekeyed(len(page.runs), changed, plain, dict(left), len(page.unreadable)), page.next
+        damaged = len(page.unreadable) + sum(answer.verdict is Verdict.FAILED for answer in answers)
+        return Rekeyed(len(page.runs), changed, plain, dict(left), damaged), page.next
 
 
 @dataclass(frozen=True, slots=True)
