@@ -536,6 +536,68 @@ def test_a_damaged_run_is_set_aside_by_a_claim_and_named_by_a_list(store, admin)
     assert ids(claim(store)) == []
 
 
+def rows_read(store, request):
+    """How many rows a claim of due runs reads, planned as it is on a table of which the planner knows nothing."""
+    found = []
+
+    class Explaining:
+        def __init__(self, connection):
+            self.connection = connection
+
+        def execute(self, sql, values=None, **_):
+            rows = self.connection.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {sql}", values).fetchall()
+            found.append(rows[0][0][0]["Plan"])
+            return self.connection.execute("SELECT NULL::text, NULL::text, NULL::timestamptz")
+
+    store._pool.run(lambda connection: store._claimer._due(Explaining(connection), request, request.limit, at(0)))
+
+    def count(node):
+        read = (
+            node["Actual Rows"] + node.get("Rows Removed by Filter", 0) + node.get("Rows Removed by Index Recheck", 0)
+        )
+        scans = node["Actual Loops"] * read if "Index" in node["Node Type"] or node["Node Type"] == "Seq Scan" else 0
+        return scans + sum(count(inner) for inner in node.get("Plans", ()))
+
+    (plan,) = found
+    return count(plan)
+
+
+def many_priorities(store, admin, prefix, priorities, due):
+    """Make free runs, one of each priority."""
+    head, run = store._address.table("head"), store._address.table("run")
+    columns = "workflow, version, fingerprint, queue, input, seed, tags, created_at, created_by, data_key"
+    admin.execute(
+        f"INSERT INTO {run} (id, number, priority, {columns}) SELECT '{prefix}' || n, n, n, 'mine', '1', '', 'default',"
+        f" '1', '', '{{}}', %s, '', '' FROM generate_series({priorities[0]}, {priorities[-1]}) n",
+        (at(0),),
+    )
+    admin.execute(
+        f"INSERT INTO {head} SELECT id, number, workflow, version, priority, 'waiting', 0, '', 0, NULL, %s, '', 0, 0,"
+        f" %s FROM {run} WHERE id LIKE '{prefix}%%'",
+        (due, at(0)),
+    )
+
+
+@pytest.mark.parametrize("analyzed", [False, True])
+@pytest.mark.parametrize(
+    "due, parked",
+    [
+        (range(0), range(20_000)),
+        (range(20_000), range(0)),
+        (range(1000), range(1000, 20_000)),
+        (range(20_000, 20_050), range(20_000)),
+    ],
+)
+def test_a_claim_reads_as_many_rows_among_any_number_of_priorities(store, admin, due, parked, analyzed):
+    for prefix, priorities, seconds in (("due", due, -9), ("parked", parked, 99)):
+        if priorities:
+            many_priorities(store, admin, prefix, priorities, at(seconds))
+    if analyzed:
+        admin.execute(f"ANALYZE {store._address.table('head')}")
+    read = rows_read(store, ClaimRequest("w1", frozenset({"mine"}), 5))
+    assert 0 < read < (1000 if due else 20)
+
+
 def test_a_page_is_found_by_an_index_whatever_is_asked(store):
     store.commit([Create(queued(f"r{n}", workflow=f"w{n % 3}", created_at=at(n))) for n in range(30)])
     for query in (

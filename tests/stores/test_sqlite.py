@@ -358,6 +358,45 @@ def test_a_claim_costs_the_same_before_a_long_queue(store):
     assert watch.steps < 8000, f"a claim took {watch.steps} steps"
 
 
+def with_priorities(store, table_rows):
+    """Fill a store with runs whose priority is their number."""
+    filled(store, table_rows)
+    connection = store._writer.connection
+    connection.execute("UPDATE keepstep_head SET priority = number + priority")
+    connection.execute(
+        "UPDATE keepstep_run SET priority = (SELECT priority FROM keepstep_head h WHERE h.run = keepstep_run.id)"
+    )
+
+
+def test_a_claim_costs_the_same_among_any_number_of_priorities(store):
+    request = ClaimRequest("w1", frozenset({"mine"}), 5)
+    with_priorities(store, [("parked-", "mine", 0, at(1000).timestamp(), 30_000)])
+    with Watch(store) as idle:
+        claims = store.claim_runs(request)
+    assert (claims.claims, claims.next_due_at) == ((), at(1000))
+    assert idle.steps < 1000, f"an idle claim took {idle.steps} steps"
+    store.commit([Create(queued(f"due{n}", workflow="mine", priority=n * 1000)) for n in range(9)])
+    with Watch(store) as busy:
+        assert ids(store.claim_runs(request)) == ["due8", "due7", "due6", "due5", "due4"]
+    assert busy.steps < 8000, f"a claim took {busy.steps} steps"
+
+
+def test_a_claim_costs_the_same_before_a_long_queue_of_many_priorities(store):
+    request = ClaimRequest("w1", frozenset({"mine"}), 5)
+    with_priorities(store, [("due-", "mine", 0, at(-1).timestamp(), 30_000)])
+    with Watch(store) as watch:
+        assert ids(store.claim_runs(request)) == [f"due-{30_000 - n}" for n in range(5)]
+    assert watch.steps < 8000, f"a claim took {watch.steps} steps"
+
+
+def test_a_long_queue_is_served_below_any_number_of_parked_priorities(store):
+    now = at(0).timestamp()
+    with_priorities(store, [("due-", "mine", 0, now - 1, 1000), ("parked-", "mine", 5000, now + 1000, 30_000)])
+    with Watch(store) as watch:
+        assert len(store.claim_runs(ClaimRequest("w1", frozenset({"mine"}), 5)).claims) == 5
+    assert watch.steps < 16_000, f"a claim took {watch.steps} steps"
+
+
 def test_nothing_that_is_done_often_reads_a_whole_table(store):
     with Watch(store) as watch:
         writer = started(store, "r")

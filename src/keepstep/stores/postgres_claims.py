@@ -17,8 +17,12 @@ from .watch import Watch, has_ended
 
 log = logging.getLogger("keepstep")
 
-#: How many priorities of one workflow are looked up one by one before the rest is read in order.
-_LEVELS = 8
+#: Number of due runs below which a claim reads all of a workflow by time and sorts them by priority. It reads a longer
+#: queue by priority. A claim also looks at so many more than it takes, since other workers may be taking the first.
+FEW = 100
+#: Maximum number of priorities of a longer queue that a claim looks up, one index step each. Bounds its cost where the
+#: highest priorities belong to runs that are not due.
+LEVELS = 64
 #: How long the id of a dead worker is remembered once it owns nothing.
 _REMEMBER_DEAD = timedelta(days=7)
 _ACTIVE = "('running', 'recovering')"
@@ -221,40 +225,59 @@ class _Statements:
             taken AS ({take_over})
             {shown}"""
         free = "h.worker IS NULL AND h.due_at IS NOT NULL AND h.workflow = l.workflow"
+        # The casts choose the index, whatever the planner knows of the table: the first fits only the one by time, and
+        # the second fits none, so that a run is found by its key.
+        timed = "(h.worker IS NULL)::int = 1 AND h.due_at IS NOT NULL AND h.workflow = l.workflow"
+        still_free = "(h.worker IS NULL)::int > 0 AND h.due_at <= %(now)s"
         pinned = "(l.version IS NULL OR h.version = l.version)"
         found = "h.run, h.status, h.worker, h.updated_at, h.priority, h.due_at"
-        ready = f"{free} AND h.due_at <= %(now)s AND {pinned}"
+        due = f"h.due_at <= %(now)s AND {pinned}"
+        highest = f"SELECT h.priority FROM {head} h WHERE {free}"
+        enough = f"%(limit)s + {FEW}"
+        seen = (
+            f"(SELECT count(*) FROM (SELECT 1 FROM {head} h WHERE {free} AND {due} AND h.priority = n.priority"
+            f" ORDER BY h.due_at, h.run LIMIT {enough}) h)"
+        )
         self.due = f"""
-            WITH RECURSIVE level AS (
-                SELECT l.workflow, l.version, 1 AS n, (
-                    SELECT h.priority FROM {head} h WHERE {free} ORDER BY h.priority DESC LIMIT 1) AS priority
-                FROM unnest(%(workflows)s, %(versions)s) l(workflow, version)
+            WITH RECURSIVE queue AS MATERIALIZED (
+                SELECT l.workflow, l.version, (
+                    SELECT count(*) FROM (SELECT 1 FROM {head} h WHERE {timed} AND {due}
+                    ORDER BY h.due_at LIMIT {FEW}) h) < {FEW} AS short
+                FROM unnest(%(workflows)s, %(versions)s) l(workflow, version)),
+            level AS (
+                SELECT l.workflow, l.version, 1 AS n, n.priority, {seen} AS seen
+                FROM queue l CROSS JOIN LATERAL ({highest} ORDER BY h.priority DESC LIMIT 1) n WHERE NOT l.short
                 UNION ALL
-                SELECT l.workflow, l.version, l.n + 1, (
-                    SELECT h.priority FROM {head} h WHERE {free} AND h.priority < l.priority
-                    ORDER BY h.priority DESC LIMIT 1)
-                FROM level l WHERE l.priority IS NOT NULL AND l.n < {_LEVELS}),
+                SELECT l.workflow, l.version, l.n + 1, n.priority, l.seen + {seen}
+                FROM level l CROSS JOIN LATERAL (
+                    {highest} AND h.priority < l.priority ORDER BY h.priority DESC LIMIT 1) n
+                WHERE l.seen < {enough} AND l.n < {LEVELS}),
+            rest AS (
+                SELECT l.workflow, l.version, NULL::bigint AS below FROM queue l WHERE l.short
+                UNION ALL
+                SELECT l.workflow, l.version, l.priority FROM level l WHERE l.n = {LEVELS} AND l.seen < {enough}),
+            oldest AS MATERIALIZED (
+                SELECT o.* FROM rest l CROSS JOIN LATERAL (
+                    SELECT h.run, h.priority, h.due_at FROM {head} h
+                    WHERE {timed} AND {due} AND (l.below IS NULL OR h.priority < l.below)
+                    ORDER BY h.due_at LIMIT {FEW}) o
+                ORDER BY o.priority DESC, o.due_at, o.run),
             ready AS (
                 SELECT f.* FROM level l CROSS JOIN LATERAL (
-                    SELECT {found} FROM {head} h WHERE {ready} AND h.priority = l.priority
+                    SELECT {found} FROM {head} h WHERE {free} AND {due} AND h.priority = l.priority
                     ORDER BY h.due_at, h.run LIMIT %(limit)s FOR UPDATE SKIP LOCKED) f
                 UNION ALL
-                SELECT f.* FROM level l CROSS JOIN LATERAL (
-                    SELECT {found} FROM {head} h WHERE {ready} AND h.priority < l.priority
-                    ORDER BY h.priority DESC, h.due_at, h.run LIMIT %(limit)s FOR UPDATE SKIP LOCKED) f
-                WHERE l.n = {_LEVELS}),
+                SELECT g.* FROM (
+                    SELECT f.* FROM oldest o CROSS JOIN LATERAL (
+                        SELECT {found} FROM {head} h WHERE h.run = o.run AND {still_free} FOR UPDATE SKIP LOCKED) f
+                    LIMIT %(limit)s) g),
             found AS (SELECT * FROM ready ORDER BY priority DESC, due_at, run LIMIT %(limit)s),
             taken AS ({take} status = 'running' FROM found f WHERE h.run = f.run
                 RETURNING h.*, f.worker AS owner, f.status AS before, f.updated_at AS since, f.due_at AS was_due),
             later AS (
-                SELECT min(f.due_at) AS due_at FROM level l CROSS JOIN LATERAL (
-                    SELECT h.due_at FROM {head} h WHERE {free} AND {pinned} AND h.due_at > %(now)s
-                        AND h.priority = l.priority ORDER BY h.due_at LIMIT 1) f
-                UNION ALL
-                SELECT min(f.due_at) FROM level l CROSS JOIN LATERAL (
-                    SELECT min(h.due_at) AS due_at FROM {head} h WHERE {free} AND {pinned} AND h.due_at > %(now)s
-                        AND h.priority < l.priority) f
-                WHERE l.n = {_LEVELS})
+                SELECT f.due_at FROM queue l CROSS JOIN LATERAL (
+                    SELECT h.due_at FROM {head} h WHERE {timed} AND {pinned} AND h.due_at > %(now)s
+                    ORDER BY h.due_at LIMIT 1) f)
             SELECT {RUN_COLUMNS}, h.owner, h.before, h.since, (SELECT min(due_at) FROM later)
             FROM (SELECT 1) one LEFT JOIN taken h ON true LEFT JOIN {run} r ON r.id = h.run
             ORDER BY h.priority DESC, h.was_due, h.run"""

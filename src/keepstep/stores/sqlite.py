@@ -23,7 +23,7 @@ from . import rules
 from .authors import Authors
 from .liveness import WorkerLocks, abandon_in_children, network_file_system
 from .sqlite_check import Finding, Mender, look_into, mend_all, mended, raw_rows
-from .sqlite_claims import Found, by_name, due_runs, later_times, orphans
+from .sqlite_claims import Found, by_name, due_runs, in_order, later_times, orphans
 from .sqlite_commit import Batch, Undone, forget, lower_position
 from .sqlite_connection import Cursor, Reader, Writer, refuse_old_sqlite, translated
 from .sqlite_queries import arrivals, conditions, having
@@ -295,7 +295,7 @@ class SQLiteStore:
             return Claims(self._take_all(found, request.worker, now))
         found = orphans(cursor, request, alive)
         due = [one for workflow in request.workflows for one in due_runs(cursor, request, workflow, now)]
-        found += sorted(due)
+        found += in_order(due)
         claims = self._take_all(found[: max(request.limit, 0)], request.worker, now)
         later = [at for workflow in request.workflows for at in later_times(cursor, request, workflow, now)]
         return Claims(claims, instant(min(later)) if later else None)

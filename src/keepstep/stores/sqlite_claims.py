@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from ..model import Status
@@ -10,8 +11,12 @@ from . import rules
 from .sqlite_connection import Cursor
 from .sqlite_rows import RAW, text_or_bytes
 
-#: How many priorities of one workflow are looked up one by one before the rest is read in order.
-_LEVELS = 8
+#: Number of due runs below which a claim reads all of a workflow by time and sorts them by priority. It reads a longer
+#: queue by priority.
+FEW = 100
+#: Maximum number of priorities of a longer queue that a claim looks up, one index step each. Bounds its cost where the
+#: highest priorities belong to runs that are not due.
+LEVELS = 64
 
 #: A time after this one is damage: it lies in the year 8941.
 _LAST_INSTANT = 2.2e11
@@ -81,27 +86,42 @@ def orphans(cursor: Cursor, request: ClaimRequest, alive: set[str]) -> list[Foun
 
 def due_runs(cursor: Cursor, request: ClaimRequest, workflow: str, now: float) -> list[Found]:
     """Free runs of one workflow whose time has come, the highest priority first."""
-    found: list[Found] = []
     pin, values = _pinned(request, workflow)
-    which = f"{_FREE} AND workflow = ?{pin} AND due_at <= ?"
-    select = f"SELECT priority, due_at, {_RUN}, {_STATUS}, {_SINCE} FROM keepstep_head WHERE {which}"
-    levels = _levels(cursor, workflow)
-    for level in levels:
+    # Numbers come before any text; a priority that is text is damage, and its run is not claimed. The plus sign makes
+    # SQLite use the index by time.
+    which = f"FROM keepstep_head WHERE {_FREE} AND workflow = ?{pin} AND due_at <= ?"
+    select = f"SELECT priority, due_at, {_RUN}, {_STATUS}, {_SINCE} {which}"
+    by_time = f"{select} AND +priority < ? ORDER BY due_at LIMIT {FEW}"
+    asked = (workflow, *values, now)
+    if _is_short(cursor, which, asked):
+        return in_order(_found(*row) for row in cursor.execute(by_time, (*asked, "")))[: max(request.limit, 0)]
+    found: list[Found] = []
+    level: Any = ""
+    for _ in range(LEVELS):
         room = request.limit - len(found)
-        if room <= 0:
-            break
-        rows = cursor.execute(
-            f"{select} AND priority = ? ORDER BY due_at, run LIMIT ?", (workflow, *values, now, level, room)
-        )
+        level = _next_level(cursor, workflow, level) if room > 0 else None
+        if level is None:
+            return found
+        rows = cursor.execute(f"{select} AND priority = ? ORDER BY due_at, run LIMIT ?", (*asked, level, room))
         found += [_found(*row) for row in rows]
-    room = request.limit - len(found)
-    if len(levels) == _LEVELS and room > 0:
-        rows = cursor.execute(
-            f"{select} AND priority < ? ORDER BY priority DESC, due_at, run LIMIT ?",
-            (workflow, *values, now, levels[-1], room),
-        )
-        found += [_found(*row) for row in rows]
-    return found
+    oldest = in_order(_found(*row) for row in cursor.execute(by_time, (*asked, level)))
+    return found + oldest[: max(request.limit - len(found), 0)]
+
+
+def _is_short(cursor: Cursor, which: str, asked: tuple[Any, ...]) -> bool:
+    """Whether so few runs are due that all of them may be read."""
+    return not cursor.execute(f"SELECT 1 {which} ORDER BY due_at LIMIT 1 OFFSET {FEW - 1}", asked).fetchall()
+
+
+def _next_level(cursor: Cursor, workflow: str, above: Any) -> Any:
+    """The highest priority below another among the free runs of a workflow, by one index step."""
+    select = f"SELECT max(priority) FROM keepstep_head WHERE {_FREE} AND workflow = ? AND priority < ?"
+    return cursor.execute(select, (workflow, above)).fetchall()[0][0]
+
+
+def in_order(found: Iterable[Found]) -> list[Found]:
+    """Runs in the order of claiming; among equals by id, byte by byte."""
+    return sorted(found, key=lambda one: (one.rank, one.run if isinstance(one.run, bytes) else one.run.encode()))
 
 
 def _found(priority: Any, due_at: Any, run: bytes, status: bytes, since: float) -> Found:
@@ -114,36 +134,15 @@ def _rank(priority: Any, due_at: Any) -> tuple[int, float]:
 
 
 def later_times(cursor: Cursor, request: ClaimRequest, workflow: str, now: float) -> list[float]:
-    """When the next runs of one workflow are due."""
+    """When the next run of one workflow is due, by one index step; empty if none is."""
     pin, values = _pinned(request, workflow)
     select = f"SELECT min(due_at) FROM keepstep_head WHERE {_FREE} AND workflow = ?{pin} AND due_at > ? AND due_at < ''"
-    levels = _levels(cursor, workflow)
-    found = [
-        cursor.execute(f"{select} AND priority = ?", (workflow, *values, now, level)).fetchall()[0][0]
-        for level in levels
-    ]
-    if len(levels) == _LEVELS:
-        rows = cursor.execute(f"{select} AND priority < ?", (workflow, *values, now, levels[-1])).fetchall()
-        found.append(rows[0][0])
-    return [at for at in found if isinstance(at, float) and at <= _LAST_INSTANT]
+    at = cursor.execute(select, (workflow, *values, now)).fetchall()[0][0]
+    return [at] if isinstance(at, float) and at <= _LAST_INSTANT else []
 
 
 def _status(said: bytes) -> str:
     return said.decode("utf-8", "replace")
-
-
-def _levels(cursor: Cursor, workflow: str) -> list[int]:
-    """The highest priorities among the free runs of a workflow, one index step each."""
-    levels: list[int] = []
-    select = f"SELECT max(priority) FROM keepstep_head WHERE {_FREE} AND workflow = ? AND priority < ?"
-    while len(levels) < _LEVELS:
-        # Numbers come before any text; a priority that is text is damage, and its run is not claimed.
-        rows = cursor.execute(select, (workflow, levels[-1] if levels else ""))
-        level = rows.fetchall()[0][0]
-        if level is None:
-            break
-        levels.append(level)
-    return levels
 
 
 def _pinned(request: ClaimRequest, workflow: str) -> tuple[str, tuple[str, ...]]:

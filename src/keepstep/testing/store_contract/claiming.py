@@ -76,6 +76,15 @@ class Claiming(Ground):
         clock.advance(6)
         assert ids(self.claim(store, limit=40)) == [f"r{n:02}" for n in range(29, -1, -2)]
 
+    def test_a_long_queue_of_many_priorities_is_served_in_order(self, store: Store) -> None:
+        runs = [queued(f"r{n:03}", priority=n, due_at=START if n % 3 else at(99)) for n in range(200)]
+        store.commit([Create(run) for run in runs])
+        expected = [run.id for run in reversed(runs) if run.due_at == START]
+        served: list[str] = []
+        while claimed := ids(self.claim(store, limit=20)):
+            served += claimed
+        assert served == expected
+
     def test_order_holds_across_workflows(self, store: Store) -> None:
         for n, (workflow, priority) in enumerate([("a", 0), ("b", 1), ("a", 1), ("b", 0)]):
             commit(store, Create(queued(f"r{n}", workflow=workflow, priority=priority, due_at=at(-n))))
