@@ -349,6 +349,42 @@ async def test_a_queue_between_branches_deadlocks_or_reorders_on_replay(world, e
     assert await live_then_many_lives(world, piped, pace, effects, lives=3) == [0, 1, 2, 3]
 
 
+async def test_outcome_waits_for_calls_that_followed_a_plain_wait(world, effects):
+    """A branch that asked for a step after a plain sleep is given the same time and the same order on replay."""
+    asked, came = asyncio.Event(), asyncio.Event()
+
+    @ks.step
+    async def slow():
+        await asked.wait()
+        effects.append("slow")
+
+    @ks.step
+    async def stamp(at, known):
+        asked.set()
+        await came.wait()
+        effects.append("stamp")
+        return known
+
+    @ks.workflow
+    async def stamped():
+        known = []
+
+        async def first():
+            await slow()
+            known.append("slow")
+            came.set()
+
+        async def second():
+            await asyncio.sleep(0.01)
+            return await stamp(ks.now().isoformat(), list(known))
+
+        _, seen = await asyncio.gather(first(), second())
+        await ks.wait_for("go")
+        return seen
+
+    assert await live_then_many_lives(world, stamped, Pace(), effects, lives=2) == []
+
+
 # -- Keepstep's own ----------------------------------------------------------------------------------------------------
 
 

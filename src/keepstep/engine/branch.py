@@ -260,6 +260,7 @@ class DurableCall(Call[T]):
                 self.entry.asked = True
                 run.asked[self.key] = self
             else:
+                run.history.asked_again(self.key)
                 run.held[self] = copy_context()
             run.watch()
         elif run.holding or run.unrecorded_cancels:

@@ -82,6 +82,9 @@ def _replay_next(run: RunContext, history: History) -> bool:
     if record is None:
         _refill(run, history, entry.seq)
         return True
+    if history.has_unasked_before(entry.seq) and _moves_by_itself(run):
+        watch_for_stall(run)
+        return True
     if entry.key.startswith(RESERVED):
         history.order.popleft()
         if entry.key in STEERING:  # of a pause or a resume the code was told nothing, not even the time
@@ -106,6 +109,13 @@ def _replay_next(run: RunContext, history: History) -> bool:
         run.watch()
         return True
     return False
+
+
+def _moves_by_itself(run: RunContext) -> bool:
+    """Whether code waits for something that Keepstep does not record, such as a plain sleep, and may ask after that."""
+    if run.finishing or run.main is None or run.main.done() or run.workflow.on_change == "compatible":
+        return False
+    return not only_waits(run)
 
 
 def _can_still_ask(run: RunContext, history: History) -> bool:

@@ -219,6 +219,7 @@ class Entry:
         "given_up",
         "key",
         "kind",
+        "knew",
         "ordinal",
         "record",
         "seq",
@@ -235,6 +236,7 @@ class Entry:
         self.signal: int = (record.data or {}).get("signal", 0)  # the message that it is the answer of, if any
         self.child: str = (record.data or {}).get("child", "")  # the run that it started, if any
         self.record: Record | None = record
+        self.knew = record.asked or record.seq - 1  # the outcome that the code was given last when it asked
         self.asked = False  # whether the code has asked for it again
         self.given_up = False  # whether the code has cancelled it again
 
@@ -279,6 +281,8 @@ class History:
         self.entries: dict[str, Entry] = {}
         self.places: dict[tuple[str, int], str] = {}
         self.order: deque[Entry] = deque()
+        self._begun: dict[str, Entry] = {}  # what has no outcome yet, and the code has not asked for again
+        self._asked_early: deque[Entry] = deque()  # calls that were open when outcomes came, by what the code knew
         self.steps = 0
         self._kept = 0
         self._outcomes: list[Entry] = []
@@ -403,6 +407,7 @@ class History:
         self._arrange_outcomes(gone)
         self._arrange_begun(gone)
         self._arrange_waits(gone)
+        self._arrange_asked(gone)
         self.notes = {note.step: note for note in self._notes if note.seq not in gone}
         for record in self._patches:
             if record.seq not in gone:
@@ -463,6 +468,33 @@ class History:
         for key in self.entries:
             self.wait_starts.pop(key, None)
 
+    def _arrange_asked(self, gone: Superseded) -> None:
+        """Which calls were open while outcomes of others were delivered."""
+        early = [entry for entry in self.order if not entry.cancelled and entry.knew < entry.seq - 1]
+        for record in (*self._attempts, *self._marks, *self._waits):
+            key = self._rename(record.step, record.seq)
+            if record.seq not in gone and key not in self.entries and key not in self._begun:
+                self._begun[key] = entry = Entry(record)
+                entry.record = None
+                early.append(entry)
+        self._asked_early.extend(sorted(early, key=_knew))
+
+    def asked_again(self, key: str) -> None:
+        """The code asks for a call that has no recorded outcome."""
+        entry = self._begun.pop(key, None)
+        if entry is not None:
+            entry.asked = True
+
+    def has_unasked_before(self, seq: int) -> bool:
+        """Whether the code has yet to ask for a call that was open when outcome `seq` was delivered."""
+        early = self._asked_early
+        while early and early[0].knew < seq:
+            entry = early[0]
+            if not entry.asked and (entry.seq > seq or self._begun.get(entry.key) is entry):
+                return True
+            early.popleft()
+        return False
+
     def open_waits(self) -> dict[str, datetime]:
         """When the waits began that are recorded as open, by their keys."""
         return self.wait_starts
@@ -498,3 +530,7 @@ class History:
 
 def _seq(entry: Entry) -> int:
     return entry.seq
+
+
+def _knew(entry: Entry) -> int:
+    return entry.knew

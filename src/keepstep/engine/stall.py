@@ -53,6 +53,7 @@ def _look(run: RunContext, before: Waits, looks: int) -> None:
         )
     else:
         _arm(run, now, looks)
+        run.watch()  # the code may have ended a wait of its own and asked for nothing
 
 
 def _waits(run: RunContext) -> Waits:
