@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 import keepstep as ks
-from tests.engine.world import until_status
+from tests.engine.world import until, until_status
 
 pytestmark = pytest.mark.on_postgres
 
@@ -73,3 +73,26 @@ async def test_a_run_whose_last_open_branch_waits_can_be_paused(world, wait):
         await run.resume()
         await run.signal("word", "come")
         assert "come" in await run.result(30)
+
+
+@pytest.mark.live_only
+@pytest.mark.one_store
+async def test_a_suspect_whose_sleep_is_over_goes_on(world):
+    begun = []
+
+    @ks.workflow
+    async def sleeper():
+        begun.append(asyncio.get_running_loop().time())
+        await ks.sleep(0.2)
+        return "awake"
+
+    engine = await world.started(recovery_limit=9)
+    await engine.start(sleeper, run_id="r")
+    for life in range(1, 4):
+        await until(lambda life=life: len(begun) >= life, "the next life")
+        await world.crash(engine)
+        if life == 3:
+            await until(lambda: asyncio.get_running_loop().time() > begun[-1] + 0.2, "the end of the sleep")
+        engine = await world.started(recovery_limit=9)
+    assert await (await engine.get("r")).result(5) == "awake"
+    await engine.close()

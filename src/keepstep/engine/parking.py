@@ -40,9 +40,10 @@ def idle(run: RunContext) -> None:
         return
     if not run.waits:
         return
-    # A suspect that only waits is put away at once: the next crash would set it aside, and is not its doing.
+    # A suspect that only waits is put away at once: the next crash would set it aside, and is not its doing. One whose
+    # wait is over stays, or it would be claimed and put away for ever.
     is_suspect = run.alone and isinstance(run.engine.recovery_limit.decide(run.run.recoveries), RecoverAlone)
-    if not is_suspect and seconds_left(run) <= SHORT_WAIT_SECONDS:
+    if seconds_left(run) <= (0.0 if is_suspect else SHORT_WAIT_SECONDS):
         return
     if is_suspect or run.lingered == run.moves or not any(map(_may_be_heard, run.waits.values())):
         _park(run)
