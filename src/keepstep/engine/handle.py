@@ -38,7 +38,7 @@ from ..stores.keys import is_encrypted
 from ..stores.records import Record, checkpoint, unseal
 from ..values import VALUES
 from .branch import recorded_error
-from .history import REST_AFTER, Superseded, read_records
+from .history import REST_AFTER, Superseded, check_not_removed, read_records
 from .position import level_of
 from .series import newest_run, next_run
 
@@ -311,6 +311,7 @@ class RunHandle(Generic[R]):
         """A run that is said to have ended, without a word how, must have a record of it: no result is made up."""
         rows = await self._engine.read(self._engine.store.list_checkpoints, run.id, max(run.seq - 1, 0), 1)
         if run.status is not Status.CANCELLED or [row.kind for row in rows] != [Kind.RUN_FINISHED.value]:
+            await check_not_removed(self._engine, run)
             raise CheckpointCorrupt(f"run {run.id!r}: it is {run.status.value}, but there is no record of its end")
 
     def _conclude(self, status: Status, value: bytes, error: ErrorInfo | None, workflow: str) -> R:

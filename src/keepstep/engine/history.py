@@ -10,7 +10,7 @@ from datetime import datetime
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from ..errors import CheckpointCorrupt
+from ..errors import CheckpointCorrupt, RunNotFound
 from ..model import Kind, Status
 from ..model.signal import GO, RESERVED
 from ..stores.records import Record, check_origin, origin, unseal, unseal_some
@@ -54,15 +54,29 @@ async def read_records(engine: Engine, run: Run) -> AsyncIterator[tuple[Record, 
     """Every record of a run with its checksum, verified from how the run was created on."""
     check_origin(run)
     after, previous = 0, origin(run)
-    while rows := await engine.read(engine.store.list_checkpoints, run.id, after):
-        for record, checksum in unseal(rows, run.id, after, previous):
-            after, previous = record.seq, checksum
-            if after == run.seq:
-                check_end(run, after, checksum)
-            yield record, checksum
-            if after % REST_AFTER == 0:
-                await asyncio.sleep(0)
-    check_end(run, after, previous)
+    try:
+        while rows := await engine.read(engine.store.list_checkpoints, run.id, after):
+            for record, checksum in unseal(rows, run.id, after, previous):
+                after, previous = record.seq, checksum
+                if after == run.seq:
+                    check_end(run, after, checksum)
+                yield record, checksum
+                if after % REST_AFTER == 0:
+                    await asyncio.sleep(0)
+        check_end(run, after, previous)
+    except CheckpointCorrupt:
+        await check_not_removed(engine, run)
+        raise
+
+
+async def check_not_removed(engine: Engine, run: Run) -> None:
+    """Raise `RunNotFound` if a run was removed while it was read: then what is missing is no damage."""
+    try:
+        now = await engine.read(engine.store.get_run, run.id)
+    except CheckpointCorrupt:
+        return
+    if now is None or now.created_at != run.created_at:
+        raise RunNotFound(f"run {run.id!r} was removed from {engine.store.url} while it was read", run.id) from None
 
 
 def check_end(run: Run, seq: int, checksum: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..errors import CheckpointCorrupt
 from ..stores.records import Record, check_origin, unseal
 from ..stores.rules import extends
-from .history import History, check_end
+from .history import History, check_end, check_not_removed
 
 if TYPE_CHECKING:
     from ..model import Run
@@ -56,6 +56,7 @@ async def rows_up_to(engine: Engine, run: Run, last: int) -> list[Row]:
     while len(rows) < last:
         page = await engine.read(engine.store.list_checkpoints, run.id, len(rows))
         if not extends(page, len(rows)) or not page:  # else what follows a gap would be read again and again
+            await check_not_removed(engine, run)
             raise CheckpointCorrupt(f"run {run.id!r}: chain broken at seq {len(rows) + 1}: it is not there")
         rows += page
         await asyncio.sleep(0)

@@ -18,7 +18,7 @@ from ..values import VALUES
 from ..values.trees import Trees
 from ..workflows.graph import Graph, steps_in
 from .control import RETRIABLE, append_and_release, claim_by_name, let_go_unless_done
-from .history import REST_AFTER, History, Superseded, check_end, newest_state, read_history
+from .history import REST_AFTER, History, Superseded, check_end, check_not_removed, newest_state, read_history
 from .position import Position
 from .retry import retry_children, taken_back
 from .versions import before
@@ -62,6 +62,7 @@ async def _records(engine: Engine, run: Run, after: int, upto: int) -> list[Reco
     while after < upto or after == upto < run.seq:
         rows = await engine.read(engine.store.list_checkpoints, run.id, after)
         if not rows:
+            await check_not_removed(engine, run)
             raise CheckpointCorrupt(f"run {run.id!r}: chain broken at seq {after + 1}: it is not there")
         for record, checksum in unseal(rows, run.id, after, previous):
             after, previous = record.seq, checksum

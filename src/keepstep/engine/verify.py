@@ -221,7 +221,13 @@ def check_run(store: Store, run: Run) -> RunCheck | None:
     chain.hold_against_head()
     if said and not check.problems:
         check.problems.append(said)
-    return check
+    return None if check.problems and _is_removed(store, run) else check
+
+
+def _is_removed(store: Store, run: Run) -> bool:
+    """Whether a run was removed while it was read, so that what is missing is no damage."""
+    fresh = _again(store, run)
+    return fresh is None or fresh.created_at != run.created_at
 
 
 class _Chain:

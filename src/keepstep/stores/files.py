@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from . import rules
 from .files_check import Check
 from .files_commit import Commits
 from .files_disk import Disk, Steps, finish, translating
-from .files_entry import LAYOUT, Draft, run_of
+from .files_entry import LAYOUT, Draft, Facts, run_of
 from .files_index import Index, Line, line_of, may_match
 from .files_log import Logs, State
 from .files_workers import Workers
@@ -110,7 +111,9 @@ class FilesStore:
 
         def remove(run: str) -> Steps[None]:
             try:
-                gone = yield from self._commits.delete(run, finished=finished)
+                gone = yield from self._logs.steps_unless_removed(
+                    run, partial(self._commits.delete, run, finished=finished)
+                )
             except CheckpointCorrupt:  # no log is so broken that it could not go
                 if finished or self._is_driven(run):
                     raise
@@ -133,7 +136,7 @@ class FilesStore:
 
     def _is_there(self, run: str) -> bool:
         try:
-            return self._logs.state(run) is not None
+            return self._logs.unless_removed(run, partial(self._logs.state, run)) is not None
         except CheckpointCorrupt:
             return True
 
@@ -247,20 +250,24 @@ class FilesStore:
             )
             return Draft("claimed", head, outbox=self._commits.undone(state.outbox))
 
-        try:
+        def take() -> Steps[tuple[State, Facts] | None]:
             draft, state = yield from self._logs.append(run, decide)
             if state is None:
                 yield from self._commits.settle(run)
                 return None
             self._commits.note(run, state, request.worker)
-            if isinstance(draft, Answer):
-                return None
-            facts = self._logs.facts(run, state.head)
+            return None if isinstance(draft, Answer) else (state, self._logs.facts(run, state.head))
+
+        try:
+            found = yield from self._logs.steps_unless_removed(run, take)
         except CheckpointCorrupt as error:
             log.error("run %s cannot be claimed: %s", run, error)  # noqa: TRY400 - said briefly
             known = self._index.line(run)
             self._broken[run] = known.entry if known else 0
             return None
+        if found is None:
+            return None
+        state, facts = found
         old = before[0].head
         if old.worker is not None:
             self._logs.sweep(run)
@@ -292,6 +299,9 @@ class FilesStore:
 
     def get_run(self, run_id: str) -> Run | None:
         self._must_be_open()
+        return self._logs.unless_removed(run_id, lambda: self._get_run(run_id))
+
+    def _get_run(self, run_id: str) -> Run | None:
         state = self._logs.state(run_id)
         if state is not None and state.head.status not in rules.ENDED:  # or one would wait for what has been
             state = self._not_behind(run_id)
@@ -327,6 +337,9 @@ class FilesStore:
         Nobody has its lease if the worker that is named there is dead.
         """
         self._must_be_open()
+        return self._logs.unless_removed(run_id, lambda: self._salvaged(run_id))
+
+    def _salvaged(self, run_id: str) -> Run | None:
         state = self._commits.remains(run_id)
         if state is None:
             return None
@@ -353,7 +366,7 @@ class FilesStore:
             if not may_match(query, line):
                 continue
             try:
-                run = self._commits.run(line.run, line)
+                run = self._logs.unless_removed(line.run, partial(self._commits.run, line.run, line))
             except CheckpointCorrupt:
                 run = None
                 if len(runs) + len(unreadable) < limit:
@@ -381,10 +394,14 @@ class FilesStore:
 
     def list_checkpoints(self, run_id: str, after: int = 0, limit: int = 1000, kinds: Iterable[str] = ()) -> list[Row]:
         self._must_be_open()
-        return self._logs.rows(run_id, after, limit, kinds)
+        kinds = tuple(kinds)
+        return self._logs.unless_removed(run_id, lambda: self._logs.rows(run_id, after, limit, kinds))
 
     def list_signals(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Signal]:
         self._must_be_open()
+        return self._logs.unless_removed(run_id, lambda: self._list_signals(run_id, after, limit))
+
+    def _list_signals(self, run_id: str, after: int, limit: int) -> list[Signal]:
         state, _ = self._logs.state_to_read(run_id)  # that a log is broken is found by its checkpoints
         if state is None:
             return []
@@ -407,16 +424,20 @@ class FilesStore:
         """What the index says of every run, read from its log; what a dead writer left undone is done."""
         for run in self._all_runs():
             try:
-                state = self._logs.state(run, whole=True)
-                if state is None:
-                    continue
-                if state.outbox:
-                    finish(self._disk, self._commits.settle(run))
-                facts = self._logs.facts(run, state.head)
+                line = self._logs.unless_removed(run, partial(self._line, run))
             except CheckpointCorrupt as error:
                 log.error("run %s cannot be read: %s", run, error)  # noqa: TRY400 - said briefly
                 continue
-            yield line_of(run, facts, state)
+            if line is not None:
+                yield line
+
+    def _line(self, run: str) -> Line | None:
+        state = self._logs.state(run, whole=True)
+        if state is None:
+            return None
+        if state.outbox:
+            finish(self._disk, self._commits.settle(run))
+        return line_of(run, self._logs.facts(run, state.head), state)
 
     def _all_runs(self) -> Iterator[str]:
         """The id of every run whose log has a first entry, by folder."""

@@ -72,13 +72,13 @@ class Check:
             return
         run = self._logs.run_in(folder)
         if run is None:
+            if self._disk.identity(f"{self._root}/{folder}") is None:  # another process removes the run
+                return
             yield self._aside(folder, "orphan", "no entry in this folder says whose it is")
             return
         self._logs.forget(run)
         try:
-            state = self._logs.last_state(run, whole=True)
-            if state is not None:
-                self._logs.facts(run, state.head)
+            state = self._logs.unless_removed(run, lambda: self._state(run))
         except CheckpointCorrupt as error:
             # Nothing of it is cut here: what comes after the damage was acknowledged, so a person decides.
             self._unreadable.add(run)
@@ -95,6 +95,12 @@ class Check:
             return
         self._states[run] = state
         yield from self._strangers(run, folder, names, state)
+
+    def _state(self, run: str) -> State | None:
+        state = self._logs.last_state(run, whole=True)
+        if state is not None and not state.head.deleted:
+            self._logs.facts(run, state.head)
+        return state
 
     def _empty(self, folder: str, names: set[str]) -> Iterator[Flaw]:
         """A folder that was made for a run that never came to be."""
@@ -158,21 +164,46 @@ class Check:
         """What the index says against what the logs say; a difference is read from the log once more."""
         for line in self._index.lines():
             known = line.run in self._states or line.run in self._unreadable
-            if not known and self._logs.state(line.run) is None:
+            if not known and not self._is_there(line.run) and not self._is_told_gone(line.run):
                 yield self._unlike(line.run, "the index names it, and it is not there")
         for run, seen in self._states.items():
-            said = self._index.line(run)
-            if said is None or said.gone:
-                if self._logs.state(run) is not None:
-                    yield self._unlike(run, "the index does not name it")
-                continue
-            lost = self._commits.lost(run, said)
-            if lost is not None:
-                yield Flaw("dangling", self._logs.folder(run).removeprefix(f"{self._root}/"), str(lost))
-                continue
-            wanted = self._said(run, seen)
-            if _essence(said) != _essence(wanted) and said.entry <= seen.number and not self._comes_right(run):
-                yield self._unlike(run, f"the index has it as {said.status}, and it is {wanted.status}")
+            try:
+                yield from self._in_the_index(run, seen)
+            except CheckpointCorrupt:
+                if self._is_there(run, seen.head.born):
+                    raise
+
+    def _in_the_index(self, run: str, seen: State) -> Iterator[Flaw]:
+        said = self._index.line(run)
+        if said is None or said.gone:
+            if self._is_there(run):
+                yield self._unlike(run, "the index does not name it")
+            return
+        lost = self._commits.lost(run, said)
+        if lost is not None:
+            yield Flaw("dangling", self._logs.folder(run).removeprefix(f"{self._root}/"), str(lost))
+            return
+        wanted = self._said(run, seen)
+        if _essence(said) != _essence(wanted) and said.entry <= seen.number and not self._comes_right(run):
+            yield self._unlike(run, f"the index has it as {said.status}, and it is {wanted.status}")
+
+    def _is_there(self, run: str, born: str = "") -> bool:
+        """Whether a run is there, and still the one that was `born` so."""
+        try:
+            state = self._logs.unless_removed(run, lambda: self._logs.state(run))
+        except CheckpointCorrupt:
+            return True
+        return state is not None and born in ("", state.head.born)
+
+    def _is_told_gone(self, run: str) -> bool:
+        """Whether the index says that a run is gone, as soon as whoever removes it has told the index."""
+        for _ in range(_LOOKS):
+            self._index.refresh()
+            line = self._index.line(run)
+            if line is None or line.gone:
+                return True
+            time.sleep(_LOOK_SECONDS)
+        return False
 
     def _comes_right(self, run: str) -> bool:
         """Whether the index says of a run what its log does, as soon as whoever writes to it has told the index."""

@@ -120,11 +120,14 @@ class Commits:
         try:
             for change in changes:
                 if not isinstance(change, Create):
-                    self._logs.state(change.signal.run if isinstance(change, Send) else change.run, trusting=True)
+                    self._look(change.signal.run if isinstance(change, Send) else change.run)
                 for run in _touched(change):
                     run.encode()
         except UnicodeEncodeError as error:
             raise DefinitionError(f"{self._logs.root} cannot be asked for that: {error}") from None
+
+    def _look(self, run: str) -> None:
+        self._logs.unless_removed(run, lambda: self._logs.state(run, trusting=True))
 
     def _apply(self, change: Change) -> Steps[Answer]:
         if isinstance(change, Advance):
@@ -134,6 +137,14 @@ class Commits:
         if isinstance(change, Rekey):
             return self._rekey(change)
         return self._send(change.signal)
+
+    # A run that another process removes at this moment is not damaged: it is not there any more.
+
+    def _create(self, create: Create) -> Steps[Answer]:
+        return self._logs.steps_unless_removed(create.run.id, lambda: self._create_once(create))
+
+    def _send(self, signal: Signal, token: str = "") -> Steps[Answer]:
+        return self._logs.steps_unless_removed(signal.run, lambda: self._send_once(signal, token))
 
     # -- the lease holder's changes ------------------------------------------------------------------------------------
 
@@ -171,7 +182,11 @@ class Commits:
         if change.within is not None:
             return Answer(Verdict.FAILED, error=DefinitionError("a files store has no transactional steps"))
         refusal = rules.refuse_outbox(
-            change, self._conflicts, lambda signal: self._refuse_send(signal, self._logs.state(signal.run))
+            change,
+            self._conflicts,
+            lambda signal: self._logs.unless_removed(
+                signal.run, lambda: self._refuse_send(signal, self._logs.state(signal.run))
+            ),
         )
         if refusal is not None:
             return refusal
@@ -217,7 +232,7 @@ class Commits:
         return Outbox((*carried.creates, *change.creates), (*carried.sends, *tokens))
 
     def _conflicts(self, wanted: Run) -> bool:
-        existing = self.run(wanted.id)
+        existing = self._logs.unless_removed(wanted.id, lambda: self.run(wanted.id))
         return existing is not None and not rules.same_child(existing, wanted)
 
     # -- elsewhere -----------------------------------------------------------------------------------------------------
@@ -245,16 +260,25 @@ class Commits:
         if not outbox:
             return outbox
         return Outbox(
-            tuple(create for create in outbox.creates if self._logs.state(create.run.id) is None),
+            tuple(create for create in outbox.creates if self._is_absent(create.run.id)),
             tuple(sending for sending in outbox.sends if not self._was_sent(sending)),
         )
 
+    def _is_absent(self, run: str) -> bool:
+        return self._logs.unless_removed(run, lambda: self._logs.state(run)) is None
+
     def _was_sent(self, sending: Sending) -> bool:
+        return self._logs.unless_removed(sending.signal.run, lambda: self._has_received(sending))
+
+    def _has_received(self, sending: Sending) -> bool:
         target = self._logs.state(sending.signal.run)
         return target is not None and sending.token in self._logs.known_signals(sending.signal.run, target).tokens
 
     def settle(self, run: str) -> Steps[None]:
         """Carry on what someone may have left undone: the newest entry's outbox, and the run's place in the index."""
+        yield from self._logs.steps_unless_removed(run, lambda: self._settle(run))
+
+    def _settle(self, run: str) -> Steps[None]:
         known = self._index.line(run)
         state = self._logs.state(run)
         if state is not None:
@@ -298,7 +322,7 @@ class Commits:
         known = self._index.loaded().line(run_id)
         return 0 if known is None or known.gone else known.entry
 
-    def _create(self, create: Create) -> Steps[Answer]:
+    def _create_once(self, create: Create) -> Steps[Answer]:
         run = rules.check_create(create)
         logs, index = self._logs, self._index if create.over is None else self._index.loaded()
         known = index.line(run.id)
@@ -350,14 +374,14 @@ class Commits:
     def _existing(self, run_id: str) -> Run | None:
         """The run that is there already; None if it is damaged, which must not stop the rest of the batch."""
         try:
-            return self.run(run_id)
+            return self._logs.unless_removed(run_id, lambda: self.run(run_id))
         except CheckpointCorrupt:
             return None
 
     def _rekey(self, change: Rekey) -> Steps[Answer]:
         """Exchange a run's data key, and leave none of a retired master key in its log; the same key does the rest."""
         try:
-            return (yield from self._rekeyed(change))
+            return (yield from self._logs.steps_unless_removed(change.run, lambda: self._rekeyed(change)))
         except CheckpointCorrupt as error:  # the other runs of the batch are rekeyed all the same
             return Answer(Verdict.FAILED, about=change.run, error=error)
 
@@ -385,7 +409,7 @@ class Commits:
         yield from remove_retired_keys(self._logs, change.run, state)
         return Answer(Verdict.DONE)
 
-    def _send(self, signal: Signal, token: str = "") -> Steps[Answer]:
+    def _send_once(self, signal: Signal, token: str = "") -> Steps[Answer]:
         """Append a signal. One with a token was accepted before, so that even a finished run receives it."""
 
         def decide(state: State | None) -> Draft | Answer:

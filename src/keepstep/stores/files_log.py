@@ -12,7 +12,7 @@ import threading
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -54,6 +54,9 @@ _LOOK_SECONDS = 0.001
 _REMEMBERED = 20_000
 
 
+T = TypeVar("T")
+
+
 class State(msgspec.Struct):
     """How a run stood when its newest entry was seen; the outbox is what may still have to be done elsewhere.
 
@@ -76,6 +79,31 @@ class Known(msgspec.Struct):
     upto: int = 0
     ids: dict[str, int] = msgspec.field(default_factory=dict)
     tokens: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+class Removal:
+    """Tells damage of a run's log from its removal by another process while it was read.
+
+    A removal takes the folder away before anything in it. So what is missing in a folder that stays where it is was
+    missing before; otherwise the log has to be read once more.
+    """
+
+    def __init__(self, logs: Logs, run: str) -> None:
+        self._logs = logs
+        self._run = run
+        self._seen: tuple[Identity | None, ...] | None = None
+
+    def may_explain(self) -> bool:
+        """Whether to read again: the folder has not been seen twice since the damage was met first."""
+        logs, folder = self._logs, self._logs.folder(self._run)
+        with translating(folder):
+            inode = getattr(logs.disk.identity(folder), "inode", 0)
+            seen = Identity(inode, 0), logs.disk.identity(f"{folder}/{entry_name(1)}")
+        if seen == self._seen:
+            return False
+        self._seen = seen
+        logs.forget(self._run)
+        return True
 
 
 class _Named(msgspec.Struct):
@@ -103,6 +131,26 @@ class Logs:
         self._unsynced: set[str] = set()
         self._shards: set[str] = set()
         self._lock = threading.Lock()
+
+    def unless_removed(self, run: str, read: Callable[[], T]) -> T:
+        """What `read` gives; again if it met damage that may be the removal of the run."""
+        removal = Removal(self, run)
+        while True:
+            try:
+                return read()
+            except CheckpointCorrupt:
+                if not removal.may_explain():
+                    raise
+
+    def steps_unless_removed(self, run: str, work: Callable[[], Steps[T]]) -> Steps[T]:
+        """The same for work that syncs."""
+        removal = Removal(self, run)
+        while True:
+            try:
+                return (yield from work())
+            except CheckpointCorrupt:
+                if not removal.may_explain():
+                    raise
 
     def folder(self, run: str) -> str:
         return f"{self.root}/{run_folder(run)}"
