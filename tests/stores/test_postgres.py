@@ -19,7 +19,7 @@ import keepstep as ks
 from keepstep.errors import CheckpointCorrupt, DefinitionError, SchemaMismatch, StoreError, StoreUnavailable
 from keepstep.model import Kind, RunQuery, Signal, Status, WorkerInfo
 from keepstep.ports import ClaimRequest, Create, Send, Verdict, WouldBlock
-from keepstep.stores import postgres_commit, postgres_connection, postgres_erase
+from keepstep.stores import postgres_check, postgres_commit, postgres_connection, postgres_erase
 from keepstep.stores.postgres import PostgresStore
 from keepstep.stores.postgres_connection import Address, ServerClock
 from keepstep.stores.records import seal, unseal
@@ -596,6 +596,32 @@ def test_a_claim_reads_as_many_rows_among_any_number_of_priorities(store, admin,
         admin.execute(f"ANALYZE {store._address.table('head')}")
     read = rows_read(store, ClaimRequest("w1", frozenset({"mine"}), 5))
     assert 0 < read < (1000 if due else 20)
+
+
+def test_a_look_at_whole_tables_is_planned_as_the_server_plans(store, admin):
+    shown = "SELECT " + ", ".join(f"current_setting('{name}')" for name in postgres_connection.PLANNING)
+    settings = {}
+
+    class Watched:
+        def __init__(self, connection):
+            self.connection = connection
+            self.transaction = connection.transaction
+
+        def execute(self, sql, values=None, **options):
+            if b"keepstep_" in (sql if isinstance(sql, bytes) else sql.encode()):
+                settings[sql] = self.connection.execute(shown).fetchone()
+            return self.connection.execute(sql, values, **options)
+
+    def look(connection):
+        before = connection.execute(shown).fetchone()
+        found = postgres_check.Inspector(Watched(connection), store._address, at(0)).look()
+        return found, before, connection.execute(shown).fetchone()
+
+    found, before, after = store._pool.run(look)
+    assert found == []
+    assert len(settings) > 5
+    assert set(settings.values()) == {admin.execute(shown).fetchone()}
+    assert before == after != admin.execute(shown).fetchone()
 
 
 def test_a_page_is_found_by_an_index_whatever_is_asked(store):

@@ -16,7 +16,7 @@ from ..errors import CheckpointCorrupt
 from ..model import Flaw, Kind, Status
 from ..model.ids import new_id
 from .migrations import scripts
-from .postgres_connection import Address, Connection, quoted
+from .postgres_connection import PLAN_THEIRS, Address, Connection, quoted
 from .records import Record, StoredError, seal
 
 log = logging.getLogger("keepstep")
@@ -152,7 +152,10 @@ class Inspector:
         return found
 
     def _rows(self, sql: str) -> list[Any]:
-        return self._connection.execute(f"{sql} LIMIT {TOLD}".encode(), prepare=False).fetchall()
+        """Run one statement over whole tables, as the server plans it: by index steps it would take far longer."""
+        with self._connection.transaction():
+            self._connection.execute("; ".join(PLAN_THEIRS).encode(), prepare=False)
+            return self._connection.execute(f"{sql} LIMIT {TOLD}".encode(), prepare=False).fetchall()
 
     # -- mending -------------------------------------------------------------------------------------------------------
 

@@ -56,6 +56,8 @@ PLANNING = {
     "enable_seqscan": "off",
     "jit": "off",
 }
+#: Plan the rest of a transaction as other statements of the role are planned: a step's own, or one over whole tables.
+PLAN_THEIRS = tuple(f"SET LOCAL {name} TO DEFAULT" for name in PLANNING)
 #: An expression that makes commits wait for the disk where a role or database has turned that off. A stronger setting,
 #: such as `remote_apply`, stays. Its argument says whether it lasts for the transaction (true) or the session (false).
 DURABLE = "set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), {transaction})"

@@ -16,7 +16,7 @@ from ..model.ids import new_id
 from ..ports import Advance, Answer, Verdict
 from . import rules
 from .postgres_commit import Batch, head_from
-from .postgres_connection import DURABLE, LOCK_SECONDS, PLANNING, Connection, milliseconds
+from .postgres_connection import DURABLE, LOCK_SECONDS, PLAN_THEIRS, PLANNING, Connection, milliseconds
 from .postgres_rows import load_strictly
 from .postgres_statements import Statements, Written
 
@@ -28,8 +28,6 @@ _OURS = re.compile(r"\bkeepstep_\w+", re.IGNORECASE)
 _PLACE = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|--[^\n]*|/\*.*?\*/|\$(\w*)\$.*?\$\1\$|\?|%", re.DOTALL)
 #: Where the transaction is marked, so that one that the step has ended in some other way is noticed.
 _MARK = "keepstep.transaction"
-#: Plans the step's statements as the role's other statements are planned.
-_PLAN_THEIRS = tuple(f"SET LOCAL {name} TO DEFAULT" for name in PLANNING)
 #: Plans our statements as everywhere else, and has the commit wait for the disk, whatever the step has set.
 _PLAN_OURS = ", ".join(f"set_config('{name}', '{value}', true)" for name, value in PLANNING.items())
 _COMMIT_DURABLY = DURABLE.format(transaction="true")
@@ -74,7 +72,7 @@ def _begin(connection: Connection, mark: str, limit_seconds: float) -> None:
             " set_config('idle_in_transaction_session_timeout', %s, true), set_config(%s, %s, true)",
             (limit, limit, _MARK, mark),
         )
-        for setting in _PLAN_THEIRS:
+        for setting in PLAN_THEIRS:
             connection.execute(setting)
 
 
