@@ -219,7 +219,7 @@ MUTANTS = [
     mutant(
         "failed commit forgotten",
         "a run whose commit failed for good is neither halted nor given back",
-        (f"{CONTEXT}.halt", "    self.engine.give_back_later(self)\n", ""),
+        (f"{CONTEXT}.halt", "    self.engine.give_back_later(", "    max("),
     ),
     mutant(
         "lost claim forgotten",
@@ -303,6 +303,11 @@ MUTANTS = [
             "if _deliver(run, run.arrived.popleft()):",
             "if not _deliver(run, run.arrived.popleft()):",
         ),
+    ),
+    mutant(
+        "outcome not held back",
+        "a replay delivers an outcome before the code has asked for a call that was open when it came",
+        ("engine.delivery:_replay_next", "history.has_unasked_before(entry.seq) and", "False and"),
     ),
     mutant(
         "cancel by the code not recorded",

@@ -105,8 +105,10 @@ async def fork(world: World, handle: RunHandle[Any], part: float) -> None:
 async def retry(world: World, handle: RunHandle[Any]) -> None:
     """Wait until a run has failed, mend what made it fail, and let it go on from there."""
     first = handle.id
-    # A deadline may come while `asyncio.gather` holds a failure that its branches have passed on: that fails it next.
-    retries = 2 if "deadline" in world.specs[first] else 1
+    # A run may end while `asyncio.gather` holds a failure that its branches have passed on: that fails it next.
+    spec = world.specs[first]
+    hides_failures = "deadline" in spec or "'agather'" in str(spec["parts"])
+    retries = max(2, len(spec.get("broken", ()))) if hides_failures else 1
     for _ in range(LONG_TRIES):
         run = await handle.run()
         while run.continued_as:
@@ -115,8 +117,10 @@ async def retry(world: World, handle: RunHandle[Any]) -> None:
         if run.status is Status.FAILED:
             world.mended.add(first)
             with contextlib.suppress(RunConflict):  # a client that is held up for too long is taken for dead
-                await handle.retry("mended")
-                world.client.sends(first)  # what the run had ended before it could hear
+                try:
+                    await handle.retry("mended")
+                finally:  # the store may have made it, and its answer may be lost
+                    world.client.sends(first)  # what the run had ended before it could hear
                 retries -= 1
                 if not retries:
                     return

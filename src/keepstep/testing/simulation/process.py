@@ -132,6 +132,7 @@ class Process:
         """End this process at once: nothing of it ever runs again."""
         if not self.dead:
             self.world.tell(f"{self} dies {how}")
+            self.world.counts["deaths"] += 1
             if self.world.chance.random() < 0.7:  # its locks are seen to be free; otherwise its leases must run out
                 for worker in self.ids:
                     self.world.store.bury(worker)

@@ -156,9 +156,9 @@ class AcceptedRunsEnd(Promise):
         if kind == "ReplayMismatch":
             # The clock of an asyncio.timeout ("limit") starts anew on recovery, so its history may not fit: documented.
             return self.world.befell.get("deploy", 0) > 0 or "'limit'" in str(plan["runs"])
-        return kind == "RecoveryLimit" and (
-            self.world.counts["lives"] > plan["workers"] + 1 or "pause" in self.world.befell
-        )
+        counts = self.world.counts
+        died = counts["deaths"] > 0 or counts["lives"] > plan["workers"] + 1
+        return kind == "RecoveryLimit" and (died or "pause" in self.world.befell)
 
 
 def wanted(start: dict[str, Any]) -> Any:

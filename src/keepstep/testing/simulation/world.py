@@ -115,7 +115,7 @@ class World:
         self.befell: dict[str, int] = {}
         self.story: list[str] = []
         self.broken: list[str] = []
-        self.counts = {"steps": 0, "commits": 0, "claims": 0, "lives": 0}
+        self.counts = {"steps": 0, "commits": 0, "claims": 0, "lives": 0, "deaths": 0}
         self._hash = hashlib.sha256()
         self._promises = [promise(self) for promise in PROMISES]
         self._hooks = {
