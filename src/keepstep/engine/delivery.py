@@ -28,6 +28,8 @@ MANY_STEPS = 10_000
 
 def tell_next(run: RunContext) -> None:
     """The code has come to rest: deliver the next outcome, or see what else there is to do."""
+    if run.main is None:  # a cancel may be recorded before the code is called, which could not be told of it yet
+        return
     run.telling = True
     try:
         while not run.detached:

@@ -240,7 +240,7 @@ class Runner:
             told = f"the run's input cannot be restored: {error}"
             self.set_aside(context, type(error).__name__, told, phase="rebuild")
             return
-        if context.cancelling and context.seq == 0:
+        if context.cancelling and context.history is None:
             self._end_unbegun(context)
             return
         first = partial(tell_of_beginning, context) if context.workflow.hooks and _is_new(context) else None
