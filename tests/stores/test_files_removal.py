@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
+from contextlib import closing
 from datetime import timedelta
 
 import pytest
 
+from keepstep.errors import StoreUnavailable
 from keepstep.model import Flaw, RunPage, RunQuery, Signal, Status, WorkerInfo
 from keepstep.ports import ClaimRequest, Create, Rekey, Send
 from keepstep.stores.files import FilesStore
@@ -126,3 +128,69 @@ def test_a_run_removed_at_any_look_is_not_damaged(tmp_path, caplog, operation, v
         if not has_acted:
             break
     assert moment > 1
+
+
+class Breaking(Disk):
+    """Fails from the n-th change of a name on, as if the process had died there."""
+
+    def __init__(self, changes):
+        super().__init__(syncs=False)
+        self.left = changes
+
+    def _count(self):
+        self.left -= 1
+        if self.left < 0:
+            raise OSError(5, "broken off")
+
+    def link(self, old, new):
+        self._count()
+        super().link(old, new)
+
+    def rename(self, old, new):
+        self._count()
+        super().rename(old, new)
+
+    def unlink(self, path):
+        self._count()
+        super().unlink(path)
+
+    def remove_empty(self, path):
+        self._count()
+        super().remove_empty(path)
+
+
+def test_an_erase_that_broke_off_anywhere_is_finished_when_it_is_done_again(tmp_path):
+    name = "patient-ann"
+    for changes in itertools.count():
+        path = tmp_path / str(changes)
+        with closing(FilesStore(path, power_loss="may_lose_last")) as store:
+            commit(store, Create(queued(name, status=Status.CANCELLED, due_at=None, tags={"ward": "seven"})))
+            parked(store, "s")
+        broken = FilesStore(path, disk=Breaking(changes))
+        try:
+            assert broken.delete_runs([name], finished=True, scrub=True) == 1
+        except (StoreUnavailable, OSError):
+            is_whole = False
+        else:
+            is_whole = True
+        broken.abandon()
+        with closing(FilesStore(path, power_loss="may_lose_last")) as store:
+            if not is_whole:
+                assert store.delete_runs([name], finished=True, scrub=True) == 1, changes
+            assert store.delete_runs([name], finished=True, scrub=True) == 0
+            assert store.check() == []
+            assert [run.id for run in store.list_runs(RunQuery()).runs] == ["s"]
+        files = [file for file in path.rglob("*") if file.name != "keepstep.json"]
+        assert [file for file in files if name in str(file.relative_to(path)) or "erasing" in file.name] == []
+        assert [file for file in files if file.is_file() and b"seven" in file.read_bytes()] == []
+        if is_whole:
+            break
+    assert changes > 5
+
+
+def test_a_refused_erase_leaves_no_mark(tmp_path):
+    with closing(FilesStore(tmp_path / "runs", power_loss="may_lose_last")) as store:
+        started(store, "r")
+        assert store.delete_runs(["r"], finished=True, scrub=True) == 0
+        assert list((tmp_path / "runs" / "index").glob("erasing-*")) == []
+        assert store.get_run("r") is not None

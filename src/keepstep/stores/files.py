@@ -105,8 +105,13 @@ class FilesStore:
 
     def delete_runs(self, run_ids: Sequence[str], *, finished: bool = False, scrub: bool = False) -> int:
         self._must_be_open()
-        wanted = [run for run in dict.fromkeys(run_ids) if self._is_there(run)]
-        batch = self._index.will(wanted)
+        named = list(dict.fromkeys(run_ids))
+        wanted = [run for run in named if self._is_there(run)]
+        # What an earlier call has removed and could not scrub is scrubbed now, and counts.
+        begun = [run for run in named if scrub and run not in wanted and self._index.is_marked(run)]
+        batch = self._index.will([*wanted, *begun])
+        if scrub:
+            self._index.mark(wanted)
         removed: list[str] = []
 
         def remove(run: str) -> Steps[None]:
@@ -124,15 +129,19 @@ class FilesStore:
             else:
                 yield from self._commits.settle(run)
 
-        failures = self._commits.at_once([remove(run) for run in wanted])
+        works = [remove(run) for run in wanted] + [self._commits.finish_removal(run) for run in begun]
+        failures = self._commits.at_once(works)
         if failures:
             self._index.failed(batch)
             raise failures[0]
         self._index.did(batch, {None})
         if scrub:
-            self._catch_up()  # or a file of a dead process would be left to others
-            self._index.scrub()
-        return len(removed)
+            if removed or begun or not finished:
+                self._logs.empty_trash()
+                self._catch_up()  # or a file of a dead process would be left to others
+                self._index.scrub()
+            self._index.unmark(named)
+        return len(removed) + len(begun)
 
     def _is_there(self, run: str) -> bool:
         try:

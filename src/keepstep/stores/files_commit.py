@@ -456,6 +456,14 @@ class Commits:
         self._index.note(run_id, None, state, None)
         return True
 
+    def finish_removal(self, run_id: str) -> Steps[None]:
+        """Do what is left of a removal that broke off."""
+        state = self._logs.last_state(run_id)
+        if state is not None and state.head.deleted:
+            yield from self._logs.remove(run_id)
+            self._index.note(run_id, None, state, None)
+        yield from self.settle(run_id)
+
     def delete_broken(self, run_id: str) -> Steps[None]:
         """Remove a run whose log cannot take another entry."""
         yield from self._logs.remove(run_id)

@@ -73,6 +73,11 @@ _decode = msgspec.json.Decoder(Line).decode
 _ENDED = frozenset(status.value for status in rules.ENDED)
 
 
+def _mark(run: str) -> str:
+    """The name of the file that says that a run is being erased."""
+    return rules.erasing(run).replace(" ", "-")
+
+
 def _life(line: Line) -> str:
     """What names one life of a run that was erased, and tells nothing of it."""
     return rules.erasing(f"{line.run}\0{line.born}")
@@ -228,6 +233,27 @@ class Index:
             raise
         self._own, self._own_name = fd, name
 
+    def mark(self, runs: Iterable[str]) -> None:
+        """Note durably that runs are being erased, without their names."""
+        with translating(self._folder):
+            self._disk.make_folder(self._folder)
+            for run in runs:
+                with contextlib.suppress(FileExistsError):
+                    finish(self._disk, self._disk.create(self._path(_mark(run)), b""))
+            finish(self._disk, self._disk.sync_folder(self._folder))
+
+    def is_marked(self, run: str) -> bool:
+        """Whether an erasure of this run was begun and not ended."""
+        with translating(self._folder):
+            return self._disk.identity(self._path(_mark(run))) is not None
+
+    def unmark(self, runs: Iterable[str]) -> None:
+        """Nothing is left of these runs, or they were not erased."""
+        with translating(self._folder):
+            for run in runs:
+                with contextlib.suppress(FileNotFoundError):
+                    self._disk.unlink(self._path(_mark(run)))
+
     def scrub(self) -> None:
         """Begin anew, and have other living processes do so, so that nothing is left of what was removed.
 
@@ -276,11 +302,13 @@ class Index:
                     self.refresh(rebuild=True)
                 old, path = self._own, self._path(self._own_name)
                 self._own = None
-                self._snapshot()
-                if not lost:
-                    with contextlib.suppress(FileNotFoundError):
-                        self._disk.unlink(path)
-                os.close(old)
+                try:
+                    self._snapshot()
+                    if not lost:
+                        with contextlib.suppress(FileNotFoundError):
+                            self._disk.unlink(path)
+                finally:  # a file that is left counts as a dead writer's, which others see to
+                    os.close(old)
 
     def _path(self, name: str) -> str:
         return f"{self._folder}/{name}"
