@@ -93,7 +93,9 @@ def due_runs(cursor: Cursor, request: ClaimRequest, workflow: str, now: float) -
     select = f"SELECT priority, due_at, {_RUN}, {_STATUS}, {_SINCE} {which}"
     by_time = f"{select} AND +priority < ? ORDER BY due_at LIMIT {FEW}"
     asked = (workflow, *values, now)
-    if _is_short(cursor, which, asked):
+    if not _are_due(cursor, which, asked, 1):
+        return []
+    if not _are_due(cursor, which, asked, FEW):
         return in_order(_found(*row) for row in cursor.execute(by_time, (*asked, "")))[: max(request.limit, 0)]
     found: list[Found] = []
     level: Any = ""
@@ -108,9 +110,9 @@ def due_runs(cursor: Cursor, request: ClaimRequest, workflow: str, now: float) -
     return found + oldest[: max(request.limit - len(found), 0)]
 
 
-def _is_short(cursor: Cursor, which: str, asked: tuple[Any, ...]) -> bool:
-    """Whether so few runs are due that all of them may be read."""
-    return not cursor.execute(f"SELECT 1 {which} ORDER BY due_at LIMIT 1 OFFSET {FEW - 1}", asked).fetchall()
+def _are_due(cursor: Cursor, which: str, asked: tuple[Any, ...], count: int) -> bool:
+    """Whether so many runs are due, or more."""
+    return bool(cursor.execute(f"SELECT 1 {which} ORDER BY due_at LIMIT 1 OFFSET {count - 1}", asked).fetchall())
 
 
 def _next_level(cursor: Cursor, workflow: str, above: Any) -> Any:
