@@ -87,7 +87,8 @@ async def test_children_and_successors_begin_with_their_creation_too(world):
         assert await run.result() == "done"
         runs = (await engine.list()).runs
         assert len(runs) == 3
-        for one in runs:
+        for listed in runs:
+            one = await (await engine.get(listed.id)).run()  # a list leaves inputs out
             rows = await engine.read(engine.store.list_checkpoints, one.id)
             first, _ = next(unseal(rows, one.id, 0, origin(one)))
             assert first.previous == origin(one) != ""
