@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import math
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import apsw
 import psycopg
@@ -19,6 +22,8 @@ from hypothesis import strategies as st
 import keepstep as ks
 from keepstep.engine.doctor import examine
 from keepstep.errors import CheckpointCorrupt, KeepstepError
+from keepstep.stores.files_names import run_folder
+from keepstep.stores.files_text import sealed
 from keepstep.workflows.definition import Workflow
 from tests.postgres import empty_store, session_dsn
 
@@ -90,9 +95,11 @@ SQLITE_VALUES = st.one_of(
 class Lab:
     """A store with a run that becomes the victim."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, keys: ks.Keys | None = None) -> None:
         self.url = url
-        self.options = {"power_loss": "may_lose_last"} if url.startswith("sqlite:") else {}
+        self.options: dict[str, Any] = {"keys": keys}
+        if not url.startswith("postgres"):
+            self.options["power_loss"] = "may_lose_last"
 
     async def fill(self, state: str) -> None:
         async with ks.open(self.url, workflows=[PATIENT], worker=False, **self.options) as engine:
@@ -227,3 +234,110 @@ def test_any_value_in_a_row_of_sqlite_keeps_nobody_from_the_others(filled_databa
             )
         damage.close()
         asyncio.run(Lab(f"sqlite:///{path}").live_on())
+
+
+# -- any value in any field of a file ----------------------------------------------------------------------------------
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), NUMBERS, FLOATS.filter(math.isfinite), TEXTS),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["", "a", "run", "kind"]), inner),
+    max_leaves=4,
+)
+
+#: Fields that an entry may have, and those of a short run have not.
+ABSENT = {("parts",), ("body",), ("outbox",), ("kind",), ("checkpoint_text",), ("head", "outcome"), ("head", "deleted")}
+
+
+@pytest.fixture(scope="module", params=STATES)
+def filled_folder(request):
+    """The path of a files store whose run is in one of the states, to be copied."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "runs")
+        asyncio.run(Lab(f"files:{path}").fill(request.param))
+        yield path
+
+
+def fields_in(value: object, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Where a JSON value has a field, at any depth."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield (*place, key)
+        yield from fields_in(inner, (*place, key))
+
+
+def with_field(value: Any, place: tuple[str | int, ...], new: object) -> Any:
+    """The JSON value with another one at a place; without what is there if that is `...`."""
+    key, *rest = place
+    if rest:
+        value[key] = with_field(value[key], tuple(rest), new)
+    elif new is ...:
+        value.pop(key, None) if isinstance(value, dict) else value.pop(key)
+    else:
+        value[key] = new
+    return value
+
+
+@PROPERTY
+@given(data=st.data())
+def test_any_value_in_an_entry_of_a_files_store_keeps_nobody_from_the_others(filled_folder, data):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "runs")
+        shutil.copytree(filled_folder, path)
+        if data.draw(st.booleans(), label="without an index"):
+            shutil.rmtree(path / "index")
+        entry = data.draw(st.sampled_from(sorted((path / run_folder("victim")).glob("*.json"))))
+        fields = json.loads(entry.read_bytes())
+        seal = fields.pop("seal")
+        places = {*fields_in(fields), *(one for one in ABSENT if len(one) == 1 or one[0] in fields)}
+        place = data.draw(st.sampled_from(sorted(places, key=repr)))
+        fields = with_field(fields, place, data.draw(JSON | st.just(...)))
+        is_sealed = data.draw(st.booleans(), label="sealed anew")
+        entry.write_bytes(sealed(fields) if is_sealed else json.dumps({**fields, "seal": seal}).encode())
+        asyncio.run(Lab(f"files:{path}").live_on())
+
+
+# -- encrypted stores --------------------------------------------------------------------------------------------------
+
+KEYS = ks.Keys("fuzz", {"fuzz": b"k" * 32})
+#: Where an encrypted store keeps data keys and ciphertexts, by table.
+HIDDEN = {"run": ("data_key", "input"), "checkpoint": ("record", "body"), "signal": ("payload",)}
+
+
+@pytest.fixture(scope="module", params=STATES)
+def filled_encrypted(request):
+    """The path of an encrypted SQLite store whose run is in one of the states, to be copied."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "runs.db")
+        asyncio.run(Lab(f"sqlite:///{path}", KEYS).fill(request.param))
+        yield path
+
+
+def altered(data: st.DataObject, stored: Any) -> Any:
+    """Another value in place of a stored one: any, or the same with one character changed or its end cut off."""
+    if not stored or data.draw(st.booleans()):
+        wrapped = st.sampled_from(["1:fuzz:", "1:other:AAAA", "1:fuzz:" + "A" * 80, "2:fuzz:AAAA", ":::"])
+        return data.draw(wrapped | SQLITE_VALUES)
+    at = data.draw(st.integers(0, len(stored) - 1))
+    if data.draw(st.booleans()):
+        return stored[:at]
+    other = "A" if isinstance(stored, str) else b"A"
+    return stored[:at] + other + stored[at + 1 :]
+
+
+@PROPERTY
+@given(data=st.data())
+def test_a_damaged_data_key_or_ciphertext_keeps_nobody_from_the_others(filled_encrypted, data):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "runs.db")
+        shutil.copy(filled_encrypted, path)
+        damage = apsw.Connection(str(path))
+        table = data.draw(st.sampled_from(sorted(HIDDEN)))
+        column = data.draw(st.sampled_from(HIDDEN[table]))
+        where = f"keepstep_{table} WHERE {TABLES[table]} = 'victim'"
+        for rowid, stored in damage.execute(f"SELECT rowid, {column} FROM {where}").fetchall():
+            with contextlib.suppress(apsw.ConstraintError):
+                damage.execute(
+                    f"UPDATE keepstep_{table} SET {column} = ? WHERE rowid = ?", (altered(data, stored), rowid)
+                )
+        damage.close()
+        asyncio.run(Lab(f"sqlite:///{path}", KEYS).live_on())

@@ -143,7 +143,7 @@ class Check:
                 entry = self._logs.entry(run, number)
                 found |= set(entry.fields.get("parts", ()))
                 found |= self._bodies(run, entry)
-            except CheckpointCorrupt:
+            except (CheckpointCorrupt, TypeError):
                 prefix = entry_name(number).removesuffix(".json")
                 found |= {name for name in self._disk.names(self._logs.folder(run)) if name.startswith(prefix)}
         return found

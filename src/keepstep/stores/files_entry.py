@@ -26,6 +26,10 @@ from .records import Count, Instant
 LAYOUT = 1
 
 
+#: What reading meets in fields that are not as they were written.
+MALFORMED = (msgspec.MsgspecError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
+
+
 class Head(msgspec.Struct, omit_defaults=True, frozen=True):
     """How a run stands after an entry.
 
@@ -185,7 +189,7 @@ def _row_fields(row: Row) -> dict[str, Any]:
 
 
 def _row_from(fields: dict[str, Any], seq: int, body: bytes | None) -> Row:
-    kind = fields["kind"] if "kind" in fields else fields["checkpoint"]["kind"]
+    kind = _text(fields if "kind" in fields else fields["checkpoint"], "kind")
     return Row(seq, kind, take(fields, "checkpoint", record=True), body)
 
 
@@ -203,14 +207,18 @@ def _signal_from(run: str, fields: dict[str, Any]) -> Signal:
     at = fields.get("sent_at")
     return Signal(
         run=run,
-        name=fields["name"],
+        name=msgspec.convert(fields["name"], str),
         payload=take(fields, "payload"),
-        id=fields.get("id", ""),
-        sender=fields.get("sender", ""),
+        id=_text(fields, "id"),
+        sender=_text(fields, "sender"),
         sent_at=None if at is None else msgspec.convert(at, datetime),
-        seq=fields.get("seq", 0),
-        checksum=fields.get("checksum", ""),
+        seq=msgspec.convert(fields.get("seq", 0), Count),
+        checksum=_text(fields, "checksum"),
     )
+
+
+def _text(fields: dict[str, Any], name: str) -> str:
+    return msgspec.convert(fields.get(name, ""), str)
 
 
 def _create_fields(create: Create) -> dict[str, Any]:
@@ -323,7 +331,7 @@ def read_entry(data: bytes, run: str, number: int, where: str) -> Entry:
             rows=len(fields.get("parts", ())) + ("checkpoint" in fields or any(map(fields.__contains__, _AS_BYTES))),
             signals=len(fields.get("received", ())),
         )
-    except (msgspec.MsgspecError, ValueError, TypeError, KeyError) as error:
+    except MALFORMED as error:
         raise CheckpointCorrupt(f"run {run!r}: {where} is not one of ours: {error!r}") from None
 
 
@@ -338,7 +346,10 @@ def entry_facts(entry: Entry) -> Facts:
 def entry_signals(entry: Entry, run: str) -> list[tuple[Signal, str]]:
     """The signals that an entry brought, each with its token."""
     received = entry.fields.get("received", ())
-    return [(rules.check_signal(_signal_from(run, fields)), fields.get("token", "")) for fields in received]
+    try:
+        return [(rules.check_signal(_signal_from(run, fields)), _text(fields, "token")) for fields in received]
+    except MALFORMED as error:
+        raise CheckpointCorrupt(f"run {run!r}: entry {entry.number} is not one of ours: {error!r}") from None
 
 
 def entry_rows(entry: Entry, run: str, read: Any) -> list[Row]:
@@ -354,7 +365,7 @@ def entry_rows(entry: Entry, run: str, read: Any) -> list[Row]:
         if entry.rows:
             body = entry.fields.get("body")
             rows.append(_row_from(entry.fields, entry.head.seq, None if body is None else read(body)))
-    except (ValueError, TypeError, KeyError) as error:
+    except MALFORMED as error:
         raise CheckpointCorrupt(f"run {run!r}: entry {entry.number} is not one of ours: {error!r}") from None
     return rows
 

@@ -22,6 +22,7 @@ from ..ports import Answer, Row
 from . import rules
 from .files_disk import Disk, Identity, Steps, finish, translated, translating
 from .files_entry import (
+    MALFORMED,
     Draft,
     Entry,
     Facts,
@@ -276,7 +277,7 @@ class Logs:
         entry = self.entry(run, head.base)
         try:
             facts = entry_facts(entry)
-        except (msgspec.MsgspecError, ValueError, KeyError, TypeError) as error:
+        except MALFORMED as error:
             raise CheckpointCorrupt(f"run {run!r}: {entry_name(head.base)} does not create it: {error!r}") from None
         self._limit(self._facts)
         self._facts[run] = head.born, facts
