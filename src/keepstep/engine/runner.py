@@ -199,6 +199,7 @@ class Runner:
             context.set_now(history.started_at)
         if history.position is not None:
             context.position = history.position
+            context.told = base or 1  # the state stands for every outcome before it
             context.set_now(history.position.moment)
 
     async def _load_signals(self, context: RunContext) -> None:
