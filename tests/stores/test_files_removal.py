@@ -11,11 +11,11 @@ import pytest
 
 from keepstep.errors import StoreUnavailable
 from keepstep.model import Flaw, RunPage, RunQuery, Signal, Status, WorkerInfo
-from keepstep.ports import ClaimRequest, Create, Rekey, Send
+from keepstep.ports import ClaimRequest, Create, Rekey, Send, Verdict
 from keepstep.stores.files import FilesStore
 from keepstep.stores.files_disk import Disk
 from keepstep.stores.files_names import run_folder
-from keepstep.testing.store_contract import commit, parked, queued, started
+from keepstep.testing.store_contract import commit, get, parked, queued, started
 from keepstep.testing.store_contract.ground import START
 
 LATER = START + timedelta(hours=1)
@@ -194,3 +194,26 @@ def test_a_refused_erase_leaves_no_mark(tmp_path):
         assert store.delete_runs(["r"], finished=True, scrub=True) == 0
         assert list((tmp_path / "runs" / "index").glob("erasing-*")) == []
         assert store.get_run("r") is not None
+
+
+def test_a_run_created_while_its_predecessor_is_removed_stays(tmp_path):
+    class Slow(Disk):
+        is_removing = False
+
+        def unlink(self, path):  # of the temporary name, right after the entry that deletes the run was linked
+            super().unlink(path)
+            if self.is_removing:
+                self.is_removing = False
+                assert commit(other, Create(queued("r", created_at=LATER))).verdict is Verdict.DONE
+
+    disk = Slow(syncs=False)
+    with (
+        closing(FilesStore(tmp_path / "runs", power_loss="may_lose_last")) as other,
+        closing(FilesStore(tmp_path / "runs", disk=disk)) as store,
+    ):
+        parked(store, "r")
+        disk.is_removing = True
+        assert store.delete_runs(["r"]) == 1
+        for one in (other, store):
+            assert get(one, "r").created_at == LATER
+            assert [run.created_at for run in one.list_runs(RunQuery()).runs] == [LATER]

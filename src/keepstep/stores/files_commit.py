@@ -328,7 +328,7 @@ class Commits:
         known = index.line(run.id)
         try:
             while (there := logs.last_state(run.id, whole=True)) is not None and there.head.deleted:
-                yield from logs.remove(run.id)
+                yield from logs.remove(run.id, there)
             broken = create.over is not None and self.lost(run.id, known) is not None
         except CheckpointCorrupt:
             if create.over is None:
@@ -452,7 +452,7 @@ class Commits:
         draft, state = yield from self._logs.append(run_id, decide)
         if isinstance(draft, Answer) or state is None:
             return False
-        yield from self._logs.remove(run_id)
+        yield from self._logs.remove(run_id, state)
         self._index.note(run_id, None, state, None)
         return True
 
@@ -460,7 +460,7 @@ class Commits:
         """Do what is left of a removal that broke off."""
         state = self._logs.last_state(run_id)
         if state is not None and state.head.deleted:
-            yield from self._logs.remove(run_id)
+            yield from self._logs.remove(run_id, state)
             self._index.note(run_id, None, state, None)
         yield from self.settle(run_id)
 

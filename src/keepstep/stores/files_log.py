@@ -461,12 +461,14 @@ class Logs:
         with translating(shard, unknown=True):
             yield from self.disk.sync_folder(shard)
 
-    def remove(self, run: str) -> Steps[None]:
-        """Take the folder of a deleted run away, then what is in it."""
+    def remove(self, run: str, deleted: State | None = None) -> Steps[None]:
+        """Take the folder of a deleted run away, then what is in it; not that of another run created since."""
         folder = self.folder(run)
         trash = f"{self.root}/trash/{self.unique()}"
         self.forget(run)
         with translating(folder, unknown=True):
+            if deleted and self.disk.identity(f"{folder}/{entry_name(deleted.number)}") != deleted.identity:
+                return
             try:
                 self.disk.rename(folder, trash)
             except FileNotFoundError:
