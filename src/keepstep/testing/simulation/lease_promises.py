@@ -68,6 +68,9 @@ class TheLivingKeepTheirRuns(Promise):
         owner = claim.taken_from
         if owner is None or owner in self.world.killed:
             return
+        # A worker that has signed off may never have heard that its last claim was made.
+        if owner not in self.world.store._workers:  # noqa: SLF001 - the judge may look anywhere
+            return
         age = self.world.now - self._renewed.get(owner, -1e9)
         if age <= self.world.plan["lease"]:
             self.broken(f"{claim.run.id} is taken from {owner}, whose heartbeat is {age:.2f} s old")
