@@ -25,14 +25,14 @@ pytestmark = pytest.mark.on_postgres
 IDS = st.text(min_size=1, max_size=MAX_ID).filter(is_id)
 
 
-@ks.workflow
+@ks.workflow(name="series loop")
 async def loop(left):
     if left:
         ks.continue_as(left - 1)
     return ks.run_id()
 
 
-@ks.workflow
+@ks.workflow(name="series listening")
 async def listening(left):
     if left:
         ks.continue_as(left - 1)
@@ -152,7 +152,7 @@ async def test_an_id_that_another_call_gave_its_child_fails_the_start(world):
     async with world.engine() as engine:
         result, problem = await (await engine.start(parent, run_id="p")).result(30)
         assert result == "kid"
-        assert "'kid' is taken by a run that 'loop#2' of run 'p' has not started" in problem
+        assert "'kid' is taken by a run that 'series loop#2' of run 'p' has not started" in problem
 
 
 # -- one id reaches the newest -----------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ async def first_event_of(run, wanted):
 def long_series(store, length):
     """A series that a signal ends, as its runs would have written it."""
     past = datetime(2026, 1, 1, tzinfo=UTC)
-    facts = {"workflow": "listening", "created_at": past, "due_at": past, "input": b"[[0],{}]"}
+    facts = {"workflow": "series listening", "created_at": past, "due_at": past, "input": b"[[0],{}]"}
     run = queued("r", created_by="someone", **facts)
     for _ in range(length - 1):
         leased = replace(run, status=Status.RUNNING, worker="w1", epoch=1, due_at=None)

@@ -27,7 +27,6 @@ import msgspec
 
 from keepstep import cli
 from keepstep.cli import exits, look, target, words
-from keepstep.engine import control
 from keepstep.engine import rewind as rewinding
 from keepstep.engine.audit import audit
 from keepstep.engine.censor import Censor
@@ -35,6 +34,7 @@ from keepstep.engine.compare import compare
 from keepstep.engine.encryption import Encryption
 from keepstep.engine.handle import RunHandle
 from keepstep.engine.history import History
+from keepstep.engine.retry import taken_back
 from keepstep.engine.transfer import import_runs
 from keepstep.engine.verify import verify
 from keepstep.errors import KeepstepError, NotSerializable, RetryAfter, StoreError
@@ -273,7 +273,8 @@ async def read_history(engine: Any, run: Run, rows: list[Row]) -> None:
         found = History(run)
         found.add(rows)
         found.arrange(run)
-        found.recorded_after("", 1)
+        found.has_unasked_before(1)
+        found.open_waits()
     handle = RunHandle[Any](engine, "r")
     with contextlib.suppress(KeepstepError):
         for one in await handle.checkpoints():
@@ -287,7 +288,7 @@ async def read_history(engine: Any, run: Run, rows: list[Row]) -> None:
     with contextlib.suppress(KeepstepError):
         await audit(engine, "r")
     with contextlib.suppress(KeepstepError):
-        await control.failures(engine, run)
+        await taken_back(engine, run)
     for at in (0, run.seq // 2, run.seq - 1):
         with contextlib.suppress(KeepstepError):
             await rewinding._plan(engine, run, at, None)
@@ -298,9 +299,10 @@ async def read_history(engine: Any, run: Run, rows: list[Row]) -> None:
 
 
 def asyncio_run(coroutine: Any) -> None:
-    """Drive a coroutine that never waits for anything."""
+    """Drive a coroutine that never waits for anything; it may let others run, which a bare yield does."""
     with contextlib.suppress(StopIteration):
-        coroutine.send(None)
+        while coroutine.send(None) is None:
+            pass
         coroutine.close()
         raise AssertionError("it waited")
 

@@ -252,6 +252,7 @@ class ChildResult(HearingCall):
             return
         if self.run.generation:
             self.stale = math.inf
+            self.run.performing += 1  # it must not be put away before the store has answered
             self.run.engine.background(self._ask_the_store())
         self._listen()
 
@@ -270,7 +271,6 @@ class ChildResult(HearingCall):
         """
         run, engine = self.run, self.run.engine
         seen = run.signals_seen
-        run.performing += 1  # it must not be put away before this is known
         try:
             await engine.journal.drained()  # what makes the child may be on its way
             child = await newest_of_series(engine, self.child.id)

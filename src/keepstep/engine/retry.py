@@ -157,7 +157,7 @@ class _Point:
         seq: int | None = None
         if end is not None and end.kind == Kind.RUN_FINISHED:
             seq = (end.data or {}).get("failed_at")
-            if seq is None:  # a record from before this was written down
+            if not isinstance(seq, int):  # a record from before this was written down
                 outcomes = [one.seq for one in counting if _is_final(one) and one.kind != Kind.STEP_CANCELLED]
                 seq = (min if own_code else max)(named, default=max(outcomes, default=1))
         missed = [one.seq for one in counting if one.step == DEADLINE]
