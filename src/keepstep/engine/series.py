@@ -8,6 +8,9 @@ from ..model.ids import is_id
 from ..model.series import SERIES, first_of, is_successor, number_of
 from ..ports import Store
 
+#: Looks for the newest run of a series: it may go on, and be removed, between two reads of one look.
+LOOKS = 3
+
 
 def next_run(store: Store, run: Run) -> Run | None:
     """The run that continues another, or None at the end of the series.
@@ -16,13 +19,14 @@ def next_run(store: Store, run: Run) -> Run | None:
     """
     if run.continued_as is None:
         return None
-    found = store.get_run(run.continued_as)
-    if found is not None and is_successor(found, run):
-        return found
-    page = store.list_runs(RunQuery(workflow=run.workflow, tags={SERIES: first_of(run)}, limit=1))
-    found = store.get_run(page.runs[0].id) if page.runs else None
-    if found is not None and number_of(found) > number_of(run):
-        return found
+    for _ in range(LOOKS):
+        found = store.get_run(run.continued_as)
+        if found is not None and is_successor(found, run):
+            return found
+        page = store.list_runs(RunQuery(workflow=run.workflow, tags={SERIES: first_of(run)}, limit=1))
+        found = store.get_run(page.runs[0].id) if page.runs else None
+        if found is not None and number_of(found) > number_of(run):
+            return found
     raise RunNotFound(
         f"run {run.id!r} was continued as {run.continued_as!r}, which has been removed from {store.url}", run.id
     )
