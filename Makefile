@@ -8,11 +8,15 @@ SECONDS ?= 600
 PEERS   ?=
 ARGS    ?=
 
+# Rooms of src/keepstep, and the share of their lines and branches that the tests must reach, in percent.
+ROOMS   := kernel engine stores
+REACHED := 90
+
 BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check format coverage bench sim mutants soak fuzz clean
+.PHONY: help demo test test-all nightly check format coverage bench sim mutants soak fuzz dist clean
 
 help:  ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -21,13 +25,18 @@ demo: $(VENV)/.runtime  ## watch a workflow be killed and go on where it was
 	@$(BIN)/keepstep demo $(ARGS)
 
 test: $(VENV)/.dev  ## run the tests (WORKERS=2, ARGS="-k name")
-	@$(BIN)/python -m tests.sim.seeds
+	@$(BIN)/python -m tests.simulation.seeds
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 test-all:  ## run the tests on every Python from 3.11 on that is found
 	@found=; .ci/pythons | { while read -r version python; do found=1; echo "== Python $$version"; \
 		$(MAKE) --no-print-directory test VENV=.venv-$$version PYTHON="$$python" </dev/null || exit 1; done; \
 		test -n "$$found" || { echo "no Python 3.11 or newer was found" >&2; exit 1; }; }
+
+nightly: $(VENV)/.dev  ## run every test there is, then sim, mutants, soak and fuzz (SECONDS=600 each): about two hours
+	@$(BIN)/python -m tests.simulation.seeds
+	KEEPSTEP_NIGHTLY=1 TMPDIR="$${TMPDIR:-/tmp}" $(BIN)/python -m pytest -n $(WORKERS) -m "" $(ARGS)
+	$(MAKE) --no-print-directory sim mutants soak fuzz ARGS=
 
 check: $(VENV)/.dev  ## lint, formatting and types
 	$(BIN)/ruff check .
@@ -38,20 +47,25 @@ format: $(VENV)/.dev  ## format, and mend what the linter can mend
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-coverage: $(VENV)/.dev  ## run the tests and show what they did not reach
+coverage: $(VENV)/.dev  ## run the tests and show what they did not reach; fails below 90 % of kernel, engine or stores
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest $(ARGS)
+	$(BIN)/coverage run -m pytest -n $(WORKERS) $(ARGS)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --show-missing --skip-covered
+	@low=; for room in $(ROOMS); do \
+		reached=$$($(BIN)/coverage report --format=total --precision=1 --include="*/keepstep/$$room/*"); \
+		echo "$$room: $$reached %"; \
+		awk "BEGIN { exit $$reached < $(REACHED) }" || low="$$low $$room"; done; \
+	test -z "$$low" || { echo "below $(REACHED) %:$$low" >&2; exit 1; }
 
 bench: $(VENV)/.dev  ## measure (PEERS=1: beside other libraries)
 	$(BIN)/python -m bench $(if $(PEERS),--peers) $(ARGS)
 
 sim: $(VENV)/.dev  ## play simulated histories for SECONDS=600 (ARGS="--only SEED")
-	$(BIN)/python -m keepstep.testing.simulation --seconds $(SECONDS) --jobs $(WORKERS) $(ARGS)
+	$(BIN)/python -m tests.simulation --seconds $(SECONDS) --jobs $(WORKERS) $(ARGS)
 
 mutants: $(VENV)/.dev  ## break the engine on purpose, in many ways, and see the simulation find each
-	$(BIN)/python -m tests.sim.mutants --jobs $(WORKERS) $(ARGS)
+	$(BIN)/python -m tests.simulation.mutants --jobs $(WORKERS) $(ARGS)
 
 soak: $(VENV)/.dev  ## crash and recover for SECONDS=600, then a fleet for as long, then replay random programs for a third of that
 	$(BIN)/python -m tests.soak --seconds $(SECONDS) $(ARGS)
@@ -60,6 +74,9 @@ soak: $(VENV)/.dev  ## crash and recover for SECONDS=600, then a fleet for as lo
 
 fuzz: $(VENV)/.fuzz  ## fuzz every parser for SECONDS=600 (ARGS="value record": only these)
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(ARGS)
+
+dist: $(VENV)/.dev  ## build sdist, wheel and SBOM of the newest commit into dist/, checked on every Python that is found
+	$(BIN)/python -m tests.release $(ARGS)
 
 clean:  ## remove everything that can be made again
 	rm -rf .venv .venv-* build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -417,14 +417,18 @@ def _parked(effort: Effort) -> list[Finding]:
 # -- signals and importing ---------------------------------------------------------------------------------------------
 
 
-def signal(effort: Effort) -> list[Finding]:
-    n = effort.size(300, 50)
+def _signalled(n: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The delays of signals in one process, and between two."""
     here = run("ours", "signal_here", n=n)
     with folder() as where:
         hears = begin("ours", "signal_hear", where, {"n": n})
         sends = begin("ours", "signal_send", where, {"n": n})
         finish(sends)
-        across = finish(hears)
+        return here, finish(hears)
+
+
+def signal(effort: Effort) -> list[Finding]:
+    here, across = _signalled(effort.size(300, 50))
     return [
         Finding(
             "signal", "from signal to the step behind wait_for, one process", here["median"] * 1000, "ms", detail=here
@@ -435,30 +439,74 @@ def signal(effort: Effort) -> list[Finding]:
     ]
 
 
+def readers(effort: Effort) -> list[Finding]:
+    """Tokens and replies beside signals, in the same run: readers are woken as fast as runs are."""
+    n = effort.size(300, 50)
+    here = run("ours", "read_here", n=n)
+    signalled_here, signalled = _signalled(n)
+    with folder() as where:
+        reads = begin("ours", "read_across", where, {"n": n})
+        while not (where / "started").exists() and reads.poll() is None:
+            time.sleep(0.01)
+        drives = begin("ours", "read_drive", where, {"n": n})
+        across = finish(reads)
+        finish(drives)
+    found = []
+    for reader, what in (("watch", "from ks.emit to watch"), ("ask", "from reply to ask")):
+        one, other = here[reader], across[reader]
+        found += [
+            Finding("readers", f"{what}, one process", one["median"] * 1000, "ms", most=5.0, detail=one),
+            Finding(
+                "readers",
+                f"{what}, two processes on one file, beside a signal",
+                other["median"] * 1000,
+                "ms",
+                floor=signalled["median"] * 1000,
+                ratio=signalled["median"] / other["median"],
+                least_ratio=0.8,
+                detail={**other, "signal": signalled, "signal_here": signalled_here},
+            ),
+        ]
+    return found
+
+
+_OPEN = """
+import asyncio, keepstep
+async def main():
+    async with keepstep.open("runs.db"):
+        pass
+asyncio.run(main())
+"""
+
+
 def importing(effort: Effort) -> list[Finding]:
-    bare, full = [], []
+    """Fresh processes that import the package, and that also open a store; bare ones in turn, to be subtracted."""
+    codes = {"python": "pass", "import": "import keepstep", "open": _OPEN}
+    seconds: dict[str, list[float]] = {name: [] for name in codes}
     with tempfile.TemporaryDirectory() as folder:
-        _python("import keepstep", folder)  # compiles it: an installed package is compiled once, not at every start
-        for _ in range(effort.rounds(9)):
-            bare.append(_python("pass", folder))
-            full.append(_python("import keepstep", folder))
+        _python(_OPEN, folder)  # compiles the modules, as installing does; later processes open the same store
+        for _ in range(effort.rounds(20)):
+            for name, code in codes.items():
+                seconds[name].append(_python(code, folder))
+    middle = {name: statistics.median(taken) for name, taken in seconds.items()}
+
+    def finding(name: str, what: str) -> Finding:
+        beyond = middle[name] - middle["python"]
+        least = min(seconds[name]) - min(seconds["python"])
+        return Finding("import", what, beyond, "s", most=0.15, detail={"seconds": seconds, "least": least})
+
     return [
-        Finding(
-            "import",
-            "import keepstep, beyond the start of Python itself",
-            min(full) - min(bare),
-            "s",
-            most=0.15,
-            detail={"python": bare, "with keepstep": full, "median": statistics.median(full) - statistics.median(bare)},
-        )
+        finding("import", "import keepstep, beyond the start of Python itself"),
+        finding("open", "import keepstep, open a SQLite store and close it"),
     ]
 
 
 def _python(code: str, compiled: str) -> float:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment["PYTHONPYCACHEPREFIX"] = compiled
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), environment.get("PYTHONPATH", "")])
     began = time.perf_counter()
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=True)
+    subprocess.run([sys.executable, "-c", code], cwd=compiled, env=environment, check=True)
     return time.perf_counter() - began
 
 
@@ -481,6 +529,7 @@ JOBS: dict[str, Callable[[Effort], list[Finding]]] = {
     "j6": j6,
     "j7": j7,
     "signal": signal,
+    "readers": readers,
     "import": importing,
     "postgres": postgres,
 }

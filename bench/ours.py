@@ -458,6 +458,72 @@ async def signal_send(where: Path, n: int = 300) -> dict[str, Any]:
     return {}
 
 
+# -- readers -----------------------------------------------------------------------------------------------------------
+
+
+@ks.step
+async def speak(n: int) -> int:
+    """Emit the time now and then, at moments that have nothing to do with the reader's rhythm."""
+    pause = random.Random(7)
+    for _ in range(n):
+        await asyncio.sleep(pause.uniform(0.03, 0.06))
+        ks.emit(time.monotonic())
+    return n
+
+
+@ks.workflow
+async def speaker(n: int) -> int:
+    return await speak(n)
+
+
+@ks.workflow
+async def bench_answering(n: int) -> int:
+    for _ in range(n):
+        (await ks.wait_for("question")).reply(time.monotonic())
+    return n
+
+
+async def _lags(handle: ks.RunHandle[Any]) -> dict[str, Any]:
+    """From `ks.emit` to its event, while a run is watched."""
+    lags = [time.monotonic() - event.data["value"] async for event in handle.watch() if event.name == "token.emitted"]
+    return gauges.spread(lags)
+
+
+async def _asked(handle: ks.RunHandle[Any], n: int) -> dict[str, Any]:
+    """From the reply in the workflow to the one who asked."""
+    pause, lags = random.Random(7), []
+    for _ in range(n):
+        await asyncio.sleep(pause.uniform(0.03, 0.06))
+        replied = await handle.ask("question")
+        lags.append(time.monotonic() - replied)
+    return gauges.spread(lags)
+
+
+async def read_here(where: Path, n: int = 300) -> dict[str, Any]:
+    """A token and a reply, read in the process that drives the run."""
+    async with open_store(where) as engine:
+        watched = await _lags(await engine.start(speaker, n))
+        asked = await _asked(await engine.start(bench_answering, n), n)
+    return {"watch": watched, "ask": asked}
+
+
+async def read_drive(where: Path, n: int = 300) -> dict[str, Any]:
+    """The process that drives the runs which another one reads."""
+    async with open_store(where, linger_seconds=60.0) as engine:
+        for workflow in (speaker, bench_answering):
+            await (await engine.get(f"{VICTIM}-{workflow.name}")).result()
+    return {}
+
+
+async def read_across(where: Path, n: int = 300) -> dict[str, Any]:
+    """A token and a reply, read in another process on the same store."""
+    async with open_store(where, worker=False) as engine:
+        watched = await engine.start(speaker, n, run_id=f"{VICTIM}-{speaker.name}")
+        asked = await engine.start(bench_answering, n, run_id=f"{VICTIM}-{bench_answering.name}")
+        (where / "started").touch()
+        return {"watch": await _lags(watched), "ask": await _asked(asked, n)}
+
+
 JOBS = {
     job.__name__: job
     for job in (
@@ -477,6 +543,9 @@ JOBS = {
         signal_here,
         signal_hear,
         signal_send,
+        read_here,
+        read_drive,
+        read_across,
         enqueue,
         drain,
         start_hear,

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 
 from keepstep.model import RunQuery, Status
-from keepstep.stores.postgres import PostgresStore
+from keepstep.stores.postgres.store import PostgresStore
 from tests.postgres import Server
 
 from . import gauges

@@ -54,7 +54,7 @@ async def agent(question: str) -> str:
 async def main() -> None:
     async with ks.open("agent.db") as engine:
         run = await engine.start(agent, "How warm is it in Oslo, in Fahrenheit?")
-        words = [event.data["value"] async for event in run.watch() if event.name == "token"]
+        words = [event.data["value"] async for event in run.watch() if event.name == "token.emitted"]
         answer = await run.result()
         print(answer)
         assert answer == "It is 23 °F in Oslo." == " ".join(words)

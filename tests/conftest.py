@@ -1,19 +1,25 @@
-"""The order of the tests, and the PostgreSQL server that those share who need one.
+"""The order of the tests, where their files are, and the PostgreSQL server that those share who need one.
 
 Tests that fork a process for each life come first, while there is little to copy.
 """
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from hypothesis import settings
 
+from keepstep.engine.events import Events
+from keepstep.policies.queue import DECLARED
 from keepstep.values import Secret
 from keepstep.workflows.definition import KNOWN
-from tests import postgres
+from tests import memory_files, postgres, run_states
 
 settings.register_profile("keepstep", deadline=None)  # how long an example takes says nothing on a busy machine
 settings.load_profile("keepstep")
+run_states.watch()
+Events.checked = True  # an event that no list has is refused
 
 
 @pytest.fixture(autouse=True)
@@ -22,6 +28,24 @@ def _what_was_revealed_is_forgotten():
     before = Secret.revealed
     yield
     Secret.revealed = before
+
+
+@pytest.fixture(autouse=True)
+def _every_state_of_a_run_is_in_the_table():
+    run_states.WRONG.clear()
+    yield
+    assert run_states.WRONG == []
+
+
+@pytest.fixture(autouse=True)
+def nothing_declared():
+    """Queues and schedules that a test declares hold for that test: every engine of this process would serve them."""
+    queues, known = dict(DECLARED), set(KNOWN)
+    yield
+    DECLARED.clear()
+    DECLARED.update(queues)
+    for name in [name for name, one in KNOWN.items() if one.schedule is not None and name not in known]:
+        del KNOWN[name]
 
 
 @pytest.fixture
@@ -36,12 +60,20 @@ def nothing_known():
 
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
+        memory_files.begin_session()
         postgres.begin_session()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         postgres.end_session()
+        memory_files.end_session()
+
+
+def pytest_collection_finish() -> None:
+    """The collector need not look through ten thousand tests again and again, whenever it runs."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

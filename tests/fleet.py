@@ -34,7 +34,7 @@ from tests.postgres import Server
 
 ROOT = Path(__file__).parents[1]
 #: Long enough for a busy machine to send a heartbeat in each third of it, short enough to be outlasted.
-LEASE_SECONDS = 5.0
+LEASE_SECONDS = 10.0
 #: How long one path may be away: less than a lease without the heartbeat before it and the time to connect again.
 CUT_SECONDS = 1.2
 #: How long the server is away when it is away for longer than a lease.

@@ -40,7 +40,8 @@ class Proxy:
     def dsn(self) -> str:
         """The address of the server, through this proxy."""
         host, port = self._listener.getsockname()
-        return urlunsplit(self._parts._replace(netloc=f"{self._parts.username}@{host}:{port}"))
+        user, at, _ = self._parts.netloc.rpartition("@")
+        return urlunsplit(self._parts._replace(netloc=f"{user}{at}{host}:{port}"))
 
     def cut(self) -> None:
         """Reset every connection."""

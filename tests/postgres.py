@@ -164,7 +164,7 @@ def _runs(pid: int) -> bool:
 def begin_session() -> None:
     """Called once, by the process that starts the others: choose the place of the server, which nobody needs yet."""
     if PLACE not in os.environ and "KEEPSTEP_TEST_DSN" not in os.environ:
-        _sweep()
+        sweep(Path(tempfile.gettempdir()))
         place = tempfile.mkdtemp(prefix=_PREFIX)
         Path(place, "owner").write_text(str(os.getpid()))
         os.environ[PLACE] = place
@@ -195,9 +195,9 @@ def session_dsn() -> str:
         return known.read_text()
 
 
-def _sweep() -> None:
-    """Remove the servers of sessions that were killed before they could."""
-    for place in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+def sweep(folder: Path) -> None:
+    """Stop and remove the servers in a folder whose sessions were killed before they could."""
+    for place in folder.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError, ValueError):
             if not _runs(int((place / "owner").read_text())):
                 Server(place).remove()
@@ -205,7 +205,7 @@ def _sweep() -> None:
 
 # -- a schema for each test --------------------------------------------------------------------------------------------
 
-TABLES = ("head", "run", "checkpoint", "signal", "worker")
+TABLES = ("head", "run", "checkpoint", "signal", "worker", "gate", "share")
 
 
 def store_url(schema: str) -> str:
@@ -222,5 +222,11 @@ def empty_store(which: str = ""):
     schema = f"keepstep_test_{os.getpid()}{which}"
     with psycopg.connect(session_dsn(), autocommit=True) as connection:
         if connection.execute("SELECT to_regclass(%s)", (f"{schema}.keepstep_head",)).fetchone()[0]:
-            connection.execute(";".join(f"DELETE FROM {schema}.keepstep_{table}" for table in TABLES))
+            tables = [f"{schema}.keepstep_{table}" for table in TABLES]
+            size = "SELECT sum(pg_total_relation_size(name::regclass)) FROM unnest(%s::text[]) name"
+            if connection.execute(size, (tables,)).fetchone()[0] > 4 * 2**20:  # of rows that earlier tests removed
+                connection.execute(f"TRUNCATE {', '.join(tables)}")
+            else:
+                connection.execute(";".join(f"DELETE FROM {table}" for table in tables))
+            connection.execute(f"DELETE FROM {schema}.keepstep_meta WHERE name LIKE 'erasing %'")
     yield store_url(schema)

@@ -22,16 +22,17 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import keepstep as ks
-from keepstep.engine.doctor import Severity, examine
+from keepstep.care.doctor import Severity, examine
 from keepstep.engine.engine import Engine
 from keepstep.errors import StoreError
 from keepstep.model import Kind, RunQuery, Status
 from keepstep.ports import SystemClock
-from keepstep.testing.recorder import Recorder, repeated_in_store
+from keepstep.testing.faults.recorder import Recorder, repeated_in_store
 from tests.crash import programs
 from tests.soak_stores import STORES
 
@@ -39,8 +40,8 @@ from tests.soak_stores import STORES
 LEASE_SECONDS = 2.0
 #: Unfinished runs that are kept going.
 LOAD = 40
-#: How long everything may take to finish once nothing more goes wrong.
-DRAIN_SECONDS = 90.0
+#: Seconds that all runs have to finish once nothing more goes wrong; more than an overloaded machine needs.
+DRAIN_SECONDS = 240.0
 #: A body that begins so close to a stop was let in, or under way, before it: no lease can prevent that.
 ACROSS_SECONDS = 0.1
 #: How far a clock is set: ahead no further than a parked run may sleep too long, back as far as one likes.
@@ -142,8 +143,10 @@ class Job:
 class Soak:
     """One soak: the workers, the load on them, what goes wrong, and the judgement."""
 
-    def __init__(self, folder: Path, store, workers: int, seed: int, runs: int = 0) -> None:
+    def __init__(self, folder: Path, store, workers: int, seed: int, *, runs: int = 0, wanted: Sequence = ()) -> None:
         self.folder, self.store, self.seed, self.runs = folder, store, seed, runs
+        self.wanted = wanted
+        self.over = False
         self.count = workers
         self.draw = random.Random(seed)
         self.report = Report()
@@ -288,9 +291,9 @@ class Soak:
         ]
         return [job for job in jobs if self.store.transactional or job[0] is not programs.booking]
 
-    async def client(self, until: float) -> None:
+    async def client(self) -> None:
         """Have one run after the other done."""
-        while self.report.started < self.runs if self.runs else time.monotonic() < until:
+        while self.report.started < self.runs if self.runs else not self.over:
             job = self.next_job()
             self.jobs[job.run] = job
             self.report.started += 1
@@ -348,13 +351,15 @@ class Soak:
         self.workers = [self.spawn(place) for place in range(self.count)]
         self.opened.set()
         try:
-            clients = [asyncio.ensure_future(self.client(began + seconds)) for _ in range(LOAD)]
+            clients = [asyncio.ensure_future(self.client()) for _ in range(LOAD)]
             faults = [
                 asyncio.ensure_future(self.injure()),
                 asyncio.ensure_future(self.fill_disk(min(FULL_EVERY, seconds / 5))),
                 asyncio.ensure_future(self.cut_power(min(CUT_EVERY, seconds / 5))),
             ]
             await (asyncio.wait(clients, timeout=seconds) if self.runs else asyncio.sleep(seconds))
+            await self.wanted_faults(faults)
+            self.over = True
             self.runs = min(self.runs, self.report.started)
             await self.end_faults(faults)
             await asyncio.wait([*clients, *self.again], timeout=DRAIN_SECONDS)
@@ -370,6 +375,13 @@ class Soak:
                 worker.join()
             await self.engine.close()
         return self.report
+
+    async def wanted_faults(self, faults) -> None:
+        """Come back when a fault of each wanted group has happened; a busy machine may need longer for that."""
+        while not all(any(self.report.faults[kind] for kind in kinds) for kinds in self.wanted):
+            if any(fault.done() and fault.exception() is not None for fault in faults):
+                return  # end_faults raises it
+            await asyncio.sleep(0.05)
 
     async def end_faults(self, faults) -> None:
         """From now on nothing goes wrong any more."""
@@ -512,11 +524,19 @@ def work(url: str, options: dict, effects: str, clock: str, ready) -> None:
 
 
 def soak(
-    seconds: float, workers: int = 3, store: str = "sqlite", *, seed: int = 0, keep: str | None = None, runs: int = 0
+    seconds: float,
+    workers: int = 3,
+    store: str = "sqlite",
+    *,
+    seed: int = 0,
+    keep: str | None = None,
+    runs: int = 0,
+    wanted: Sequence[Sequence[str]] = (),
 ) -> Report:
     """Soak one kind of store and give the report. `keep` names a folder that is not removed afterwards.
 
-    With `runs`, so many short runs are done, within that time.
+    With `runs`, so many short runs are done, within that time. Faults go on until one of each group in `wanted` has
+    happened, even if that takes longer.
     """
     with contextlib.ExitStack() as stack:
         folder = Path(keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="keepstep-soak-")))
@@ -524,7 +544,7 @@ def soak(
         ground = stack.enter_context(contextlib.closing(STORES[store](folder)))
 
         async def run() -> Report:
-            return await Soak(folder, ground, workers, seed, runs).run(seconds)
+            return await Soak(folder, ground, workers, seed, runs=runs, wanted=wanted).run(seconds)
 
         report = asyncio.run(run())
         if keep:

@@ -18,7 +18,7 @@ import psycopg
 
 from keepstep.errors import StoreError
 from keepstep.model import Status
-from keepstep.stores.files import FilesStore
+from keepstep.stores.files.store import FilesStore
 from tests.crash import programs
 from tests.postgres import Server
 

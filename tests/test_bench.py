@@ -26,12 +26,12 @@ def test_a_rate_is_of_what_was_asked_for(side, job, tmp_path):
 
 
 @pytest.mark.parametrize("job", ["dag", "dag_mapped"])
-def test_a_dag_and_a_map_of_as_many_steps(job, tmp_path):
+def test_dag_and_map_count_as_many_steps(job, tmp_path):
     assert asyncio.run(ours.JOBS[job](tmp_path, layers=3, width=2, times=2))["count"] == 12
 
 
 @pytest.mark.parametrize("job", ["j1", "j2"])
-def test_graphs_of_as_many_steps(job, tmp_path):
+def test_graphs_count_as_many_steps(job, tmp_path):
     assert asyncio.run(graphs.JOBS[job](tmp_path, times=2, **SMALL[job]))["count"] == {"j1": 6, "j2": 12}[job]
 
 
@@ -71,7 +71,23 @@ def test_a_killed_run_is_taken_up_and_its_bodies_are_counted(tmp_path):
     assert sum(taken["where"].values()) == pytest.approx(taken["first"], abs=1e-6)
 
 
-def test_memory_is_measured_over_runs_that_are_really_put_away(tmp_path):
+def test_readers_are_measured_in_one_process_and_in_two(tmp_path):
+    here = asyncio.run(ours.read_here(tmp_path, n=2))
+    assert here["watch"]["count"] == here["ask"]["count"] == 2
+
+    async def across():
+        read = asyncio.create_task(ours.read_across(tmp_path / "other", n=2))
+        while not (tmp_path / "other" / "started").exists():  # noqa: ASYNC110 - another task makes it
+            await asyncio.sleep(0.01)
+        await ours.read_drive(tmp_path / "other", n=2)
+        return await read
+
+    (tmp_path / "other").mkdir()
+    found = asyncio.run(across())
+    assert found["watch"]["count"] == found["ask"]["count"] == 2
+
+
+def test_memory_is_measured_over_runs_that_are_parked(tmp_path):
     answer = asyncio.run(ours.j7_hoard(tmp_path, n=3))
     assert answer["count"] == 3
     ours.LEDGER.bodies = 0
@@ -89,7 +105,7 @@ def findings():
     ]
 
 
-def test_a_target_speaks_of_the_ratio_or_of_the_figure():
+def test_target_is_about_the_ratio_or_the_figure():
     assert [finding.reached for finding in findings()] == [True, False, None]
 
 

@@ -1,6 +1,7 @@
 """What the documentation shows, works: every block of every page, and every example."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,24 @@ def test_every_python_block_compiles(path):
 def test_a_page_runs(path, tmp_path):
     if any(block.runs for block in page.blocks(path.read_text(encoding="utf-8"))):
         run(page.__file__, path, cwd=tmp_path)
+
+
+def test_programs_of_the_readme_run_as_scripts(tmp_path):
+    """The runner of pages allows `await` at the top level; a file that a reader saves does not."""
+    blocks = page.blocks((ROOT / "README.md").read_text(encoding="utf-8"))
+    programs = [block for block in blocks if block.language == "python" and "no-run" not in block.marks]
+    assert len(programs) >= 2
+    for number, block in enumerate(programs):
+        script = tmp_path / f"script_{number}.py"
+        script.write_text(block.text, encoding="utf-8")
+        assert run(script, cwd=tmp_path), "a program of the README shows that it has done something"
+
+
+def test_index_names_every_page_once():
+    index = ROOT / "docs" / "index.md"
+    linked = re.findall(r"^\| \[[^\]]+\]\(([^)]+)\) \| .+ \|$", index.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    pages = [path for path in (ROOT / "docs").rglob("*.md") if path != index and path.parent.name != "adr"]
+    assert sorted(linked) == sorted(str(path.relative_to(index.parent)) for path in pages)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=name)

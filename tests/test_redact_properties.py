@@ -52,7 +52,7 @@ def test_a_text_is_hit_exactly_if_a_pattern_matches(text):
 
 
 @given(TEXTS)
-def test_what_is_blotted_out_is_what_the_patterns_find(text):
+def test_text_is_redacted_exactly_where_a_pattern_matches(text):
     from keepstep.values.redact import _blot
 
     expected = text
@@ -62,7 +62,7 @@ def test_what_is_blotted_out_is_what_the_patterns_find(text):
 
 
 @given(st.lists(TEXTS, max_size=4), TEXTS)
-def test_the_place_of_the_first_secret_is_told(texts, own):
+def test_place_of_the_first_secret_is_given(texts, own):
     value = {"texts": texts, "own": {"$": "bytes", "v": ""}, "last": own}
     found = next((f"['texts'][{number}]" for number, text in enumerate(texts) if is_secret(text)), None)
     found = found or ("['last']" if is_secret(own) else None)

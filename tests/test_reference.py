@@ -1,6 +1,7 @@
 """What the reference says is what the code has: names, signatures, options, limits, tables, fields and moves."""
 
 import ast
+import asyncio
 import importlib
 import inspect
 import os
@@ -17,15 +18,17 @@ from keepstep import errors, testing
 from keepstep.engine.engine import Engine
 from keepstep.engine.handle import RunHandle
 from keepstep.model import MOVES, Kind
+from keepstep.model.event import EVENTS, FIELDS
 from keepstep.policies.classify import ErrorClass
 from keepstep.policies.retry import CLASS_RETRIES, Retry
 from keepstep.ports import ClaimRequest
-from keepstep.stores.files import FilesStore
-from keepstep.stores.files_entry import Facts, Head
+from keepstep.records.data import KEYS, kinds_of
+from keepstep.records.record import Record, StoredError
+from keepstep.stores.files.entry import Facts, Head
+from keepstep.stores.files.store import FilesStore
 from keepstep.stores.open import open_store
-from keepstep.stores.postgres import PostgresStore
-from keepstep.stores.records import Record, StoredError
-from keepstep.stores.sqlite import SQLiteStore
+from keepstep.stores.postgres.store import PostgresStore
+from keepstep.stores.sqlite.store import SQLiteStore
 from keepstep.testing.store_contract import record, started
 from keepstep.workflows.definition import START_OPTIONS, Step, Workflow
 from tests import page
@@ -132,6 +135,42 @@ def test_the_names_that_belong_to_start_are_listed():
     assert set(re.findall(r"`(\w+)`", sentence.partition("belong to")[0])) == START_OPTIONS
 
 
+#: What `help` shows, and the function whose parameters it must name; decorators take what the definition takes.
+HELPED = {
+    "ks.step": (keepstep.step, Step),
+    "ks.workflow": (keepstep.workflow, Workflow),
+    "ks.open": (keepstep.open, Engine),
+    **{f"ks.{one}": (getattr(keepstep, one),) * 2 for one in ("Budget", "Dag", "Durability", "Graph", "Hooks", "Keys")},
+    **{f"ks.{one}": (getattr(keepstep, one),) * 2 for one in ("Quorum", "Retain", "Retry", "Timeout", "run")},
+    **{f"engine.{one}": (getattr(Engine, one),) * 2 for one in ("close", "fork", "get", "list", "signal", "start")},
+}
+
+
+@pytest.mark.parametrize("name", HELPED)
+def test_help_names_every_option(name):
+    shown, function = HELPED[name]
+    anything = {"args", "kwargs", "store_options"}
+    text = inspect.getdoc(shown)
+    named = [option for option, _ in parameters(function) if option not in anything]
+    assert [option for option in named if not re.search(rf"`{option}[`=]", text)] == []
+
+
+def test_attributes_that_an_engine_shows_are_the_described_ones():
+    text = section(read("reference/api.md"), "### `ks.Engine`")
+    described = set(
+        re.findall(r"^(\w+)\(", "\n".join(cell.strip("`") for cell in first_column(text)), flags=re.MULTILINE)
+    )
+    described |= set(re.findall(r"`engine\.(\w+)`", text))
+
+    async def shown():
+        async with keepstep.open("memory:") as engine:
+            return {name for name in dir(engine) if not name.startswith("_")}
+
+    assert asyncio.run(shown()) == described
+    with keepstep.open("memory:") as engine:
+        assert {name for name in dir(engine) if not name.startswith("_")} == described
+
+
 # -- errors, policies, configuration -----------------------------------------------------------------------------------
 
 
@@ -217,8 +256,8 @@ def test_a_class_for_tests_is_the_real_one(name):
 
 
 def test_the_findings_of_a_crash_test_are_explained():
-    source = (ROOT / "src/keepstep/testing/findings.py").read_text(encoding="utf-8")
-    source += (ROOT / "src/keepstep/testing/crashtests.py").read_text(encoding="utf-8")
+    source = (ROOT / "src/keepstep/testing/crashtests/findings.py").read_text(encoding="utf-8")
+    source += (ROOT / "src/keepstep/testing/crashtests/crashtest.py").read_text(encoding="utf-8")
     codes = set(re.findall(r'(?:ERROR|WARNING|NOTE|severity),\s+"([a-z-]+)"', source))
     assert len(codes) > 12
     page_text = read("how-to/crash-test.md")
@@ -281,6 +320,24 @@ def test_every_field_of_a_record_is_described():
 
 def test_every_kind_is_described():
     assert first_column(section(read("data.md"), "### Kinds")) == [kind.value for kind in Kind]
+
+
+def test_every_key_of_data_is_described():
+    rows = table(section(read("data.md"), "### Keys of data"))
+    kinds = {name: ", ".join(kind.value for kind in Kind if kind.value in kinds_of(name)) for name in KEYS}
+    assert rows == [[name, kinds[name], "yes" if key.hidden else "", key.about] for name, key in KEYS.items()]
+
+
+def test_every_event_is_described():
+    rows = table(section(read("reference/events.md"), "## Names"))
+    fields = {name: ", ".join(f"`{one}`" for one in spec.data) for name, spec in EVENTS.items()}
+    fields |= {name: one.strip("`") for name, one in fields.items() if one.count("`") == 2}  # as `table` gives them
+    assert rows == [[name, spec.level, fields[name], spec.about] for name, spec in EVENTS.items()]
+
+
+def test_every_field_of_an_event_is_described():
+    rows = table(section(read("reference/events.md"), "## Fields of data"))
+    assert rows == [[name, about] for name, about in FIELDS.items()]
 
 
 def test_the_status_moves_are_the_real_ones():

@@ -91,7 +91,7 @@ def test_a_state_gives_back_what_it_was_given(first):
 
 
 @given(values, values)
-def test_what_is_the_same_is_told_by_types_too(a, b):
+def test_equal_values_of_other_types_are_not_the_same(a, b):
     one, other = (TREES.lift({"x": value}, {}, "it")["x"] for value in (a, b))
     assert same(one, other) == (json.dumps(thaw(one)) == json.dumps(thaw(other)))
 
@@ -120,7 +120,7 @@ def test_nothing_in_a_state_can_be_changed():
         state["new"] = 1
 
 
-def test_what_is_copied_from_a_state_can_be_changed():
+def test_copy_of_a_part_of_a_state_can_be_changed():
     state = ks.State(items=[1, [2]])
     mine = copy.deepcopy(state["items"])
     mine[1].append(3)
@@ -166,7 +166,7 @@ def test_a_change_costs_what_it_changes():
         ([0, 1, 2], {"set": {"k": [0, 1, 2]}}),
     ],
 )
-def test_a_few_items_of_a_list_are_told_by_their_number(after, delta):
+def test_few_changed_items_of_a_list_are_stored_by_index(after, delta):
     before = TREES.lift({"k": [0, 1, 2, 3], "other": 1}, {}, "it")
     lifted = TREES.lift({"k": after, "other": 1}, before, "it")
     assert diff(before, lifted) == delta

@@ -23,12 +23,13 @@ from hypothesis import strategies as st
 
 from keepstep.errors import NotSerializable
 from keepstep.values import Secret, Values
+from tests import nightly
 
 
 def examples(number: int) -> settings:
-    """So many examples, however long each takes."""
+    """A third of so many examples, or all of them nightly, however long each takes."""
     slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
-    return settings(max_examples=number, deadline=None, suppress_health_check=slow)
+    return settings(max_examples=nightly.examples(number // 3, number), deadline=None, suppress_health_check=slow)
 
 
 class Suit(enum.Enum):
@@ -236,7 +237,7 @@ def test_digests_are_equal_exactly_if_the_values_are(one, two):
 
 @examples(150)
 @given(st.lists(VALUES, max_size=3).map(tuple), st.dictionaries(st.sampled_from("abc$"), VALUES, max_size=3))
-def test_calls(args, kwargs):
+def test_copied_call_has_the_same_digest_and_another_call_has_not(args, kwargs):
     digest = CODEC.digest_call(args, kwargs)
     copied_args, copied_kwargs = CODEC.copy_call(args, kwargs)
     assert shape([copied_args, copied_kwargs]) == shape([args, kwargs])

@@ -6,24 +6,19 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 if _TYPE_CHECKING:
-    from .engine.attempt import Done, NotDone
     from .engine.blocking import open, run  # noqa: A004 - the words users know: ks.open, ks.run
-    from .engine.children import continue_as, signal, start
     from .engine.engine import Engine
-    from .engine.facts import idempotency_key, now, random, run_id, uuid
     from .engine.handle import RunHandle
-    from .engine.notes import checkpoint, emit, patched, progress, publish
-    from .engine.spending import spend
-    from .engine.together import as_completed, chain, gather, map, race  # noqa: A004
-    from .engine.waits import sleep, timeout, wait_for
     from .errors import (
         AlreadyFinished,
+        BatchFailed,
         BudgetExceeded,
         DefinitionError,
         ExecutionError,
         KeepstepError,
         NotSerializable,
         Permanent,
+        QueueFull,
         ReplayMismatch,
         RetryAfter,
         RunCancelled,
@@ -33,6 +28,7 @@ if _TYPE_CHECKING:
         RunNotFound,
         RunSetAside,
         RunTimedOut,
+        SignalsFull,
         StepError,
         StepFailed,
         StepInDoubt,
@@ -40,14 +36,45 @@ if _TYPE_CHECKING:
         StoreError,
         StoreUnavailable,
         TimedOut,
+        UnknownToken,
+        WaitFailed,
     )
+    from .kernel.budget import spend
+    from .kernel.callback import Callback, callback
+    from .kernel.children import continue_as, signal, start
+    from .kernel.combine import as_completed, chain, gather, map, race  # noqa: A004
+    from .kernel.composing import branch
+    from .kernel.context import attempt, idempotency_key, in_step, in_workflow, log, replaying, run_id
+    from .kernel.deterministic import now, random, uuid
+    from .kernel.doubt import Done, NotDone
+    from .kernel.publish import checkpoint, emit, patched, progress, publish, save_progress, saved_progress
+    from .kernel.undo import saga, undo
+    from .kernel.until import wait_until
+    from .kernel.waits import Request, sleep, timeout, wait_for
     from .model import Checkpoint, Event, Run, RunQuery, State, Status
-    from .policies import All, Any, Budget, Durability, Quorum, Retain, Retry, Timeout, when
-    from .stores.keys import Keys
+    from .policies import (
+        All,
+        Any,
+        Budget,
+        Cron,
+        Durability,
+        Every,
+        Queue,
+        Quorum,
+        Rate,
+        Retain,
+        Retry,
+        Timeout,
+        Tolerate,
+        when,
+    )
+    from .records.keys import Keys
+    from .stores.open import register_store
     from .values import Redactor, Secret, register
+    from .workflows.call import Call
     from .workflows.dag import Dag
-    from .workflows.declarative import load
-    from .workflows.definition import Call, step, workflow
+    from .workflows.decorators import step, workflow
+    from .workflows.files.load import load
     from .workflows.graph import Changes, Goto, Graph
     from .workflows.hooks import Hooks, Occasion
     from .workflows.migration import MigrationInfo
@@ -57,46 +84,61 @@ __version__ = "0.1.0"
 #: Where each public name lives. A module is loaded when a name of it is first asked for, so that a program pays for
 #: what it uses; type checkers and editors read the imports above, which say the same.
 _HOMES = {
-    "engine.attempt": "Done NotDone",
+    "kernel.doubt": "Done NotDone",
     "engine.blocking": "open run",
-    "engine.children": "continue_as signal start",
+    "kernel.children": "continue_as signal start",
     "engine.engine": "Engine",
-    "engine.facts": "idempotency_key now random run_id uuid",
+    "kernel.composing": "branch",
+    "kernel.context": "attempt idempotency_key in_step in_workflow log replaying run_id",
+    "kernel.deterministic": "now random uuid",
     "engine.handle": "RunHandle",
-    "engine.notes": "checkpoint emit patched progress publish",
-    "engine.spending": "spend",
-    "engine.together": "as_completed chain gather map race",
-    "engine.waits": "sleep timeout wait_for",
+    "kernel.publish": "checkpoint emit patched progress publish save_progress saved_progress",
+    "kernel.budget": "spend",
+    "kernel.combine": "as_completed chain gather map race",
+    "kernel.callback": "Callback callback",
+    "kernel.until": "wait_until",
+    "kernel.undo": "saga undo",
+    "kernel.waits": "Request sleep timeout wait_for",
     "errors": (
-        "AlreadyFinished BudgetExceeded DefinitionError ExecutionError KeepstepError NotSerializable Permanent "
-        "ReplayMismatch RetryAfter RunCancelled RunConflict RunError RunFailed RunNotFound RunSetAside RunTimedOut "
-        "StepError StepFailed StepInDoubt StepTimedOut StoreError StoreUnavailable TimedOut"
+        "AlreadyFinished BatchFailed BudgetExceeded DefinitionError ExecutionError KeepstepError NotSerializable "
+        "Permanent QueueFull ReplayMismatch RetryAfter RunCancelled RunConflict RunError RunFailed RunNotFound "
+        "RunSetAside RunTimedOut SignalsFull StepError StepFailed StepInDoubt StepTimedOut StoreError "
+        "StoreUnavailable TimedOut UnknownToken WaitFailed"
     ),
     "model": "Checkpoint Event Run RunQuery State Status",
-    "policies": "All Any Budget Durability Quorum Retain Retry Timeout when",
-    "stores.keys": "Keys",
+    "policies": "All Any Budget Cron Durability Every Queue Quorum Rate Retain Retry Timeout Tolerate when",
+    "records.keys": "Keys",
+    "stores.open": "register_store",
     "values": "Redactor Secret register",
     "workflows.dag": "Dag",
-    "workflows.declarative": "load",
-    "workflows.definition": "Call step workflow",
+    "workflows.files.load": "load",
+    "workflows.call": "Call",
+    "workflows.decorators": "step workflow",
     "workflows.graph": "Changes Goto Graph",
     "workflows.hooks": "Hooks Occasion",
     "workflows.migration": "MigrationInfo",
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
-#: The parts of the package, which need no import of their own: `keepstep.errors.LeaseLost`.
+#: The parts of the package, which need no import of their own: `keepstep.errors.StoreFull`.
 _PARTS = {
+    "care",
+    "checks",
     "cli",
+    "drawing",
     "engine",
     "errors",
     "executors",
+    "history",
+    "kernel",
     "model",
     "observers",
     "policies",
     "ports",
+    "records",
     "stores",
     "testing",
     "values",
+    "views",
     "workflows",
 }
 
@@ -104,17 +146,21 @@ __all__ = [
     "All",
     "AlreadyFinished",
     "Any",
+    "BatchFailed",
     "Budget",
     "BudgetExceeded",
     "Call",
+    "Callback",
     "Changes",
     "Checkpoint",
+    "Cron",
     "Dag",
     "DefinitionError",
     "Done",
     "Durability",
     "Engine",
     "Event",
+    "Every",
     "ExecutionError",
     "Goto",
     "Graph",
@@ -126,9 +172,13 @@ __all__ = [
     "NotSerializable",
     "Occasion",
     "Permanent",
+    "Queue",
+    "QueueFull",
     "Quorum",
+    "Rate",
     "Redactor",
     "ReplayMismatch",
+    "Request",
     "Retain",
     "Retry",
     "RetryAfter",
@@ -143,6 +193,7 @@ __all__ = [
     "RunSetAside",
     "RunTimedOut",
     "Secret",
+    "SignalsFull",
     "State",
     "Status",
     "StepError",
@@ -153,15 +204,24 @@ __all__ = [
     "StoreUnavailable",
     "TimedOut",
     "Timeout",
+    "Tolerate",
+    "UnknownToken",
+    "WaitFailed",
     "__version__",
     "as_completed",
+    "attempt",
+    "branch",
+    "callback",
     "chain",
     "checkpoint",
     "continue_as",
     "emit",
     "gather",
     "idempotency_key",
+    "in_step",
+    "in_workflow",
     "load",
+    "log",
     "map",
     "now",
     "open",
@@ -171,16 +231,23 @@ __all__ = [
     "race",
     "random",
     "register",
+    "register_store",
+    "replaying",
     "run",
     "run_id",
+    "saga",
+    "save_progress",
+    "saved_progress",
     "signal",
     "sleep",
     "spend",
     "start",
     "step",
     "timeout",
+    "undo",
     "uuid",
     "wait_for",
+    "wait_until",
     "when",
     "workflow",
 ]
@@ -197,4 +264,4 @@ if not _TYPE_CHECKING:  # or a type checker would believe in any name
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__, *_PARTS})
+        return [*__all__]

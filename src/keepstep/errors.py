@@ -4,14 +4,14 @@ KeepstepError
 ├─ DefinitionError        fix the code            InvalidGraph · DuplicateName · NotSerializable · UnknownStore
 ├─ RunError               ask about this run      RunNotFound · RunFailed · RunCancelled · RunTimedOut · RunSetAside
 │                                                 RunConflict · AlreadyFinished · TimedOut · ExecutionError
-├─ StepError              catch in the workflow   StepFailed · StepTimedOut · StepInDoubt · BreakerOpen
-│                                                 BudgetExceeded
+│                                                 UnknownToken · SignalsFull · QueueFull
+├─ StepError              catch in the workflow   StepFailed · StepTimedOut · StepInDoubt · BudgetExceeded
+│                                                 WaitFailed · BatchFailed
 ├─ ReplayMismatch         version the workflow
 ├─ RecoveryError          read its list           LoadFailed · ValidationFailed · RebuildFailed · HandlerMissing
 │                                                 ResumeFailed
-├─ StoreError             look at storage         LeaseLost · StoreUnavailable · CheckpointCorrupt · SchemaMismatch
-│                                                 StoreFull · EncryptionError
-└─ AgentError             look at the agent       AgentUnavailable · AgentRefused
+└─ StoreError             look at storage         StoreUnavailable · StoreFull · CheckpointCorrupt · SchemaMismatch
+                                                  EncryptionError · EraseUnfinished
 
 raise to steer a retry:   Permanent(...) · RetryAfter(seconds)
 """
@@ -24,22 +24,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .model import ErrorInfo, Run
-    from .workflows.shape import Problem
+    from .model.problem import Problem
 
 
 class KeepstepError(Exception):
-    """The root of every error that Keepstep raises."""
+    """Base class of every error that Keepstep raises."""
 
 
 # -- fix the code ---------------------------------------------------------------------------------------------------
 
 
 class DefinitionError(KeepstepError):
-    """A workflow, step or option is written in a way that cannot work."""
+    """A workflow, step or option is defined incorrectly."""
 
 
 class InvalidGraph(DefinitionError):
-    """A graph or dag has problems; the message lists all errors, `problems` holds each, and the warnings."""
+    """A graph or dag is invalid. The message lists all errors; `problems` holds every error and warning."""
 
     def __init__(self, message: str, problems: tuple[Problem, ...] = ()) -> None:
         super().__init__(message)
@@ -47,7 +47,7 @@ class InvalidGraph(DefinitionError):
 
 
 class DuplicateName(DefinitionError):
-    """Two things that must be told apart share a name."""
+    """Two definitions that must have different names share one."""
 
 
 class NotSerializable(DefinitionError):
@@ -62,7 +62,7 @@ class UnknownStore(DefinitionError):
 
 
 class RunError(KeepstepError):
-    """Something about one run; `run_id` names it."""
+    """An error about one run; `run_id` is its id."""
 
     def __init__(self, message: str, run_id: str = "") -> None:
         super().__init__(message)
@@ -70,15 +70,20 @@ class RunError(KeepstepError):
 
 
 class RunNotFound(RunError):
-    """No run has this id in this store."""
+    """The store has no run with this id."""
+
+
+class UnknownToken(RunNotFound):
+    """No callback has this token. The message does not repeat the token, which is a secret."""
 
 
 class RunFailed(RunError):
-    """The run ended with an error; `error` holds what was recorded."""
+    """The run ended with an error; `error` is the recorded one, and `root` the one behind failed steps and children."""
 
     def __init__(self, message: str, run_id: str = "", error: ErrorInfo | None = None) -> None:
         super().__init__(message, run_id)
         self.error = error
+        self.root = error
 
 
 class RunTimedOut(RunFailed):
@@ -86,9 +91,10 @@ class RunTimedOut(RunFailed):
 
 
 class ExecutionError(RunFailed):
-    """A graph or dag stopped at a step: `step` is its key, `path` the steps before it, `state` what they had made.
+    """A graph or dag stopped at a step.
 
-    Its cause is chained. `result()` of the run's handle raises it too, with the step and the path.
+    `step` is the key of that step, `path` lists the steps before it, and `state` is the state they left. The cause is
+    chained. `result()` of the run's handle raises this error too, with the step and the path.
     """
 
     def __init__(
@@ -108,11 +114,11 @@ class ExecutionError(RunFailed):
 
 
 class RunCancelled(RunError):
-    """The run was cancelled, which is final."""
+    """The run was cancelled; a cancellation is final."""
 
 
 class RunSetAside(RunError):
-    """The run waits for a person: it crashed its workers, or its history no longer fits its code."""
+    """The run waits for a person, because it crashed its workers or its history no longer matches its code."""
 
     def __init__(self, message: str, run_id: str = "", error: ErrorInfo | None = None) -> None:
         super().__init__(message, run_id)
@@ -120,7 +126,7 @@ class RunSetAside(RunError):
 
 
 class RunConflict(RunError):
-    """The run id is taken by a run of another workflow or with another input."""
+    """The run id belongs to a run of another workflow, or to one with another input."""
 
     def __init__(self, message: str, run_id: str = "", existing: Run | None = None) -> None:
         super().__init__(message, run_id)
@@ -128,57 +134,77 @@ class RunConflict(RunError):
 
 
 class AlreadyFinished(RunError):
-    """The run has ended, so it can no longer be signalled, paused or recovered."""
+    """The run has finished, so it can no longer be signalled, paused or recovered."""
+
+
+class SignalsFull(RunError):
+    """The run has too many unread signals to accept another one; nothing was sent."""
+
+
+class QueueFull(RunError):
+    """As many runs wait in the queue as its `max_waiting` allows, so no other is started there."""
 
 
 class TimedOut(RunError):
-    """A wait ended before what it waited for came."""
+    """A wait timed out."""
 
 
 # -- catch in the workflow ------------------------------------------------------------------------------------------
 
 
 class StepError(KeepstepError):
-    """A step did not give a result; `step` is its key, `error` what was recorded, `seq` where."""
+    """A step has no result. `step` is its key, `error` the recorded error, `seq` the number of that record.
+
+    `root` is the error behind it: of a failed child, that of the step that failed the child; else `error` itself.
+    """
 
     def __init__(self, message: str, step: str = "", error: ErrorInfo | None = None, seq: int = 0) -> None:
         super().__init__(message)
         self.step = step
         self.error = error
+        self.root = error
         self.seq = seq
 
 
 class StepFailed(StepError):
-    """Every attempt that the step's policy allows has failed."""
+    """Every attempt that the step's retry policy allows failed."""
 
 
 class StepTimedOut(StepFailed):
-    """The step's time ran out."""
+    """The step exceeded its timeout."""
 
 
 class StepInDoubt(StepError):
-    """An at-most-once step may or may not have happened, and was not repeated."""
+    """An at-most-once step may have run, and was not repeated."""
 
 
 class BudgetExceeded(StepError):
-    """The step was not started, because the run's budget is used up; the message says of what, and how much."""
+    """The step did not start because the run's budget is exhausted; the message names the limit and the use."""
 
 
-class BreakerOpen(StepError):
-    """The circuit breaker of a service refused the step."""
+class WaitFailed(StepFailed):
+    """The sender of a signal, or the holder of a callback's token, reported an error; `error` is what they sent."""
+
+
+class BatchFailed(StepError):
+    """Too many items of a `ks.map` or `ks.gather` with `ks.Tolerate` failed. `batch` has the outcome of each item."""
+
+    def __init__(self, message: str, batch: Any = None) -> None:
+        super().__init__(message)
+        self.batch = batch
 
 
 # -- version the workflow -------------------------------------------------------------------------------------------
 
 
 class ReplayMismatch(KeepstepError):
-    """The code asked another question than the recorded one; nothing new has run."""
+    """The workflow code made a different call than the recorded one; no new step has run."""
 
 
 class RecoveryError(KeepstepError):
-    """A run could not be taken up; `phase` says how far it came, `problems` lists everything that was found.
+    """A run could not be recovered. `phase` names the phase that failed; `problems` lists everything found.
 
-    It is the cause of the `RunSetAside` that asking for the run's result raises.
+    This error is the cause of the `RunSetAside` that `result()` raises for the run.
     """
 
     phase = ""
@@ -189,13 +215,13 @@ class RecoveryError(KeepstepError):
 
 
 class LoadFailed(RecoveryError):
-    """What is recorded of the run cannot be read."""
+    """The run's records cannot be read."""
 
     phase = "load"
 
 
 class ValidationFailed(RecoveryError):
-    """The run must not be taken up: its definition has changed, or it has crashed its workers too often."""
+    """The run must not continue: its definition has changed, or it has crashed its workers too often."""
 
     phase = "validate"
 
@@ -207,18 +233,18 @@ class RebuildFailed(RecoveryError):
 
 
 class HandlerMissing(RecoveryError):
-    """The code of what comes next is not there."""
+    """The code of the next step is missing."""
 
     phase = "handler"
 
 
 class ResumeFailed(RecoveryError):
-    """The run could not go on from its history: its code asked another question, or the engine failed."""
+    """The run could not continue from its history: its code made a different call, or the engine failed."""
 
     phase = "resume"
 
 
-#: By phase, in their order.
+#: Recovery errors by phase, in the order of the phases.
 RECOVERY_PHASES: dict[str, type[RecoveryError]] = {
     one.phase: one for one in (LoadFailed, ValidationFailed, RebuildFailed, HandlerMissing, ResumeFailed)
 }
@@ -228,19 +254,15 @@ RECOVERY_PHASES: dict[str, type[RecoveryError]] = {
 
 
 class StoreError(KeepstepError):
-    """The store could not do what was asked; `denied` says that whoever asks may only look at it."""
+    """The store could not perform an operation. `denied` is true if the caller has read access only."""
 
     denied = False
 
 
-class LeaseLost(StoreError):
-    """Another worker owns the run now; this one must not go on."""
-
-
 class StoreUnavailable(StoreError):
-    """The store does not answer or refuses to write; `unknown` says that a commit may have happened.
+    """The store does not answer or refuses to write. `unknown` is true if the commit may have happened.
 
-    `held` says that someone else has locked what this concerns: nothing was written, and others may be.
+    `held` is true if another client has locked a row of this change. Nothing was written; other changes may succeed.
     """
 
     held = False
@@ -251,17 +273,21 @@ class StoreUnavailable(StoreError):
 
 
 class StoreFull(StoreUnavailable):
-    """There is no room left on the store's device."""
+    """The store's device is full."""
 
 
 class CheckpointCorrupt(StoreError):
-    """A stored record is not the one that was written; the message says where the chain breaks."""
+    """A stored record differs from the one that was written; the message says where the chain breaks."""
+
+
+class EraseUnfinished(StoreError):
+    """The runs are removed, but unused parts of the store's files hold their text until the files are rewritten."""
 
 
 class EncryptionError(StoreError):
-    """A run is encrypted with a key that is not at hand, or is not encrypted where it must be; `key_id` is wanted.
+    """A run needs a key that is missing, or is stored in plain text where encryption is required.
 
-    `wrong` says that a key of that id is here, but is not the one.
+    `key_id` is the id of the required key. `wrong` is true if a key with that id is present but does not fit.
     """
 
     def __init__(self, message: str, key_id: str = "", *, wrong: bool = False) -> None:
@@ -274,30 +300,15 @@ class SchemaMismatch(StoreError):
     """The store was written by a newer Keepstep, or is not a Keepstep store."""
 
 
-# -- look at the agent ----------------------------------------------------------------------------------------------
-
-
-class AgentError(KeepstepError):
-    """An agent did not perform a step."""
-
-
-class AgentUnavailable(AgentError):
-    """The agent cannot be reached or takes no work."""
-
-
-class AgentRefused(AgentError):
-    """The agent declined the step."""
-
-
 # -- raise to steer a retry -----------------------------------------------------------------------------------------
 
 
 class Permanent(KeepstepError):
-    """Raise it in a step to say that another attempt cannot help."""
+    """Raise this in a step when another attempt cannot help."""
 
 
 class RetryAfter(KeepstepError):
-    """Raise it in a step to say when the next attempt may start."""
+    """Raise this in a step to set the time before the next attempt."""
 
     def __init__(self, seconds: float, message: str = "") -> None:
         super().__init__(message or f"retry after {seconds:g} s")

@@ -1,31 +1,48 @@
-"""The seams: what the engine asks of a store, a clock, an observer, a codec and an executor.
+"""The ports: interfaces of a store, a clock, an observer, an executor, a gate and a tracer.
 
-A store is blocking code, so that it is written once: the engine decides on which thread a call is made.
+A store is blocking code, so each store is written once; the engine chooses the thread of every call.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from enum import StrEnum
+from enum import Enum, StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
-from .model import Claims, Event, Flaw, News, Run, RunPage, RunQuery, Signal, Status, WorkerInfo
+from .model import (
+    Claims,
+    Event,
+    Flaw,
+    GateChange,
+    GateInfo,
+    News,
+    QueueCounts,
+    Run,
+    RunPage,
+    RunQuery,
+    Signal,
+    Status,
+    WorkerInfo,
+)
 
-# -- what a store is asked to write ----------------------------------------------------------------------------------
+# -- changes that a store writes -------------------------------------------------------------------------------------
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
-    """A sealed checkpoint as a store keeps it: the record's text, and a compressed value beside it if there is one.
+    """A sealed checkpoint as stored: the record's text and an optional compressed value.
 
-    The checksum is SHA-256 over `record` followed by `body`. `opened` is what a body that is encrypted says, for those
-    who have the key; no store keeps it.
+    The checksum is SHA-256 over `record` followed by `body`. `opened` is the decrypted body, filled in for readers that
+    have the key; no store writes it.
     """
 
     seq: int
@@ -36,31 +53,38 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
 
 class Create(msgspec.Struct):
-    """Insert a run, with its first rows if it is leased at birth. An existing id is answered, never changed.
+    """Insert a run, with its first rows if the run is created with a lease. An existing run is never changed.
 
-    A run that comes from elsewhere brings its `signals`, numbered and sealed. `over` is how a repair puts a run in
-    place of the damaged one: the existing run goes if nobody has leased it and its epoch is this one; and if `heard`
-    is given, only if it has received so many signals and no more.
+    A run copied from another store brings its `signals`, numbered and sealed. Its rows and signals begin as its
+    `kept_from` and `signals_from` say. `over` lets a repair replace a damaged run: the existing run is removed if it
+    has no lease and its epoch equals `over`. If `received` is given, the number of signals that the existing run has
+    received must also equal it.
     """
 
     run: Run
     rows: Sequence[Row] = ()
     signals: Sequence[Signal] = ()
     over: int | None = None
-    heard: int | None = None
+    received: int | None = None
 
 
 class Send(msgspec.Struct):
-    """Append a signal to a run that has not finished; if the run is parked on its name, make the run due."""
+    """Append a signal to a run that has not finished. If the run is parked on that name, make it due.
+
+    An `optional` signal of an `Advance` is left out if its run has finished or does not exist; any other one refuses
+    the change. With `room`, a signal is refused if at least that number is unread.
+    """
 
     signal: Signal
+    optional: bool = False
+    room: int | None = None
 
 
 class Rekey(msgspec.Struct):
-    """Put another `data_key` in place of a run's, if it is still the old one. Whoever has the lease need not know.
+    """Replace a run's `data_key` if it is still `old`. The lease holder is not affected.
 
-    A store with the attribute `keeps_earlier_keys` is also sent the same key twice: it then removes every other copy of
-    the data keys that a retired master key opens.
+    For a store with the attribute `keeps_earlier_keys`, `old` and `new` may be the same key. The store then removes
+    every other copy of data keys that a retired master key can open.
     """
 
     run: str
@@ -69,13 +93,18 @@ class Rekey(msgspec.Struct):
 
 
 class Advance(msgspec.Struct):
-    """What the lease holder writes: rows that extend the head, and what follows from them, all or nothing.
+    """A write by the lease holder: rows that extend the head, and their consequences, all or nothing.
 
     `after` is the head that the rows extend. `signals_seen`, when given, refuses the change if the run has received
-    more signals than that. `status` None leaves the status alone; `release` gives the lease up and sets `due_at` and
-    `wakes`. `progress` resets the count of recoveries. `within`, when given, is called inside the transaction before
-    anything else of this change is written; it may fill in `rows` and `checksum`, and its failure undoes its own
-    writes and refuses only this change.
+    more signals than that. `status` None keeps the status. `release` gives up the lease and sets `due_at` and `wakes`.
+    `progress` resets the count of recoveries. `signals_read` is the number of signals that the run has read so far.
+
+    `trim` removes the records before that number, except the first one, and `trim_signals` may remove the signals
+    before that number; the run must have read them. No later reader may need what is removed. The rows of the change
+    itself always stay.
+
+    `within`, when given, is called inside the transaction before any other write of this change. It may fill in `rows`
+    and `checksum`. If it fails, its own writes are undone and only this change is refused.
     """
 
     run: str
@@ -94,6 +123,9 @@ class Advance(msgspec.Struct):
     creates: Sequence[Create] = ()
     sends: Sequence[Send] = ()
     within: Callable[[Any], None] | None = None
+    signals_read: int | None = None
+    trim: int | None = None
+    trim_signals: int | None = None
 
 
 Change = Create | Send | Advance | Rekey
@@ -103,19 +135,20 @@ class Verdict(StrEnum):
     """How a store answered one change."""
 
     DONE = "done"
-    EXISTS = "exists"  # Create: the id is taken; Send: a signal with this id is there already
+    EXISTS = "exists"  # Create: the id or `dedupe` is taken; Send: the run already has a signal with this id
     FENCED = "fenced"  # Advance: another epoch, or another head; Create: another epoch, or leased; Rekey: another key
-    MISSED = "missed signals"  # Advance: more signals than were seen
+    MISSED = "missed signals"  # Advance: the run has more signals than `signals_seen`
     NOT_FOUND = "not found"  # Send, Rekey: no such run
-    FINISHED = "finished"  # Send: the run has ended
-    CONFLICT = "conflict"  # Advance: a run to create is there, and another call or run created it
-    ILLEGAL = "illegal move"  # Advance: the status may not change so
-    FAILED = "failed"  # Advance: `within` raised `error`; Send: it cannot be encrypted for that run
-    HELD = "held up"  # someone else has locked what it concerns, as `error` says: try it again later
+    FINISHED = "finished"  # Send: the run has finished
+    FULL = "full"  # Send: the run has `room` unread signals
+    CONFLICT = "conflict"  # Advance: a run to create exists, created by another call or run
+    ILLEGAL = "illegal move"  # Advance: no legal move leads to this status
+    FAILED = "failed"  # Advance: `within` raised `error`; Send: the signal cannot be encrypted for the run
+    HELD = "held up"  # another client has locked a row of the change; `error` has details; retry later
 
 
 class Answer(msgspec.Struct):
-    """The answer to one change. `about` names the other run when it is the reason for a refusal."""
+    """The answer to one change. `about` names another run if that run is the reason for a refusal."""
 
     verdict: Verdict
     run: Run | None = None
@@ -125,7 +158,7 @@ class Answer(msgspec.Struct):
 
 
 def commit_all(store: Store, changes: Sequence[Change]) -> list[Answer]:
-    """Commit for someone who does not come again: `StoreUnavailable` if someone else has locked what one concerns."""
+    """Commit for a caller that does not retry: raise `StoreUnavailable` if another client holds a lock."""
     answers = store.commit(changes)
     for answer in answers:
         if answer.verdict is Verdict.HELD and answer.error is not None:
@@ -134,27 +167,34 @@ def commit_all(store: Store, changes: Sequence[Change]) -> list[Answer]:
 
 
 class WouldBlock(Exception):
-    """A commit that must not wait would have to; nothing was written."""
+    """A commit with `wait=False` would have to wait; nothing was written."""
 
 
 class Underway(Protocol):
-    """A commit that has been sent, or of which a rest is still to be `sent`, and that is not yet answered."""
+    """A commit without an answer yet. `sent` is false while part of it is still to be sent."""
 
     sent: bool
 
     def fileno(self) -> int:
-        """The socket that is readable when there may be an answer."""
+        """The socket that becomes readable when an answer may be there."""
 
     def answers(self) -> list[Answer] | None:
-        """The answers, or None while there are none; raises as `commit` does, `WouldBlock` if that has to do it."""
+        """Return the answers, or None if there are none yet.
+
+        Raises the errors of `commit`, and `WouldBlock` if `commit` has to write the changes.
+        """
 
     def wait(self) -> list[Answer]:
-        """Send the rest, wait, and give the answers."""
+        """Send the rest, wait, and return the answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimRequest:
-    """Which runs a worker can take. With `run`, that one, if it is free (or its owner dead) and in `statuses`."""
+    """The runs a worker can claim: of these workflows, in one version each if `versions` names it, and these queues.
+
+    `queues` None stands for all queues. With `run`, only that run, if it is free or its owner dead, and in `statuses`.
+    A worker that is going to drive that run sets `drives`: then the run needs a place in its queue.
+    """
 
     worker: str
     workflows: frozenset[str] = frozenset()
@@ -162,15 +202,17 @@ class ClaimRequest:
     run: str | None = None
     statuses: frozenset[Status] = frozenset()
     versions: dict[str, str] = field(default_factory=dict)
+    queues: frozenset[str] | None = None
+    drives: bool = False
 
 
 @runtime_checkable
 class Store(Protocol):
-    """Where runs, leases, checkpoints and signals live: whole transitions, nothing per feature.
+    """Storage of runs, leases, checkpoints and signals, written in whole transitions.
 
-    `quick` says that a commit may be made on the event loop's thread; `transactional` that `Advance.within` is
-    given a connection whose writes commit together with the change; a lease lasts `lease_seconds` after a heartbeat.
-    `clock` is the one by whose time the store judges what is due.
+    `quick`: a commit may be made on the event loop's thread. `transactional`: `Advance.within` receives a connection
+    whose writes commit together with the change. A lease lasts `lease_seconds` after a heartbeat. `clock` decides which
+    runs are due.
     """
 
     url: str
@@ -180,96 +222,233 @@ class Store(Protocol):
     lease_seconds: float
 
     def commit(self, changes: Sequence[Change], *, wait: bool = True) -> list[Answer]:
-        """Write many changes in one durable transaction, one answer each; a refused one leaves the others be.
+        """Write many changes in one durable transaction, with one answer each. A refusal does not affect the others.
 
-        Raises `WouldBlock` when it may not `wait` and would have to, `StoreUnavailable` when nothing was written or,
-        with `unknown` set, when that cannot be told.
-
-        A store on the far side of a socket may have `begin_commit(changes)`, too, which sends them and gives what is
-        `Underway`, or None, with nothing sent, if it would have to wait.
+        Raises `WouldBlock` if `wait` is false and the commit would have to wait. Raises `StoreUnavailable` if nothing
+        was written or, with `unknown` set, if the outcome is not known.
         """
 
     def claim_runs(self, request: ClaimRequest) -> Claims:
         """Lease runs that are due and free, or whose owner is dead. The epoch grows with every claim."""
 
     def renew_leases(self, worker: WorkerInfo, *, leaving: bool = False) -> bool:
-        """Write the worker's heartbeat, which renews all its leases; False if the store has given it up for dead.
+        """Write the worker's heartbeat, which renews all its leases. Return False if the store has marked it dead.
 
-        The first call enrols the worker. `leaving` removes it; it must hold no lease then.
+        The first call registers the worker. `leaving` removes it; the worker must hold no lease then.
         """
 
+    def list_gates(self, kind: str) -> list[GateInfo]:
+        """Return the gates of one kind, by name. A worker's claims follow a change within a second."""
+
+    def change_gate(self, kind: str, name: str, change: GateChange) -> GateInfo:
+        """Change the limits of a gate, which is created if necessary. Return the gate as it was before."""
+
+    def count_queue(self, name: str) -> QueueCounts:
+        """Return the runs of a queue: those that are driven, that wait to begin, and that hold keys."""
+
     def get_run(self, run_id: str) -> Run | None:
-        """The run with its output, error and progress, or None; `CheckpointCorrupt` if what is stored is damaged."""
+        """Return the run with its output, error and progress, or None. Raise `CheckpointCorrupt` if it is damaged."""
 
     def list_runs(self, query: RunQuery) -> RunPage:
-        """One page of runs, newest first, without outputs, and without inputs unless the query asks for them.
+        """Return one page of runs, newest first, without outputs, and without inputs unless the query asks for them.
 
-        Damaged runs are named on it and never stop the list.
+        The page names damaged runs; they never end the list.
         """
 
     def list_checkpoints(self, run_id: str, after: int = 0, limit: int = 1000, kinds: Iterable[str] = ()) -> list[Row]:
-        """Rows of a run in sequence order, those after `after`; at most `limit`, and about 4 MB."""
+        """Return the rows of a run after `after`, in sequence order: at most `limit` rows and about 4 MB."""
 
     def list_signals(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Signal]:
-        """Signals of a run in sequence order, those after `after`; `CheckpointCorrupt` if one is damaged."""
+        """Return the signals of a run after `after`, in sequence order. Raise `CheckpointCorrupt` if one is damaged."""
 
     def news(self, worker: str, cursor: int) -> News:
-        """What others wrote since `cursor` that concerns this worker; cheap enough to ask 40 times a second.
+        """Return what other clients wrote for this worker since `cursor`. Must be cheap: called 40 times a second."""
 
-        A store that hears of it by itself may have `on_news(alert)`, too: it calls `alert`, in any thread, when there
-        is something for its workers, and gives a function that ends that.
+    def list_workers(self, *, gone: bool = False) -> list[WorkerInfo]:
+        """Return every worker that is alive or owns a run, and whether it is alive.
+
+        With `gone`, also return the dead ones that the store still remembers, for at least a day: what steps have saved
+        is in their last heartbeat.
         """
 
-    def list_workers(self) -> list[WorkerInfo]:
-        """Every worker that the store knows of, and whether it is alive."""
-
     def delete_runs(self, run_ids: Sequence[str], *, finished: bool = False, scrub: bool = False) -> int:
-        """Remove runs that are not leased, whole: head, checkpoints and signals. The number removed.
+        """Remove runs without a lease: head, checkpoints and signals. Return the number removed.
 
-        With `finished`, only those that have ended by then, whatever they were when they were listed. With `scrub`,
-        nothing of them can be read from any file of the store afterwards, as far as the store can see to that; if it
-        may not do that, it raises and removes nothing. (A store may have a `check_scrub()` that raises as well.)
+        With `finished`, remove only runs that are finished at that moment. With `scrub`, also remove their text from
+        every file that the store controls; a store that may not do so raises and removes nothing.
+
+        If scrubbing would block other runs for more than a second, the store removes the runs, remembers them and
+        raises `EraseUnfinished`. It then has `unfinished_erasures` and `rewrite`.
         """
 
     def check(self, *, mend: bool = False) -> list[Flaw]:
-        """What is wrong with the store itself, beyond the chain of each run: rows of no run, an index that disagrees.
+        """Return flaws of the store itself, beyond the chain of each run: orphaned rows, an index that disagrees.
 
-        With `mend`, what can be derived is mended and what cannot is put aside, never destroyed; each flaw says so.
+        With `mend`, derive again whatever can be derived and put the rest aside, never destroyed. Each flaw records
+        what was done.
         """
 
     def close(self) -> None:
-        """Let go of files and connections. What this worker has leased is free for others from now on."""
+        """Close files and connections. Other workers may claim this worker's runs from now on."""
 
 
-# -- the others --------------------------------------------------------------------------------------------------------
+class OptionalStore(Protocol):
+    """Methods that a store may have beside those of `Store`. A caller asks for one with `optional`."""
+
+    #: Whether the store keeps a data key in more places than one, so that a change of keys affects every run.
+    keeps_earlier_keys: bool
+
+    def begin_commit(self, changes: Sequence[Change]) -> Underway | None:
+        """Send the changes of a commit. Send nothing and return None if that would have to wait."""
+
+    def on_news(self, alert: Callable[[], None]) -> Callable[[], None]:
+        """Call `alert`, on any thread, when there is news for the store's workers. Return a function to stop."""
+
+    def on_write(self, alert: Callable[[], None]) -> Callable[[], None]:
+        """Call `alert`, on any thread, when others have written what readers follow. Return a function to stop."""
+
+    def check_scrub(self) -> None:
+        """Raise if `delete_runs` may not scrub."""
+
+    def unfinished_erasures(self) -> int:
+        """Return the number of runs that were removed and not yet scrubbed."""
+
+    def rewrite(self) -> int:
+        """Scrub the runs that were removed and not yet scrubbed; other runs wait meanwhile. Return their number."""
+
+    def raw_rows(self, run_id: str) -> list[dict[str, Any]]:
+        """Return what there is of a run beside its checkpoints, readable or not, for a repair to keep."""
+
+    def salvaged(self, run_id: str) -> Run | None:
+        """Return a damaged run as far as it can be read, for a repair."""
+
+    def cut_off(self) -> None:
+        """Interrupt every thread that waits for the store, and close it."""
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def optional(store: Store, method: Callable[Concatenate[Any, P], R]) -> Callable[P, R] | None:
+    """Return a store's own version of a method of `OptionalStore`, or None."""
+    found: Callable[P, R] | None = getattr(store, method.__name__, None)
+    return found
+
+
+def keeps_earlier_keys(store: Store) -> bool:
+    """Return `OptionalStore.keeps_earlier_keys` of a store; a store without it keeps a data key once."""
+    return bool(getattr(store, "keeps_earlier_keys", False))
+
+
+# -- other ports -------------------------------------------------------------------------------------------------------
 
 
 class Clock(Protocol):
-    """Where time comes from: `now` is wall time, `boot` a clock that no one sets, with the id of its boot."""
+    """The source of time. `now` is wall time; `boot` is the boot id and a monotonic clock."""
 
     def now(self) -> float: ...
     def boot(self) -> tuple[str, float]: ...
 
 
 @runtime_checkable
+class JumpingClock(Clock, Protocol):
+    """A clock whose time passes only when the process has nothing to do: looking at a store often would be all it does.
+
+    `jumps` is always True; having it is what tells such a clock from others.
+    """
+
+    jumps: bool
+
+
+@runtime_checkable
 class Observer(Protocol):
-    """Who listens. An observer that raises is reported once and never affects a run."""
+    """A receiver of events. A failing observer is logged once and never affects a run."""
 
     def observe(self, event: Event) -> None: ...
 
 
-class Codec(Protocol):
-    """How values become JSON text and come back, exactly, or not at all."""
+class Work(Protocol):
+    """The body of one attempt, as an executor receives it."""
 
-    def encode(self, value: Any, where: str) -> bytes: ...
-    def decode(self, data: bytes, where: str) -> Any: ...
-    def digest(self, value: Any, where: str) -> str: ...
+    def call_body(self) -> Any:
+        """Call the step's function. An async function returns its coroutine.
+
+        Call it in the context of `execute` or in a copy of it; otherwise the body is in no run.
+        """
+
+    def holds_lease(self) -> bool:
+        """Whether the body may still begin. An executor asks on the thread that is about to call the body.
+
+        If it may not, ask `may_begin` on the loop's thread.
+        """
+
+    def outlived(self, body: asyncio.Future[Any]) -> None:
+        """The step no longer waits for its body, which cannot be stopped and goes on."""
+
+    def may_begin(self) -> bool:
+        """As `holds_lease`, on the loop's thread. A run whose lease is too old is given back.
+
+        If it returns false, raise `asyncio.CancelledError`, and otherwise try again.
+        """
 
 
 class Executor(Protocol):
-    """Where the body of a step runs."""
+    """A place where the bodies of steps run. A step takes `inline` for an async function, `thread` for a plain one.
 
-    def __call__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    A step awaits an async body without a timeout directly, unless there is a tracer: `inline` does not receive it.
+    """
+
+    async def execute(self, work: Work, seconds: float | None) -> Any:
+        """Run the body and return its result, or raise what it raised.
+
+        Raise `BodyTimedOut` after `seconds`, with what still runs: the next attempt waits for it. If the caller is
+        cancelled, stop a body that can be stopped, and never begin one that waits for its turn.
+        """
+
+
+class BodyTimedOut(Exception):
+    """A body took longer than its time. `body` is what still runs, if the executor cannot stop it."""
+
+    def __init__(self, seconds: float, body: Any = None) -> None:
+        super().__init__(f"the body took longer than {seconds:g} s")
+        self.seconds = seconds
+        self.body = body
+
+
+class Admission(Enum):
+    """The answer of a gate to an attempt."""
+
+    ADMITTED = "admitted"
+    WAITED = "waited"  # the attempt had to wait here, so it asks all gates again
+    REFUSED = "refused"  # the step has its outcome; there is no attempt
+
+
+class Gate(Protocol):
+    """A condition that each attempt of a step must meet before its body may run."""
+
+    async def enter(self, attempt: Any) -> Admission:
+        """Admit the attempt, make it wait, or append the outcome of its step and refuse it."""
+
+    def leave(self, attempt: Any) -> None:
+        """Take back the admission: the body has ended, or another gate made the attempt wait."""
+
+
+class Tracer(Protocol):
+    """A factory of context managers that surround the code of a run, a step and each of its attempts."""
+
+    def around(self, span: Span) -> AbstractContextManager[Any]:
+        """Return a context manager for one span. It must not raise; a raised error of the code passes through it."""
+
+
+class Span(msgspec.Struct, frozen=True):
+    """A stretch of work that a tracer surrounds. `step` is empty for a run, `attempt` is 0 for a run and a step."""
+
+    run: str
+    workflow: str
+    traceparent: str
+    step: str = ""
+    attempt: int = 0
 
 
 class SystemClock:
@@ -278,8 +457,7 @@ class SystemClock:
     def __init__(self) -> None:
         self._boot_id = _boot_id()
 
-    def now(self) -> float:
-        return time.time()
+    now = staticmethod(time.time)
 
     def boot(self) -> tuple[str, float]:
         return self._boot_id, time.clock_gettime(_BOOT_CLOCK)
@@ -288,18 +466,26 @@ class SystemClock:
 _BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
+def boot_seconds(clock: Clock) -> Callable[[], float]:
+    """Return the monotonic clock of `boot` as a function; that of the machine costs no Python call."""
+    return _BOOT_SECONDS if type(clock) is SystemClock else lambda: clock.boot()[1]
+
+
+_BOOT_SECONDS = partial(time.clock_gettime, _BOOT_CLOCK)
+
+
 def _boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:  # not Linux: the instant of the boot serves, to the nearest minute
+    except OSError:  # not Linux: use the time of the boot, rounded to a minute
         return f"boot-{round((time.time() - time.clock_gettime(_BOOT_CLOCK)) / 60)}"
 
 
 def instant(seconds: float) -> datetime:
-    """An instant in UTC, to the microsecond, from seconds since the epoch."""
+    """Return the UTC instant, to the microsecond, for seconds since the epoch."""
     try:
         return datetime.fromtimestamp(seconds, UTC)
-    except OSError as error:  # how the C library says it, where Python does not see it first
+    except OSError as error:  # the C library reports the overflow where Python does not check first
         raise OverflowError(f"{seconds!r} seconds are beyond the calendar") from error
 
 

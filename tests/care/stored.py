@@ -10,10 +10,10 @@ from functools import cache
 import keepstep as ks
 from keepstep.model import RunQuery
 from keepstep.ports import Create, Verdict
-from keepstep.stores.files import FilesStore
+from keepstep.stores.files.store import FilesStore
 from keepstep.stores.memory import MemoryStore
 from keepstep.stores.open import open_store
-from keepstep.stores.sqlite import SQLiteStore
+from keepstep.stores.sqlite.store import SQLiteStore
 from keepstep.workflows.definition import Workflow
 from tests.postgres import empty_store
 
@@ -105,7 +105,7 @@ def driven(store, act, **options):
 
     async def main():
         async with ks.Engine(store, workflows=WORKFLOWS, **{"linger_seconds": 0.02, **options}) as engine:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):
                 return await act(engine)
 
     return asyncio.run(main())

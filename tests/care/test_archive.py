@@ -11,9 +11,9 @@ from hashlib import sha256
 
 import pytest
 
-from keepstep.engine.archive import RunLine, reading, writing
-from keepstep.engine.transfer import check_archive, export_runs, import_runs
-from keepstep.engine.verify import verify
+from keepstep.care.archive import RunLine, reading, writing
+from keepstep.care.transfer import check_archive, export_runs, import_runs
+from keepstep.care.verify import verify
 from keepstep.errors import CheckpointCorrupt, DefinitionError, RunNotFound, SchemaMismatch, StoreUnavailable
 from keepstep.model import FINISHED, Run, RunQuery, Status
 from keepstep.stores.memory import MemoryStore
@@ -58,16 +58,16 @@ def test_an_archive_comes_into_every_store(empty):
     assert verify(empty).sound
 
 
-def test_what_had_not_ended_is_set_aside_with_the_reason(empty):
+def test_imported_unfinished_run_is_set_aside_with_the_reason(empty):
     data, _ = exported(filled(MemoryStore()))
     imported(empty, data)
     run = empty.get_run("waits")
     assert run.status is Status.SET_ASIDE
-    assert "had not ended when it was written to runs.jsonl" in run.error.message
+    assert "was unfinished when it was written to runs.jsonl" in run.error.message
     assert len(empty.list_signals("waits")) == 2
 
 
-def test_what_was_set_aside_goes_on_when_it_is_retried(empty):
+def test_imported_run_goes_on_when_it_is_retried(empty):
     data, _ = exported(filled(MemoryStore()))
     imported(empty, data)
 
@@ -84,7 +84,7 @@ def test_what_was_set_aside_goes_on_when_it_is_retried(empty):
     assert told[0][0] == "ann"
 
 
-def test_what_is_queued_on_purpose_goes_on_by_itself(empty):
+def test_imported_run_goes_on_by_itself_if_queued(empty):
     data, _ = exported(filled(MemoryStore()), "waits")
     imported(empty, data, queue=True)
 
@@ -113,7 +113,7 @@ def test_a_run_that_is_driven_is_exported_as_far_as_it_is():
 # -- twice -------------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_there_already_is_passed_over(empty):
+def test_run_that_is_there_already_is_skipped(empty):
     data, _ = exported(filled(MemoryStore()))
     imported(empty, data)
     before = everything(empty)
@@ -201,15 +201,15 @@ def test_a_line_that_is_gone_or_exchanged_is_found(archive):
 @pytest.mark.parametrize(
     "line, said",
     [
-        (b"", "no archive"),
-        (b"[]", "no archive"),
+        (b"", "not a Keepstep archive"),
+        (b"[]", "not a Keepstep archive"),
         (b'{"keepstep":"archive","format":2}', "format 2"),
-        (b'{"keepstep":"store","format":1}', "no archive"),
-        (b"\xff\xfe", "no archive"),
-        (b"[" * 100_000, "no archive"),
+        (b'{"keepstep":"store","format":1}', "not a Keepstep archive"),
+        (b"\xff\xfe", "not a Keepstep archive"),
+        (b"[" * 100_000, "not a Keepstep archive"),
     ],
 )
-def test_what_is_no_archive_is_refused(archive, line, said):
+def test_file_that_is_no_archive_is_refused(archive, line, said):
     rest = archive.splitlines(keepends=True)[1:]
     refused(b"".join([line + b"\n", *rest]), f"line 1: .*{said}")
 
@@ -244,7 +244,7 @@ def test_a_hostile_line_is_refused_with_its_number(line):
     assert everything(store) == {}
 
 
-def test_what_is_whole_can_be_saved_from_a_broken_archive(archive):
+def test_whole_runs_can_be_loaded_from_a_broken_archive(archive):
     lines = archive.splitlines(keepends=True)
     place = next(n for n, line in enumerate(lines) if b'"checkpoint"' in line)
     data = b"".join([*lines[:place], b"garbage\n", *lines[place + 1 :]])
@@ -270,7 +270,7 @@ def test_a_damaged_run_is_marked_and_refused(store):
 # -- the file ----------------------------------------------------------------------------------------------------------
 
 
-def test_it_is_readable(archive):
+def test_archive_is_readable_json(archive):
     lines = [json.loads(line) for line in archive.splitlines()]
     assert lines[0]["keepstep"] == "archive"
     records = [line["checkpoint"]["record"] for line in lines if "checkpoint" in line]
@@ -290,12 +290,12 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path):
     assert list(tmp_path.iterdir()) == []
     with writing(path) as file:
         file.write(b"whole")
-    with pytest.raises(DefinitionError, match="there already"), writing(path):
+    with pytest.raises(DefinitionError, match="exists already"), writing(path):
         pass
     assert (tmp_path / "runs.jsonl").read_bytes() == b"whole"
 
 
-def test_of_two_who_write_one_file_only_the_first_does(tmp_path):
+def test_second_writer_of_one_file_is_refused(tmp_path):
     """Both have looked before either was done; what the second has seen may be what the first has left."""
     path = tmp_path / "runs.jsonl"
 
@@ -305,7 +305,7 @@ def test_of_two_who_write_one_file_only_the_first_does(tmp_path):
             with writing(str(path)) as first:
                 first.write(b"1")
 
-    with pytest.raises(DefinitionError, match="is there already"):
+    with pytest.raises(DefinitionError, match="exists already"):
         write_both()
     assert path.read_bytes() == b"1"
     assert list(tmp_path.iterdir()) == [path]
@@ -327,7 +327,7 @@ def test_an_archive_is_packed_if_its_name_says_so(tmp_path, archive):
         check_archive(file, "x")
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path):
+def test_missing_file_is_refused(tmp_path):
     with pytest.raises(StoreUnavailable, match="cannot be read"), reading(str(tmp_path / "none")):
         pass
 
@@ -342,7 +342,7 @@ def test_every_fact_of_a_run_is_in_an_archive():
     assert {one.name for one in fields(Run)} - left_out == set(RunLine.__struct_fields__) - {"input_base64"}
 
 
-def test_what_an_archive_says_there_is_of_a_run_is_not_counted_up_to(archive):
+def test_huge_signal_count_in_an_archive_is_refused(archive):
     """A number in a line must not cost time and memory."""
     lines = archive.splitlines(keepends=True)
     first = next(i for i, line in enumerate(lines) if b'"signals":2' in line)

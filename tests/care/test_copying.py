@@ -7,22 +7,47 @@ from dataclasses import replace
 
 import pytest
 
-from keepstep.engine import copying, transfer
-from keepstep.engine.copying import copy_runs, shown
-from keepstep.engine.verify import oldest_first, verify
+from keepstep.care import copying, transfer
+from keepstep.care.copying import copy_runs, shown
+from keepstep.care.verify import oldest_first, verify
 from keepstep.errors import StoreUnavailable
 from keepstep.model import FINISHED, RunQuery, Status
 from keepstep.ports import Advance, ClaimRequest, Create, Verdict
+from keepstep.records.record import origin
 from keepstep.stores.memory import MemoryStore
-from keepstep.stores.records import origin
-from keepstep.stores.sqlite import SQLiteStore
+from keepstep.stores.sqlite.store import SQLiteStore
 from tests.care.stored import STORES, contents, driven, everything, filled, tampered
 from tests.care.test_verify import edited
+from tests.nightly import case
 
 ALL = frozenset({"care total", "care patient", "care breaking", "care parent"})
 
 
-@pytest.fixture(params=STORES)
+#: Each store once as the source and once as the target; `make nightly` copies between all pairs.
+QUICK = {("memory", "files"), ("files", "sqlite"), ("sqlite", "postgres"), ("postgres", "memory")}
+
+
+def pytest_generate_tests(metafunc):
+    if "target" in metafunc.fixturenames:
+        pairs = [
+            case(source, target, id=f"{source}-{target}", nightly=(source, target) not in QUICK)
+            for source in STORES
+            for target in STORES
+        ]
+        metafunc.parametrize("empty, target", pairs, indirect=True)
+    elif "empty" in metafunc.fixturenames:
+        metafunc.parametrize("empty", STORES, indirect=True)
+
+
+@pytest.fixture
+def empty(request, tmp_path):
+    """The store that is copied from, before it is filled."""
+    store = STORES[request.param](tmp_path)
+    yield store
+    store.close()
+
+
+@pytest.fixture
 def target(request, tmp_path):
     (tmp_path / "target").mkdir()
     store = STORES[request.param](tmp_path / "target")
@@ -34,7 +59,7 @@ def copied(source, target, *run_ids, query=None, **options):
     return copy_runs(source, target, run_ids, query, actor="ann", **options)
 
 
-def test_what_has_ended_is_copied_word_for_word(store, target):
+def test_finished_runs_are_copied_word_for_word(store, target):
     before = everything(store)
     done = copied(store, target, query=RunQuery(status=FINISHED))
     assert (done.written, done.whole) == (4, True)
@@ -74,14 +99,14 @@ def begun(store, name):
     assert answer.verdict is Verdict.DONE
 
 
-def test_what_has_not_ended_is_left_and_named(store, target):
+def test_unfinished_runs_are_left_and_named(store, target):
     before = everything(store)
     done = copied(store, target)
     assert set(done.left) == {"waits", "large", "later", "parent", "graph"}
     assert everything(store) == before
 
 
-def test_what_is_handed_over_is_driven_there_and_no_longer_here(store, target):
+def test_run_that_is_handed_over_is_driven_in_the_target_only(store, target):
     done = copied(store, target, "waits", "later", unfinished=True)
     assert (done.written, done.whole) == (2, True)
     assert {name: one[0].status for name, one in everything(store).items() if name in ("waits", "later")} == {
@@ -120,7 +145,7 @@ def test_a_family_that_goes_on_stays_together(store, target):
     assert done.left == {"parent": f"its child {child} has not ended", child: "its parent parent has not ended"}
 
 
-def test_what_is_driven_is_left(store, target):
+def test_run_that_is_being_driven_is_left(store, target):
     async def while_driven(engine):
         await engine.start("care patient", 10, run_id="driven")
         return copied(store, target, "driven", unfinished=True)
@@ -147,7 +172,7 @@ class Failing:
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_wherever_a_copy_breaks_off_no_run_is_driven_in_both(side):
+def test_no_run_is_driven_in_both_wherever_a_copy_breaks_off(side):
     """Each write fails in turn; after every one of them, and at the end, no run can be driven in both stores."""
     for writes in range(20):
         source, target = filled(MemoryStore()), MemoryStore()
@@ -171,7 +196,7 @@ def is_open(run):
 def bury_the_dead(store):
     """Let go of what a copy that failed in the middle still held: its process is gone."""
     for worker in store.list_workers():
-        store.bury(worker.id)
+        store.mark_dead(worker.id)
 
 
 def test_a_copy_that_broke_off_is_taken_up_again(store, target):
@@ -187,7 +212,7 @@ def test_a_copy_that_broke_off_is_taken_up_again(store, target):
     assert verify(target).sound
 
 
-def test_an_unfinished_run_of_the_same_id_is_a_conflict_and_is_not_taken_away(store, target):
+def test_unfinished_run_of_the_same_id_is_a_conflict(store, target):
     filled(target)
     tampered(target, "waits", seed="other")
     tampered(target, "waits", rows=lambda rows: rows[:1], checksum="x")
@@ -221,10 +246,10 @@ class Forgetful:
         return self._store.commit(changes, **options)
 
 
-def test_what_has_come_otherwise_than_it_was_sent_is_named(store):
+def test_run_that_the_target_changed_is_named(store):
     done = copied(store, Forgetful(MemoryStore()), query=RunQuery(status=FINISHED))
     assert list(done.damaged) == ["done"]
-    assert done.damaged["done"].startswith("in the target: ")
+    assert done.damaged["done"].startswith("in the target store: ")
     assert not done.whole
 
 
@@ -241,7 +266,7 @@ def test_an_address_is_shown_without_its_password():
     assert shown("sqlite:///a@b/runs.db") == "sqlite:///a@b/runs.db"
 
 
-def test_what_was_handed_over_does_not_go_to_a_third_store(store, target, tmp_path):
+def test_run_that_was_handed_over_is_not_copied_to_a_third_store(store, target, tmp_path):
     assert copied(store, target, "waits", unfinished=True).whole
     third = SQLiteStore(tmp_path / "third.db", power_loss="may_lose_last")
     for unfinished in (True, False):
@@ -251,10 +276,10 @@ def test_what_was_handed_over_does_not_go_to_a_third_store(store, target, tmp_pa
     third.close()
 
 
-def test_what_was_handed_over_and_has_ended_and_gone_there_does_not_come_back_by_itself(store, target):
+def test_run_removed_from_the_target_is_not_copied_again(store, target):
     assert copied(store, target, "waits", unfinished=True).whole
     target.delete_runs(["waits"])
-    assert copied(store, target, "waits").left == {"waits": "it was handed over, and is not there"}
+    assert copied(store, target, "waits").left == {"waits": "it was handed over, and is missing in the target"}
     assert target.get_run("waits") is None
 
 
@@ -280,6 +305,6 @@ def test_a_run_that_someone_pauses_meanwhile_stays_paused(store, target, monkeyp
     else:
         set_aside = copying._set_aside_here
         monkeypatch.setattr(copying, "_set_aside_here", lambda *given: (pause(), set_aside(*given))[1])
-    assert copied(store, target, "waits", unfinished=True).left == {"waits": "someone else took it up meanwhile"}
+    assert copied(store, target, "waits", unfinished=True).left == {"waits": "another process claimed it meanwhile"}
     assert store.get_run("waits").status is Status.PAUSED
     assert target.get_run("waits") is None

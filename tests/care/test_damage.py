@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import keepstep as ks
-from keepstep.engine.verify import verify
+from keepstep.care.verify import verify
 from keepstep.errors import StoreError
 from keepstep.model import FINISHED, Status, WorkerInfo
 from keepstep.stores.open import open_store
@@ -249,7 +249,7 @@ async def drive(store):
             with contextlib.suppress(ks.KeepstepError):
                 await engine.signal(name, signal, "end")
         for number in range(3):
-            assert await (await engine.start(TOTAL, number)).result(10) == number
+            assert await (await engine.start(TOTAL, number)).result(60) == number
         await settled(engine)
         page = await engine.list(limit=1000)
         results = {name: await end_of(engine, name) for name in RESULTS}
@@ -275,7 +275,7 @@ async def end_of(engine, name):
         handle = await engine.get(name)
         if await handle.status() not in FINISHED | {Status.SET_ASIDE}:
             return None
-        return await handle.result(10)
+        return await handle.result(60)
     except ks.KeepstepError:
         return None
 
@@ -312,7 +312,7 @@ def test_damage_in_postgres_is_found_or_does_no_harm(data):
     ],
     ids=["too few signals", "a record beyond its head"],
 )
-def test_what_is_there_beyond_a_head_in_postgres_holds_up_no_neighbour(damage):
+def test_rows_beyond_a_head_in_postgres_hold_up_no_other_run(damage):
     with_ghosts(STORES["postgres"](Path("care"))).close()
     with psycopg.connect(session_dsn(), autocommit=True) as database:
         database.execute(f"SET search_path TO {postgres_schema()}")
@@ -326,7 +326,7 @@ def test_what_is_there_beyond_a_head_in_postgres_holds_up_no_neighbour(damage):
         }
 
 
-def test_what_is_damaged_here_is_there():
+def test_undamaged_runs_give_their_results():
     """Or the test above would hold for want of anything to damage."""
     assert {run.id for run, _, _ in contents()} >= set(RESULTS)
     assert asyncio.run(drive(filled(STORES["memory"](None)))) == {**RESULTS, "later": None}
@@ -345,7 +345,7 @@ RARE = {
 
 
 @pytest.mark.parametrize("what", RARE)
-def test_rare_damage_keeps_nobody_from_the_others(what, tmp_path):
+def test_rare_damage_holds_up_no_other_run(what, tmp_path):
     folder = tmp_path / "store"
     shutil.copytree(whole("sqlite"), folder)
     database = apsw.Connection(str(folder / "runs.db"))

@@ -8,13 +8,13 @@ import shutil
 import pytest
 
 import keepstep as ks
-from keepstep.engine.repair import accept_loss, assess
-from keepstep.engine.upkeep import erase
-from keepstep.engine.verify import verify
+from keepstep.care.repair import accept_loss, assess
+from keepstep.care.retention import erase
+from keepstep.care.verify import verify
 from keepstep.errors import CheckpointCorrupt
 from keepstep.model import Status
-from keepstep.stores.files import FilesStore
-from keepstep.stores.files_names import run_folder
+from keepstep.stores.files.names import run_folder
+from keepstep.stores.files.store import FilesStore
 from tests.care.stored import PATIENT, TOTAL, driven, parked
 
 
@@ -102,7 +102,7 @@ def test_a_loss_is_accepted_from_the_damage_on(path, opened, damage, number):
 
 
 @pytest.mark.parametrize("damage", [b"{ half", b"\xff"])
-def test_what_cannot_be_read_is_kept_in_the_file_as_it_is(path, opened, tmp_path, damage):
+def test_unreadable_entry_is_kept_in_the_file_as_it_is(path, opened, tmp_path, damage):
     entry(path, "done", 3).write_bytes(damage)
     accept_loss(opened(), "done", str(tmp_path / "aside.jsonl"), actor="ann")
     lines = [json.loads(line) for line in (tmp_path / "aside.jsonl").read_text().splitlines()]
@@ -144,7 +144,7 @@ def test_a_run_without_its_beginning_is_left_until_it_is_erased(path, opened, tm
     assert verify(opened()).sound
 
 
-def test_who_asks_for_a_run_whose_end_was_lost_is_told(path, opened):
+def test_run_whose_end_was_lost_is_reported_as_damaged(path, opened):
     remove(entry(path, "done", 5))
 
     async def ask(engine):

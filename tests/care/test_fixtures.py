@@ -14,13 +14,13 @@ import psycopg
 import pytest
 
 import keepstep as ks
-from keepstep.engine.archive import FORMAT
-from keepstep.engine.copying import copy_runs
-from keepstep.engine.transfer import check_archive, export_runs, import_runs
-from keepstep.engine.verify import verify
+from keepstep.care.archive import FORMAT
+from keepstep.care.copying import copy_runs
+from keepstep.care.transfer import check_archive, export_runs, import_runs
+from keepstep.care.verify import verify
 from keepstep.model import Status
-from keepstep.ports import SystemClock
-from keepstep.stores.files_entry import LAYOUT
+from keepstep.ports import ClaimRequest, SystemClock
+from keepstep.stores.files.entry import LAYOUT
 from keepstep.stores.memory import MemoryStore
 from keepstep.stores.migrations import scripts
 from keepstep.stores.open import open_store
@@ -88,8 +88,10 @@ def on_server(source):
     with psycopg.connect(session_dsn(), autocommit=True) as database:
         database.execute(f"CREATE SCHEMA {schema}; SET search_path TO {schema}")
         database.execute(source.read_bytes())
-        yield store_url(schema)
-        database.execute(f"DROP SCHEMA {schema} CASCADE")
+        try:
+            yield store_url(schema)
+        finally:
+            database.execute(f"DROP SCHEMA {schema} CASCADE")
 
 
 @pytest.fixture(params=[*SCHEMAS, *LAYOUTS, *ON_SERVER], ids=lambda path: path.stem)
@@ -125,6 +127,21 @@ def test_an_old_store_is_read_and_verified(path):
     assert output == b"6"
 
 
+def test_every_run_of_an_old_store_is_read_audited_and_forked(path):
+    """One that never began, too."""
+    asyncio.run(_look_at_all(path))
+
+
+async def _look_at_all(path):
+    async with ks.open(path, worker=False, workflows=WORKFLOWS) as engine:
+        for run_id in ("done", "failed", "waits", "packed", "later"):
+            run = await engine.get(run_id)
+            assert len(await run.checkpoints()) == (await run.run()).seq
+            assert (await run.audit())[0].what == "created"
+            copy = await engine.fork(run_id, at=1 if run_id == "failed" else None)
+            assert await copy.input() == await run.input()
+
+
 def test_the_first_schema_is_legacy_and_the_newest_is_not(tmp_path):
     def counts(source):
         store = open_store(loaded(source, tmp_path / f"{source.stem}.db"))
@@ -152,17 +169,17 @@ async def go_on(store):
             if await handle.status() is Status.SET_ASIDE:
                 await handle.retry()
             await handle.signal("second", "end")
-            assert await handle.result(10) == [size, {"yes": True}, "end"]
+            assert await handle.result(60) == [size, {"yes": True}, "end"]
         later = await engine.get("later")  # its chain begins now, if it was made before chains began with something
         if await later.status() is Status.SET_ASIDE:
             await later.retry()
-        assert await later.result(10) == 9
+        assert await later.result(60) == 9
         assert len(await later.checkpoints()) == (await later.run()).seq
         failed = await engine.get("failed")
         with pytest.raises(ks.RunFailed):
             await failed.result()
         await failed.retry("the step is mended")
-        assert await failed.result(10) == "mended"
+        assert await failed.result(60) == "mended"
 
 
 def test_runs_of_an_old_store_go_on(path):
@@ -172,7 +189,48 @@ def test_runs_of_an_old_store_go_on(path):
     store.close()
 
 
-def test_what_has_not_begun_in_an_old_store_can_be_handed_over(path):
+#: A run of an older store that is put into another queue, for a person of its own, and its head if that has a queue.
+TO_MAIL = "UPDATE keepstep_run SET queue = 'mail', key = 'ann' WHERE id = 'later'"
+HEAD_TO_MAIL = "UPDATE keepstep_head SET queue = 'mail' WHERE run = 'later'"
+
+
+def claimed_in_mail(url):
+    """Claim a run by its queue; its id, and that the store is as it should be."""
+    store = open_store(url, clock=Tomorrow())
+    request = ClaimRequest("w", frozenset({"fixture total"}), 9, queues=frozenset({"mail"}))
+    found = [(claim.run.id, claim.run.key) for claim in store.claim_runs(request).claims]
+    flaws = store.check()
+    store.close()
+    assert flaws == []
+    return found
+
+
+@pytest.mark.parametrize("source", SCHEMAS[:4], ids=lambda path: path.stem)
+def test_head_of_an_older_store_learns_its_queue_and_key(source, tmp_path):
+    path = loaded(source, tmp_path / "runs.db")
+    database = apsw.Connection(str(path))
+    database.execute(f"{TO_MAIL}; {HEAD_TO_MAIL}")
+    database.close()
+    assert claimed_in_mail(path) == [("later", "ann")]
+
+
+@pytest.mark.parametrize("source", ON_SERVER[:2], ids=lambda path: path.stem)
+def test_head_of_an_older_store_on_a_server_learns_its_queue_and_key(source):
+    with on_server(source) as url, psycopg.connect(url.partition("?")[0], autocommit=True) as database:
+        database.execute(f"SET search_path TO fixture_{os.getpid()}")
+        database.execute(TO_MAIL)
+        # A repair has put a head aside before.
+        database.execute("CREATE TABLE keepstep_aside_head (put_aside_at timestamptz NOT NULL, LIKE keepstep_head)")
+        assert claimed_in_mail(url) == [("later", "ann")]
+        database.execute("DELETE FROM keepstep_run WHERE id = 'done'")
+        store = open_store(url)
+        assert (
+            "put aside in keepstep_aside_head" in {flaw.about: flaw for flaw in store.check(mend=True)}["done"].mended
+        )
+        store.close()
+
+
+def test_queued_run_of_an_old_store_can_be_handed_over(path):
     store, target = open_store(path), MemoryStore()
     for _ in range(2):  # the second time finds what the first has done
         done = copy_runs(store, target, ["later"], actor="ann", unfinished=True)

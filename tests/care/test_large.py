@@ -9,15 +9,15 @@ from datetime import UTC, datetime
 
 import pytest
 
-from keepstep.engine.transfer import export_runs, import_runs
-from keepstep.engine.upkeep import purge, sweep
-from keepstep.engine.verify import verify
+from keepstep.care.retention import purge, sweep
+from keepstep.care.transfer import export_runs, import_runs
+from keepstep.care.verify import verify
 from keepstep.model import FINISHED, Kind, Run, RunQuery, Status
 from keepstep.policies import Retain
 from keepstep.ports import Create
-from keepstep.stores.records import Record, origin, seal
-from keepstep.stores.sqlite import SQLiteStore
-from keepstep.stores.sqlite_rows import run_rows
+from keepstep.records.record import Record, origin, seal
+from keepstep.stores.sqlite.rows import run_rows
+from keepstep.stores.sqlite.store import SQLiteStore
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 FEW, MANY = 150, 450
@@ -85,9 +85,9 @@ def peaks(store, archive):
 
 
 def test_memory_does_not_grow_with_the_number_of_runs(tmp_path, monkeypatch):
-    for module in ("verify", "transfer", "upkeep"):
-        monkeypatch.setattr(f"keepstep.engine.{module}.PAGE", 50)
-    monkeypatch.setattr("keepstep.engine.transfer.BATCH", 25)
+    for module in ("verify", "transfer", "retention"):
+        monkeypatch.setattr(f"keepstep.care.{module}.PAGE", 50)
+    monkeypatch.setattr("keepstep.care.transfer.BATCH", 25)
     stores = [full(tmp_path / f"{count}.db", count) for count in (FEW, MANY)]
     few, many = (peaks(store, lines_of(store, tmp_path / f"{n}.jsonl")) for n, store in enumerate(stores))
     for store in stores:
@@ -116,7 +116,7 @@ def test_runs_to_be_removed_are_found_through_an_index(tmp_path, query):
         return run_rows(cursor, where, values, *number, whole=whole)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("keepstep.stores.sqlite.run_rows", explained)
+        patch.setattr("keepstep.stores.sqlite.store.run_rows", explained)
         store.list_runs(query)
     store.close()
     assert plans

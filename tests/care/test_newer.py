@@ -10,15 +10,17 @@ import msgspec
 import pytest
 
 import keepstep as ks
-from keepstep.engine.doctor import examine
-from keepstep.engine.repair import accept_loss, assess
-from keepstep.engine.verify import verify
+from keepstep.care.doctor import examine
+from keepstep.care.repair import accept_loss, assess
+from keepstep.care.verify import verify
+from keepstep.engine import worker
 from keepstep.errors import SchemaMismatch
 from keepstep.model import RunQuery, Signal, Status
 from keepstep.ports import Row, Send
-from keepstep.stores import files_entry, records
-from keepstep.stores.files import FilesStore
-from keepstep.stores.records import FORMAT, NEWEST_FORMAT
+from keepstep.records import record
+from keepstep.records.record import FORMAT, NEWEST_FORMAT
+from keepstep.stores.files import entry as files_entry
+from keepstep.stores.files.store import FilesStore
 from tests.care.stored import contents, driven, everything, filled, tampered
 from tests.care.test_verify import edited
 
@@ -72,6 +74,7 @@ def test_a_record_of_a_newer_format_is_refused_with_what_to_do(store, fields):
 
 
 def test_old_workers_leave_runs_of_newer_ones_to_them(store, monkeypatch, caplog):
+    monkeypatch.setattr(worker, "NEWER_SECONDS", 0.4)
     for name in ("waits", "large"):
         gone_on_with(store, name)
 
@@ -86,10 +89,10 @@ def test_old_workers_leave_runs_of_newer_ones_to_them(store, monkeypatch, caplog
     driven(store, old_worker)
     told = [one.getMessage() for one in caplog.records if "left to other workers" in one.getMessage()]
     assert len(told) == 1
-    monkeypatch.setattr(records, "NEWEST_FORMAT", NEWEST_FORMAT + 1)
+    monkeypatch.setattr(record, "NEWEST_FORMAT", NEWEST_FORMAT + 1)
 
     async def new_worker(engine):
-        return [await (await engine.get(name)).result(15) for name in ("waits", "large")]
+        return [await (await engine.get(name)).result(60) for name in ("waits", "large")]
 
     assert len(driven(store, new_worker)) == 2
 
@@ -101,12 +104,12 @@ def test_a_run_with_a_damaged_number_is_set_aside(store):
         handle = await engine.get("waits")
         await handle.signal("last", "end")
         with pytest.raises(ks.RunSetAside):
-            await handle.result(15)
+            await handle.result(60)
 
     driven(store, ask)
 
 
-def test_what_a_newer_one_wrote_is_never_given_up_as_lost(store, tmp_path):
+def test_record_of_a_newer_version_is_never_accepted_as_lost(store, tmp_path):
     gone_on_with(store, "done", kept=len(store.list_checkpoints("done")) - 1)
     gone_on_with(store, "waits")
     before = everything(store)
@@ -124,7 +127,7 @@ def test_a_damaged_number_is_no_newer_format(store):
     assert assess(store, "done").kept == 2
 
 
-def test_the_doctor_tells_it_from_damage_and_looks_at_the_others(store):
+def test_doctor_distinguishes_newer_records_from_damage(store):
     gone_on_with(store, "waits")
     tampered(store, "large", status=Status.WAITING, wakes=(), due_at=None)
 
@@ -140,7 +143,7 @@ def test_the_doctor_tells_it_from_damage_and_looks_at_the_others(store):
     assert all("upgrade Keepstep" in one.advice for one in findings if one.code == "newer")
 
 
-def test_an_entry_that_git_has_brought_from_a_newer_one_concerns_its_run_alone(tmp_path, monkeypatch):
+def test_entry_of_a_newer_version_affects_its_run_alone(tmp_path, monkeypatch):
     path = tmp_path / "runs"
     store = filled(FilesStore(path, power_loss="may_lose_last"))
     with monkeypatch.context() as newer_one:

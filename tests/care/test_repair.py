@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import keepstep as ks
-from keepstep.engine import repair
-from keepstep.engine.repair import accept_loss, assess
-from keepstep.engine.verify import verify
+from keepstep.care import repair
+from keepstep.care.repair import accept_loss, assess
+from keepstep.care.verify import verify
 from keepstep.errors import CheckpointCorrupt, DefinitionError, RunConflict, RunNotFound, StoreUnavailable
 from keepstep.model import RunQuery, Signal, Status
 from keepstep.ports import Row, Send, Verdict
@@ -29,7 +29,7 @@ def accepted(store, aside, run_id="done"):
     return accept_loss(store, run_id, aside, actor="ann", reason="disk trouble")
 
 
-def test_it_is_told_what_would_repeat_and_nothing_is_changed(store):
+def test_assessment_names_what_would_repeat_and_changes_nothing(store):
     tampered(store, "done", rows=edited(2, b'"value":3', b'"value":4'))
     before = everything(store)
     loss = assess(store, "done")
@@ -79,7 +79,7 @@ def test_without_a_file_nothing_is_changed(store, tmp_path):
     assert everything(store) == before
 
 
-def test_records_of_which_nothing_can_be_told_are_counted(store, aside):
+def test_unreadable_records_are_counted(store, aside):
     tampered(store, "done", rows=lambda rows: [*rows[:2], Row(3, "step completed", b"\xff", None), *rows[3:]])
     loss = accepted(store, aside)
     assert (loss.kept, loss.unreadable, loss.repeats) == (2, 1, ["add#3"])
@@ -131,11 +131,13 @@ def test_a_status_that_was_changed_costs_nothing(store, aside):
     assert driven(store, go_on) == 6
 
 
-@pytest.mark.parametrize("damage", [{"input": b"[[7],{}]"}, {"rows": lambda rows: renumbered(rows[1:])}])
-def test_of_a_run_whose_beginning_is_damaged_nothing_can_be_kept(store, aside, damage):
+@pytest.mark.parametrize(
+    "damage", [{"input": b"[[7],{}]"}, {"rows": lambda rows: renumbered(rows[1:])}, {"data_key": "1:one:abcd"}]
+)
+def test_run_whose_beginning_or_key_is_damaged_is_not_repaired(store, aside, damage):
     tampered(store, "done", **damage)
     before = everything(store)
-    with pytest.raises(CheckpointCorrupt, match="restore it from a copy"):
+    with pytest.raises(CheckpointCorrupt, match="from a backup, or erase"):
         accepted(store, aside)
     assert everything(store) == before
 
@@ -200,7 +202,7 @@ def test_a_signal_that_comes_meanwhile_is_not_lost(store, aside, monkeypatch):
         assert answer.verdict is Verdict.DONE
 
     monkeypatch.setattr(repair, "keep_whole", keep_and_send)
-    with pytest.raises(RunConflict, match="changed by someone else"):
+    with pytest.raises(RunConflict, match="changed by another process"):
         accept_loss(store, "waits", str(aside), actor="ann")
     assert store.list_signals("waits")[-1].name == "last"
     monkeypatch.undo()

@@ -72,11 +72,11 @@ def test_a_newest_record_that_was_edited_is_found_by_all(store):
     tampered(store, "waits", rows=edited(-1))
     given, info = acted(store, "waits", {**TELLING, **CHANGING})
     assert given == {}
-    assert "is not the one that its head names" in info.why
+    assert "differs from the one that its head names" in info.why
     assert not info.recoverable
 
 
-def test_a_newest_record_that_is_gone_is_missed_by_all(store, monkeypatch):
+def test_missing_newest_record_is_found_by_all(store, monkeypatch):
     there = store.list_checkpoints
     monkeypatch.setattr(
         store, "list_checkpoints", lambda *words, **more: [r for r in there(*words, **more) if r.seq < 3]
@@ -86,7 +86,7 @@ def test_a_newest_record_that_is_gone_is_missed_by_all(store, monkeypatch):
     assert not info.recoverable
 
 
-def test_a_record_before_a_consolidated_state_that_was_edited_is_found_by_all_who_read_it(store):
+def test_edited_record_before_a_consolidated_state_is_found(store):
     tampered(store, "graph", rows=edited(1))
     acts = {**TELLING, **CHANGING, "state": STATE["state"], "fork it": STATE["fork with another state"]}
     given, info = acted(store, "graph", acts)
@@ -95,7 +95,7 @@ def test_a_record_before_a_consolidated_state_that_was_edited_is_found_by_all_wh
     assert "part of its history is lost" in info.why
 
 
-def test_a_consolidated_state_that_was_edited_is_no_state_but_the_run_goes_on_without_it(store):
+def test_edited_consolidated_state_is_refused_and_the_run_replays(store):
     tampered(store, "graph", rows=edited(-1))
     given, info = acted(store, "graph", {**TELLING, **CHANGING, **STATE})
     assert list(given) == ["replay"]
@@ -104,7 +104,7 @@ def test_a_consolidated_state_that_was_edited_is_no_state_but_the_run_goes_on_wi
     assert "part of its history is lost" in info.why
 
 
-def test_a_whole_run_can_be_told_of(store):
+def test_undamaged_run_answers_every_reader(store):
     """Or the tests above would hold for want of a run to tell of."""
     assert list(acted(store, "waits", TELLING)[0]) == list(TELLING)
     assert list(acted(store, "graph", {**TELLING, "state": STATE["state"]})[0]) == [*TELLING, "state"]

@@ -10,9 +10,9 @@ import apsw
 import pytest
 
 import keepstep as ks
-from keepstep.engine import upkeep
-from keepstep.engine.copying import copy_runs
-from keepstep.engine.upkeep import Sweep, erase, purge, sweep
+from keepstep.care import retention
+from keepstep.care.copying import copy_runs
+from keepstep.care.retention import Sweep, erase, purge, sweep
 from keepstep.errors import CheckpointCorrupt, DefinitionError, RunConflict, RunNotFound
 from keepstep.model import FINISHED, RunQuery, Status
 from keepstep.policies import Retain
@@ -55,13 +55,13 @@ def test_a_dry_run_removes_nothing_and_counts_the_same(store):
         ({"workflow": "care total", "statuses": frozenset({Status.COMPLETED}), "limit": 0}, set()),
     ],
 )
-def test_only_what_is_meant_is_removed(store, filters, gone):
+def test_only_runs_that_match_the_filter_are_removed(store, filters, gone):
     before = left(store)
     assert purge(store, **filters).removed == len(gone)
     assert before - left(store) == gone
 
 
-def test_only_what_ended_before_is_removed(store):
+def test_only_runs_that_ended_before_are_removed(store):
     ended = sorted((run.updated_at, run.id) for run, _, _ in contents() if run.id in ENDED)
     assert purge(store, before=ended[0][0]).removed == 0
     assert purge(store, before=ended[2][0]).removed == 2
@@ -74,8 +74,8 @@ def test_no_more_are_removed_than_allowed(store):
     assert purge(store).removed == 1
 
 
-def test_what_is_not_finished_cannot_be_asked_for(store):
-    with pytest.raises(DefinitionError, match="set aside is not finished"):
+def test_purge_of_unfinished_statuses_is_refused(store):
+    with pytest.raises(DefinitionError, match="got set aside"):
         purge(store, statuses=frozenset({Status.SET_ASIDE, Status.FAILED}))
 
 
@@ -158,8 +158,8 @@ def test_the_younger_ones_stay(empty):
     assert sweep(empty, Retain(days=0, count=0)).removed == 3
 
 
-def test_the_newest_are_told_by_their_creation_and_not_by_when_they_came(empty, monkeypatch):
-    monkeypatch.setattr(upkeep, "PAGE", 7)
+def test_newest_runs_are_found_by_creation_and_not_by_arrival(empty, monkeypatch):
+    monkeypatch.setattr(retention, "PAGE", 7)
     bench = MemoryStore()
     many(bench)
     for run in bench.list_runs(
@@ -172,7 +172,7 @@ def test_the_newest_are_told_by_their_creation_and_not_by_when_they_came(empty, 
     assert left(empty) == {f"r{n:03}" for n in range(20, 30)}
 
 
-def test_what_completed_need_not_stay_though_it_is_new(store):
+def test_new_completed_runs_are_removed_without_preserve(store):
     assert sweep(store, Retain(preserve=False)).removed == len(ENDED) - 1
     assert "failed" in left(store)
 
@@ -184,7 +184,7 @@ def test_a_workflow_has_its_own_rule(store):
 
 
 def test_a_sweep_goes_page_by_page(empty, monkeypatch):
-    monkeypatch.setattr(upkeep, "PAGE", 7)
+    monkeypatch.setattr(retention, "PAGE", 7)
     many(empty)
     one = Sweep(empty, Retain(days=0, count=5))
     pages = 1
@@ -219,14 +219,14 @@ def test_a_store_that_fails_does_not_stop_the_worker(store, monkeypatch, caplog)
         return real(run_ids, **options)
 
     monkeypatch.setattr(store, "delete_runs", failing)
-    monkeypatch.setattr(upkeep, "SWEEP_SECONDS", 0.01)
+    monkeypatch.setattr(retention, "SWEEP_SECONDS", 0.01)
 
     async def look(engine):
         while ENDED & left(store):
             await engine.changed(0.02)
 
     driven(store, look, retain=Retain(days=0, count=0))
-    assert "could not be removed" in caplog.text
+    assert "cannot remove finished runs" in caplog.text
 
 
 # -- erase -------------------------------------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ def test_a_damaged_store_is_not_opened_and_the_runs_are_named(store):
     assert everything(store)
 
 
-def test_a_store_with_something_of_nobody_in_it_is_not_opened(tmp_path):
+def test_store_with_rows_of_no_run_is_not_opened_strictly(tmp_path):
     """No run is damaged, but the store itself is not as it was written."""
     path = tmp_path / "runs.db"
     filled(ks.stores.open.open_store(path)).close()
@@ -325,7 +325,7 @@ def test_the_store_of_a_refused_engine_is_closed(tmp_path):
     assert not (tmp_path / "runs.db-wal").exists()
 
 
-def test_age_is_told_by_the_stores_clock():
+def test_age_is_measured_by_the_clock_of_the_store():
     class Later:
         def now(self):
             return contents()[0][0].created_at.timestamp() + 40 * 86_400
@@ -344,12 +344,12 @@ def test_a_run_that_is_retried_meanwhile_is_not_erased(store, monkeypatch):
             call = engine.call
 
             async def retry_first(function, *given):
-                if function is upkeep._erase:
+                if function is retention._erase:
                     await engine.retry("failed")
                 return await call(function, *given)
 
             monkeypatch.setattr(engine, "call", retry_first)
-            with pytest.raises(RunConflict, match="let go on meanwhile"):
+            with pytest.raises(RunConflict, match="or went on meanwhile"):
                 await erase(engine, "failed")
 
     asyncio.run(act())

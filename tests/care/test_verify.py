@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from keepstep.engine.verify import Count, check_named, verify
+from keepstep.care.verify import Count, check_named, verify
 from keepstep.errors import RunNotFound
 from keepstep.model import Status
 from keepstep.ports import Row
-from keepstep.stores import records
+from keepstep.records import record
 from tests.care.stored import contents, tampered
 
 
@@ -22,6 +22,14 @@ def test_a_store_as_it_was_written_is_sound(store):
     assert found.runs == Count(runs, runs)
     assert found.records == Count(rows, rows)
     assert found.signals == Count(signals, signals)
+
+
+def test_the_head_of_a_sound_run_is_read_once(store, monkeypatch):
+    """A store of a million runs is verified by a few questions for each."""
+    asked, get_run = [], store.get_run
+    monkeypatch.setattr(store, "get_run", lambda run: asked.append(run) or get_run(run))
+    assert verify(store).sound
+    assert sorted(asked) == sorted(run.id for run, *_ in contents())
 
 
 def test_an_empty_store_is_sound(empty):
@@ -50,9 +58,13 @@ def swapped(items, a=1, b=2):
 
 DAMAGE = {
     "a result was edited": ("done", {"rows": edited(2, b'"value":3', b'"value":4')}, "chain broken at seq 4"),
-    "the end was edited": ("done", {"rows": edited(-1, b'"value":6', b'"value":7')}, "not the one that its head names"),
+    "the end was edited": (
+        "done",
+        {"rows": edited(-1, b'"value":6', b'"value":7')},
+        "differs from the one that its head names",
+    ),
     "a record is gone": ("done", {"rows": lambda rows: renumbered(rows[:2] + rows[3:])}, "chain broken at seq 3"),
-    "the last record is gone": ("waits", {"rows": lambda rows: rows[:-1]}, "not the one that its head names"),
+    "the last record is gone": ("waits", {"rows": lambda rows: rows[:-1]}, "differs from the one that its head names"),
     "the first record is gone": ("done", {"rows": lambda rows: renumbered(rows[1:])}, "chain broken at seq 1"),
     "two records are exchanged": ("done", {"rows": lambda rows: renumbered(swapped(rows))}, "chain broken at seq 2"),
     "a record is of another run": (
@@ -81,13 +93,18 @@ DAMAGE = {
     "the input of a run to come was edited": ("later", {"input": b"[[8],{}]"}, "its input"),
     "the seed was edited": ("done", {"seed": "0"}, "another fact of its creation"),
     "a tag was edited": ("neighbour", {"tags": {"team": "b"}}, "another fact of its creation"),
-    "the checksum of the head was edited": ("waits", {"checksum": "0" * 64}, "not the one that its head names"),
+    "a data key was written to a run that has none": ("done", {"data_key": "x"}, "its data key cannot be read"),
+    "the checksum of the head was edited": (
+        "waits",
+        {"checksum": "0" * 64},
+        "differs from the one that its head names",
+    ),
     "a completed run is said to have failed": ("done", {"status": Status.FAILED}, ""),
-    "a completed run is said to wait": ("done", {"status": Status.WAITING}, "says that it is completed"),
+    "a completed run is said to wait": ("done", {"status": Status.WAITING}, "says completed"),
     "a failed run is said to be completed": ("failed", {"status": Status.COMPLETED}, ""),
     "a waiting run is said to be completed": ("waits", {"status": Status.COMPLETED}, ""),
     "a waiting run is said to be cancelled": ("waits", {"status": Status.CANCELLED}, ""),
-    "a run forgot its leases": ("waits", {"epoch": 1}, "its head only of lease 1"),
+    "a run forgot its leases": ("waits", {"epoch": 1}, "its head names lease 1"),
     "a signal was edited": (
         "waits",
         {"signals": lambda all_: [all_[0], replace(all_[1], payload=b"8")]},
@@ -103,16 +120,16 @@ DAMAGE = {
         {"signals": lambda all_: [replace(all_[1], seq=1), replace(all_[0], seq=2)]},
         "its signal 1 is not as it was written",
     ),
-    "a signal that was read is gone": ("waits", {"signals": lambda _: []}, "only 0 were ever accepted"),
+    "a signal that was read is gone": ("waits", {"signals": lambda _: []}, "only 0 were accepted"),
 }
 
 
 @pytest.mark.parametrize("what", DAMAGE)
-def test_whatever_is_not_as_it_was_written_is_found(store, what):
+def test_any_change_of_what_was_written_is_found(store, what):
     run_id, damage, said = DAMAGE[what]
     tampered(store, run_id, **damage)
     told = []
-    found = verify(store, tell=lambda run, problems: told.append(run))
+    found = verify(store, report=lambda run, problems: told.append(run))
     assert not found.sound
     assert list(found.damaged) == told == [run_id]
     assert said in " ".join(found.damaged[run_id])
@@ -140,9 +157,9 @@ def test_signals_without_a_checksum_are_legacy(store):
     assert (found.signals.legacy, found.runs.legacy) == (2, 1)
 
 
-def test_a_packed_value_does_not_grow_without_end(store, monkeypatch):
+def test_packed_value_that_unpacks_too_large_is_damage(store, monkeypatch):
     """Few bytes may unpack to more than a machine has: someone who can write to a store must not stop its workers."""
-    monkeypatch.setattr(records, "LARGEST_UNPACKED", 120_000)
+    monkeypatch.setattr(record, "LARGEST_UNPACKED", 120_000)
     found = verify(store)
     assert list(found.damaged) == ["large"]
     assert "cut short or too large" in found.damaged["large"][0]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from keepstep import cli
+from keepstep.cli import worker as worker_command
 from keepstep.workflows.definition import KNOWN
 
 ROOT = Path(__file__).parents[2]
@@ -150,8 +151,9 @@ def _is_ours(module):
 
 
 @pytest.fixture
-def keepstep(folder, capsys):
+def keepstep(folder, capsys, monkeypatch):
     """Call the command line in this process, as a fresh one would be."""
+    monkeypatch.setattr(worker_command, "IDLE_SECONDS", 0.2)
 
     def call(*words):
         known, path, modules = dict(KNOWN), list(sys.path), set(sys.modules)

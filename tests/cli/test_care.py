@@ -7,6 +7,8 @@ import sqlite3
 
 import pytest
 
+from keepstep.stores import rules
+
 STORE = ".keepstep/runs.db"
 
 
@@ -34,10 +36,10 @@ def edit(run, old, new):
 # -- verify ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_sound_store_is_said_to_be_sound(kept):
+def test_sound_store_is_reported_as_sound(kept):
     done = kept("verify")
     assert done.code == 0
-    assert "everything is as it was written" in done.out
+    assert "nothing is damaged" in done.out
     value = kept("verify", "--json").json
     assert value["sound"] is True
     assert value["runs"] == {"total": 4, "valid": 4, "invalid": 0, "legacy": 0}
@@ -50,7 +52,7 @@ def test_damage_is_named_and_is_exit_code_1(kept):
     done = kept("verify")
     assert done.code == 1
     assert "run 'one': chain broken at seq 3" in done.out
-    assert "flaw: there is a head of a run 'waits'" in done.out
+    assert "flaw: there is a head of run 'waits'" in done.out
     value = kept("verify", "--json")
     assert value.code == 1
     assert [one["run"] for one in value.json["damaged"]] == ["one"]
@@ -65,14 +67,14 @@ def test_a_run_that_is_not_there_is_exit_code_3(kept):
 # -- repair ------------------------------------------------------------------------------------------------------------
 
 
-def test_what_can_be_derived_is_mended(kept):
+def test_flaw_that_can_be_derived_is_mended(kept):
     damage("UPDATE keepstep_head SET workflow = 'other' WHERE run = 'one'")
     dry = kept("repair", "--dry-run")
     assert dry.code == 1
-    assert "not mended" in dry.out
+    assert "not repaired" in dry.out
     done = kept("repair")
     assert done.code == 0
-    assert "its head repeats it again" in done.out
+    assert "its head was corrected" in done.out
     assert kept("repair", "--json").json["mended"] == []
 
 
@@ -85,7 +87,7 @@ def test_a_repair_that_mends_nothing_says_so(kept):
         done = kept("repair", *options)
         assert done.code == 1
         assert "worker-x" in done.out
-        assert "nothing was mended" in done.out
+        assert "nothing was repaired" in done.out
     assert kept("repair", "--json").json["flaws"][0]["about"] == "worker-x"
 
 
@@ -96,7 +98,7 @@ def test_a_loss_is_shown_first_and_then_accepted(kept, folder):
     assert "keepstep repair --accept-loss one" in found.out
     dry = kept("repair", "--accept-loss", "one")
     assert dry.code == 0
-    assert "done again when it is retried: add" in dry.out
+    assert "steps that a retry repeats: add" in dry.out
     assert "nothing was changed" in dry.out
     assert kept("verify").code == 1
     done = kept("repair", "--accept-loss", "one", "--yes", "--aside", "aside.jsonl", "--reason", "bad disk", "--json")
@@ -109,14 +111,14 @@ def test_a_loss_is_shown_first_and_then_accepted(kept, folder):
     assert kept("run", "program.py:total", "--id", "one").out.strip() == "3"
 
 
-def test_what_makes_no_sense_is_refused(kept):
+def test_invalid_repair_options_are_refused(kept):
     assert kept("repair", "--accept-loss", "one").code == 2
     assert kept("repair", "--accept-loss", "nobody").code == 3
     assert kept("repair", "--yes").code == 2
     edit("one", '"value":3', '"value":4')
     taken = kept("repair", "--accept-loss", "one", "--yes", "--aside", "program.py")
     assert taken.code == 2
-    assert "there already" in taken.err
+    assert "exists already" in taken.err
 
 
 # -- purge, retain, erase ----------------------------------------------------------------------------------------------
@@ -136,7 +138,7 @@ def test_finished_runs_are_purged(kept):
     "words",
     [(), ("--before", "soon"), ("--all", "--before", "1d"), ("--all", "--status", "waiting"), ("--before", "1y")],
 )
-def test_a_purge_must_say_what_it_means(kept, words):
+def test_purge_without_a_clear_filter_is_refused(kept, words):
     assert kept("purge", *words).code == 2
     assert len(kept("list", "--json").json["runs"]) == 4
 
@@ -160,6 +162,27 @@ def test_an_erased_run_is_in_no_file(kept, folder):
     assert kept("verify").code == 0
 
 
+def test_a_large_store_leaves_the_rewriting_to_the_operator(kept, folder, monkeypatch):
+    def holding():
+        return [one for one in folder.rglob("*") if one.is_file() and b"hush-hush" in one.read_bytes()]
+
+    assert kept("erase").code == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(rules, "REWRITTEN_AT_ONCE", 0)
+        done = kept("erase", "two")
+        assert done.code == 9
+        assert "not yet erased" in done.err
+        assert kept("erase", "two", "--json").code == 9
+        assert kept("show", "two").code == 3
+        assert holding()
+        assert "1 removed run not yet erased" in kept("doctor").out
+        assert kept("erase", "--rewrite").out.strip() == "1 removed run erased"
+        assert holding() == []
+        assert "not yet erased" not in kept("doctor").out
+        assert kept("erase", "--rewrite", "--json").json == {"erased": 0}
+        assert kept("erase", "one", "--rewrite", "--json").json == {"run": "one", "erased": True}
+
+
 def test_a_run_that_has_not_ended_is_erased_only_by_force(kept):
     refused = kept("erase", "waits")
     assert refused.code == 7
@@ -176,10 +199,10 @@ def test_runs_go_out_and_come_in_again(kept, folder):
     assert (done.code, done.out.strip()) == (0, "2 runs written to runs.jsonl")
     assert kept("export", "runs.jsonl").code == 2
     assert kept("export", "all.jsonl.gz", "--json").json["written"] == 4
-    assert kept("import", "runs.jsonl", "--dry-run").out.strip() == "2 runs, as they were written"
+    assert kept("import", "runs.jsonl", "--dry-run").out.strip() == "2 runs, all intact"
     assert kept("import", "all.jsonl.gz", "--store", "new.db", "--json").json["written"] == 4
     assert kept("verify", "--store", "new.db").code == 0
-    assert kept("import", "all.jsonl.gz", "--store", "new.db").out.strip() == "0 runs taken up, 4 there already"
+    assert kept("import", "all.jsonl.gz", "--store", "new.db").out.strip() == "0 runs imported, 4 already there"
     assert kept("show", "waits", "--store", "new.db", "--json").json["status"] == "set aside"
     assert kept("import", "all.jsonl.gz", "--store", "queued.db", "--queue").code == 0
     assert kept("show", "waits", "--store", "queued.db", "--json").json["status"] == "queued"
@@ -222,7 +245,7 @@ def test_a_damaged_run_is_exported_and_marked(kept):
     assert kept("import", "runs.jsonl", "--store", "new.db").code == 6
 
 
-def test_a_store_is_copied_and_what_has_not_ended_handed_over(kept):
+def test_store_is_copied_and_unfinished_runs_are_handed_over(kept):
     done = kept("copy", STORE, "new.db")
     assert done.code == 0
     assert "3 runs copied" in done.out
@@ -234,7 +257,7 @@ def test_a_store_is_copied_and_what_has_not_ended_handed_over(kept):
     assert kept("verify", "--store", "new.db").code == 0
 
 
-def test_what_was_handed_over_does_not_go_on_in_both(kept):
+def test_run_that_was_handed_over_does_not_go_on_in_both(kept):
     kept("copy", STORE, "new.db", "--unfinished")
     shown = kept("show", "waits")
     assert "it goes on in sqlite:///" in shown.out
@@ -251,7 +274,7 @@ def test_what_was_handed_over_does_not_go_on_in_both(kept):
     assert kept("show", "waits", "--json").json["status"] == "queued"
 
 
-def test_erase_of_what_has_not_ended_names_the_option(kept):
+def test_erase_of_an_unfinished_run_names_the_option(kept):
     done = kept("erase", "waits")
     assert done.code == 7
     assert "--force" in done.err
@@ -270,11 +293,16 @@ def test_every_command_explains_itself(keepstep, name):
     assert "--json" in done.out
 
 
-def test_a_worker_removes_what_need_not_stay(kept):
+@pytest.mark.parametrize(
+    "target, stays",
+    [("program.py", {"waits"}), ("program.py:total", {"waits", "broken", "two"})],
+    ids=["all its workflows", "one workflow"],
+)
+def test_a_worker_removes_what_need_not_stay_of_its_workflows(kept, target, stays):
     for _ in range(5):  # one that has nothing to do leaves at once, perhaps before it has looked at everything
-        done = kept("worker", "program.py:total", "--until-idle", "--retain-days", "0", "--retain-count", "0")
+        done = kept("worker", target, "--until-idle", "--retain-days", "0", "--retain-count", "0")
         assert done.code == 0
-        left = [one["id"] for one in kept("list", "--json").json["runs"]]
-        if len(left) == 1:
+        left = {one["id"] for one in kept("list", "--json").json["runs"]}
+        if left == stays:
             break
-    assert left == ["waits"]
+    assert left == stays

@@ -24,7 +24,7 @@ def test_the_demo_proves_that_nothing_finished_ran_twice(keepstep):
 def test_the_demo_as_json_gives_the_counts(keepstep):
     began = time.monotonic()
     done = keepstep("demo", "--json")
-    assert time.monotonic() - began < 30  # a few seconds on a machine that is not busy
+    assert time.monotonic() - began < 120  # a few seconds on a machine that is not busy
     assert done.code == 0
     assert [step["began"] for step in done.json["steps"]] == [[1, 0]] * 4 + [[1, 1]] + [[0, 1]] * 3
 

@@ -9,7 +9,7 @@ import sqlite3
 
 import pytest
 
-from keepstep.cli import exits
+from keepstep.cli import errors
 
 
 def key(letter):
@@ -38,12 +38,12 @@ def test_with_keys_everything_is_shown(encrypted, folder):
     )
 
 
-def test_without_keys_one_looks_and_does_not_read(encrypted, monkeypatch):
+def test_without_keys_runs_are_listed_and_values_are_hidden(encrypted, monkeypatch):
     monkeypatch.delenv("KEEPSTEP_KEYS")
     assert "greet" in encrypted("list").out
     shown = encrypted("show", "r")
     assert shown.code == 0
-    assert "with the key 'old', which is not here: its values are not shown" in shown.out
+    assert "with the key 'old', which is missing here: its values are not shown" in shown.out
     assert "Annabella" not in shown.out
     value = json.loads(encrypted("show", "r", "--json").out)
     assert (value["hidden"], value["result"], value["input"]["args"]) == (True, None, [])
@@ -53,18 +53,31 @@ def test_without_keys_one_looks_and_does_not_read(encrypted, monkeypatch):
     assert encrypted("doctor").code == 0
     for words in ("verify", "repair", "export runs.jsonl", "copy .keepstep/runs.db new.db", "purge --all --dry-run"):
         assert encrypted(*words.split()).code == 0  # they need no value
-    assert encrypted("signal", "r", "x").code == exits.STORE
+    assert encrypted("signal", "r", "x").code == errors.STORE
     for words in (("run", "program.py:greet", "Bob"), ("start", "program.py:greet", "Bob"), ("rekey",)):
         refused = encrypted(*words)
-        assert refused.code in (exits.STORE, exits.USAGE), refused.err
+        assert refused.code in (errors.STORE, errors.USAGE), refused.err
         assert "KEEPSTEP_KEYS" in refused.err
 
 
-def test_a_wrong_key_is_told(encrypted, monkeypatch):
+def test_check_without_keys_names_the_key(encrypted, monkeypatch):
+    assert encrypted("start", "program.py:greet", "Bob", "--id", "waiting").code == 0
+    assert encrypted("check", "program.py").code == 0
+    monkeypatch.delenv("KEEPSTEP_KEYS")
+    told = encrypted("check", "program.py")
+    assert told.code == errors.FAILED
+    assert "locked: waiting" in told.out
+    assert "with the key 'old'" in told.out
+    assert "1 of 1 unfinished runs cannot be checked without their keys; set KEEPSTEP_KEYS" in told.out
+    assert "set aside" not in told.out
+
+
+def test_wrong_key_is_reported(encrypted, monkeypatch):
     monkeypatch.setenv("KEEPSTEP_KEYS", f"old={key('x')}")
     for words in (("show", "r"), ("history", "r")):
         assert (
-            "with the key 'old', but the key of that name here is another: its values are not" in encrypted(*words).out
+            "with the key 'old', but the local key of that name is different: its values are not"
+            in encrypted(*words).out
         )
     value = json.loads(encrypted("show", "r", "--json").out)
     assert (value["hidden"], value["input"]["args"]) == (True, [])
@@ -72,15 +85,15 @@ def test_a_wrong_key_is_told(encrypted, monkeypatch):
     refused = encrypted("list", "--json")
     assert refused.code == 0  # it needs no keys
     refused = encrypted("show", "r")
-    assert refused.code == exits.USAGE
+    assert refused.code == errors.USAGE
     assert "hunter2" not in refused.err
 
 
-def test_rekey(encrypted, monkeypatch):
+def test_rekey_reencrypts_every_data_key(encrypted, monkeypatch):
     monkeypatch.setenv("KEEPSTEP_KEYS", NEW)
     left = encrypted("rekey")
-    assert left.code == exits.STORE
-    assert "1 run encrypted with 'old', which is not here" in left.out
+    assert left.code == errors.STORE
+    assert "1 run encrypted with 'old', a key that KEEPSTEP_KEYS lacks" in left.out
     monkeypatch.setenv("KEEPSTEP_KEYS", f"{NEW},{OLD}")
     done = encrypted("rekey", "--json")
     counts = {"runs": 1, "changed": 1, "plain": 0, "left": {}, "damaged": 0}
@@ -90,15 +103,15 @@ def test_rekey(encrypted, monkeypatch):
     assert "hello Annabella" in encrypted("show", "r").out
 
 
-def test_rekey_does_not_say_that_a_damaged_run_needs_its_key_no_longer(encrypted, folder, monkeypatch):
+def test_rekey_reports_that_a_damaged_run_needs_its_old_key(encrypted, folder, monkeypatch):
     """A repair makes its head again, and then its data key is as old as it was."""
     (path,) = folder.rglob("*.db")
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE keepstep_head SET status = 'flying'")
     monkeypatch.setenv("KEEPSTEP_KEYS", f"{NEW},{OLD}")
     told = encrypted("rekey")
-    assert told.code == exits.STORE
-    assert "1 run damaged, left so: keep the older keys" in told.out
+    assert told.code == errors.STORE
+    assert "1 run damaged, unchanged: keep the older keys" in told.out
     assert "no longer needed" not in told.out
     assert encrypted("repair").code == 0
     assert encrypted("rekey").code == 0

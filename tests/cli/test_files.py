@@ -22,14 +22,14 @@ def test_a_run_is_made_and_looked_at(keepstep, folder):
 @pytest.mark.parametrize(
     "made, said",
     [
-        (lambda place: None, "there is no store"),
+        (lambda place: None, "no store at"),
         (lambda place: place.mkdir(), "is empty"),
         (lambda place: place.write_text("x"), "it is a file"),
-        (lambda place: (place.mkdir(), (place / "cat.jpg").write_text("x")), "something else"),
+        (lambda place: (place.mkdir(), (place / "cat.jpg").write_text("x")), "holds other files"),
         (lambda place: (place.mkdir(), (place / "keepstep.json").write_text('{"layout": 99}')), "upgrade"),
     ],
 )
-def test_what_is_no_store_is_told_and_left_alone(keepstep, folder, made, said):
+def test_folder_that_is_no_store_is_reported_and_left_alone(keepstep, folder, made, said):
     made(folder / "orders")
     before = sorted(folder.rglob("*"))
     found = keepstep(*STORE, "list")

@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from keepstep.cli import exits
+from keepstep.cli import errors
 from tests.cli.conftest import ROOT
 
 PROGRAM = """
@@ -249,7 +249,7 @@ def test_the_steps_of_a_run_show_what_happened(runs):
     assert runs("show", "r", "--json").json == before, "looking changes nothing"
 
 
-def test_a_failed_branch_and_its_repair(runs, folder):
+def test_failed_branch_is_shown_before_and_after_its_repair(runs, folder):
     runs("approve", "r")
     runs("worker", "graphs.py", "--until-idle", "-q")
     found = states(runs("graph", "graphs.py:review", "--run", "r", "--json"))
@@ -320,12 +320,12 @@ def test_a_run_of_a_file_is_drawn_where_its_functions_are_not(drawn, folder):
     assert done.err == ""  # nothing is missing from the picture
 
 
-def test_with_a_module_it_is_told_what_a_file_names_and_is_not_there(drawn, folder):
+def test_missing_functions_of_a_file_are_reported_with_a_module(drawn, folder):
     write_file(folder)
     (folder / "work.py").write_text("def begin(state): ...\ndef left(state): ...\n", encoding="utf-8")
     assert drawn("graph", "flow.json").code == 0
     done = drawn("graph", "flow.json", "--module", "work.py")
-    assert (done.code, "begin" in done.out) == (exits.USAGE, True)
+    assert (done.code, "begin" in done.out) == (errors.USAGE, True)
     assert "error: steps.end: there is no function 'end'" in done.err
     (folder / "work.py").write_text("def begin(state): ...\ndef left(state): ...\ndef end(state): ...\n", "utf-8")
     done = drawn("graph", "flow.json", "--module", "work.py")
@@ -339,15 +339,15 @@ def test_steps_that_the_definition_no_longer_has_are_named(runs, folder):
     )
     done = runs("graph", "graphs.py:review", "--run", "r")
     assert done.code == 0
-    assert done.err == "not drawn, for the definition no longer has what the run passed: draft\n"
+    assert done.err == "not drawn, because the definition no longer has these steps of the run: draft\n"
 
 
 # -- what cannot be drawn ----------------------------------------------------------------------------------------------
 
 
-def test_a_definition_with_errors_is_drawn_and_they_are_told(drawn):
+def test_definition_with_errors_is_drawn_and_reported(drawn):
     done = drawn("graph", "graphs.py:broken")
-    assert done.code == exits.USAGE
+    assert done.code == errors.USAGE
     assert "○ a  (exit)" in done.out
     assert "error: edge 'a' → 'bb': there is no step 'bb'; did you mean 'b'?" in done.err
     assert "warning: step 'b': no way leads to it from the entry 'a'" in done.err
@@ -358,22 +358,30 @@ def test_a_definition_with_errors_is_drawn_and_they_are_told(drawn):
 @pytest.mark.parametrize(
     "words, code, said",
     [
-        ([], exits.USAGE, "there is nothing to draw"),
-        (["graphs.py:plain"], exits.USAGE, "is a function: its steps are known only when they run"),
-        (["graphs.py:nothing"], exits.USAGE, "has no workflow 'nothing'"),
-        (["nowhere.py:x"], exits.USAGE, "there is no file nowhere.py"),
-        (["nowhere.yaml"], exits.USAGE, "nowhere.yaml cannot be drawn"),
-        (["graphs.py:review", "--run", "q"], exits.NOT_FOUND, "no run 'q'"),
-        (["graphs.py:review", "--run", "b"], exits.USAGE, "is a run of 'build', not of 'review'"),
-        (["graphs.py:review", "--module", "graphs.py"], exits.USAGE, "--module is for workflows in YAML or JSON files"),
-        (["graphs.py:review", "-o", "x.png"], exits.USAGE, "it is not clear what to write to x.png"),
-        (["graphs.py:review", "-o", "x.svg", "--format", "dot"], exits.USAGE, "--format dot does not go with x.svg"),
-        (["graphs.py:review", "-o", "no/such/x.svg"], exits.USAGE, "no/such/x.svg cannot be written: No such file"),
-        (["graphs.py:review", "--format", "png"], exits.USAGE, "'png' is not one of"),
-        (["graphs.py:review", "--run", "r", "--store", "nowhere.db"], exits.STORE, "there is no store at nowhere.db"),
+        ([], errors.USAGE, "nothing to draw"),
+        (["graphs.py:plain"], errors.USAGE, "is a function: its steps are known only when they run"),
+        (["graphs.py:nothing"], errors.USAGE, "has no workflow 'nothing'"),
+        (["nowhere.py:x"], errors.USAGE, "no file nowhere.py"),
+        (["nowhere.yaml"], errors.USAGE, "nowhere.yaml cannot be drawn"),
+        (["graphs.py:review", "--run", "q"], errors.NOT_FOUND, "no run 'q'"),
+        (["graphs.py:review", "--run", "b"], errors.USAGE, "belongs to 'build', not to 'review'"),
+        (
+            ["graphs.py:review", "--module", "graphs.py"],
+            errors.USAGE,
+            "--module is for workflows in YAML or JSON files",
+        ),
+        (["graphs.py:review", "-o", "x.png"], errors.USAGE, "the format of x.png is unknown"),
+        (
+            ["graphs.py:review", "-o", "x.svg", "--format", "dot"],
+            errors.USAGE,
+            "--format dot contradicts the extension of x.svg",
+        ),
+        (["graphs.py:review", "-o", "no/such/x.svg"], errors.USAGE, "no/such/x.svg cannot be written: No such file"),
+        (["graphs.py:review", "--format", "png"], errors.USAGE, "'png' is not one of"),
+        (["graphs.py:review", "--run", "r", "--store", "nowhere.db"], errors.STORE, "no store at nowhere.db"),
     ],
 )
-def test_a_mistake_is_told_in_a_sentence(drawn, words, code, said):
+def test_mistake_is_reported_in_a_sentence(drawn, words, code, said):
     if "--run" in words:
         drawn("start", "graphs.py:build", "--id", "b")
     done = drawn("graph", *words)

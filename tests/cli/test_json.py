@@ -33,6 +33,7 @@ ASKED = [
         "worker program.py graphs.py --until-idle",
         {"left": "idle", "drove": {"completed": 1, "failed": 1, "waiting": 5}},
     ),
+    ("schedules", {"schedules": []}),
     ("list --limit 1", {}),
     ("show done", {"id": "done", "status": "completed", "result": 11}),
     ("history done", {"run": "done"}),
@@ -41,6 +42,7 @@ ASKED = [
     ("replay a program.py:approval", {"run": "a"}),
     ("check program.py", {}),
     ("doctor", {"healthy": True}),
+    ("queues", {"queues": []}),
     ("verify", {"sound": True}),
     ("repair", {}),
     ("signal a approved true", {"run": "a", "sent": True, "awaited": True}),
@@ -64,8 +66,8 @@ ASKED = [
     ("erase done", {}),
     ("version", {}),
 ]
-#: These have tests of their own: they need a process to be killed, a key, a question to be answered.
-ELSEWHERE = {"ask", "crashtest", "demo", "rekey", "resolve", "watch"}
+#: These have tests of their own: they need a process to be killed, a key, a token, a question to be answered.
+ELSEWHERE = {"ask", "complete", "crashtest", "demo", "rekey", "resolve", "skip", "watch"}
 
 
 def test_a_program_is_given_one_object_by_every_command(keepstep, folder):

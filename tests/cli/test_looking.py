@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -12,7 +13,7 @@ import click
 import pytest
 
 import keepstep as ks
-from keepstep.cli import exits
+from keepstep.cli import errors
 from tests.cli.conftest import ROOT
 
 
@@ -47,7 +48,7 @@ def test_list_shows_the_newest_first(keepstep):
         (["--limit", "2"], ["new-1", "bad-1"]),
     ],
 )
-def test_list_chooses(keepstep, words, found):
+def test_list_filters_runs(keepstep, words, found):
     assert [run["id"] for run in keepstep("list", "--json", *words).json["runs"]] == found
 
 
@@ -70,7 +71,7 @@ def test_list_refuses_what_it_does_not_know(keepstep, words):
 
 
 @pytest.mark.usefixtures("three")
-def test_show_tells_where_a_run_stands(keepstep):
+def test_show_reports_where_a_run_stands(keepstep):
     done = keepstep("show", "done-1")
     assert "completed" in done.out
     assert "result" in done.out
@@ -83,7 +84,7 @@ def test_show_tells_where_a_run_stands(keepstep):
     assert "Traceback" in keepstep("show", "bad-1", "--traceback").out
 
 
-def test_show_tells_what_was_spent(keepstep, folder):
+def test_show_reports_what_was_spent(keepstep, folder):
     (folder / "spending.py").write_text(
         """
 import keepstep as ks
@@ -127,7 +128,7 @@ async def shop() -> None:
 
 
 @pytest.mark.usefixtures("three")
-def test_history_tells_attempts_durations_and_failures(keepstep):
+def test_history_shows_attempts_durations_and_failures(keepstep):
     done = keepstep("history", "bad-1")
     assert "attempt 1" in done.out
     assert "again after" in done.out
@@ -162,7 +163,7 @@ def test_history_ends_with_the_run_in_a_sentence(keepstep, words, end):
 
 @pytest.mark.usefixtures("three")
 @pytest.mark.parametrize("run, code", [("done-1", 0), ("bad-1", 1)])
-def test_watch_tells_everything_and_ends_as_the_run_did(keepstep, run, code):
+def test_watch_shows_every_event_and_ends_as_the_run_did(keepstep, run, code):
     done = keepstep("watch", run, "--json")
     assert done.code == code
     events = [json.loads(line) for line in done.out.splitlines()]
@@ -174,7 +175,7 @@ def test_watch_tells_everything_and_ends_as_the_run_did(keepstep, run, code):
 
 
 @pytest.mark.usefixtures("three")
-def test_audit_tells_who_and_what(keepstep):
+def test_audit_shows_every_change_of_status(keepstep):
     done = keepstep("audit", "done-1")
     assert "queued → running" in done.out
     entries = keepstep("audit", "done-1", "--json").json["entries"]
@@ -209,7 +210,7 @@ def test_lines_fit_the_terminal(keepstep, command, monkeypatch):
     assert LONG in keepstep(command, "e", "--full").out
 
 
-def test_version(keepstep):
+def test_version_is_printed(keepstep):
     assert ks.__version__ in keepstep("version").out
     assert keepstep("version", "--json").json["keepstep"] == ks.__version__
     assert keepstep("--version").out == f"keepstep {ks.__version__}\n"
@@ -251,7 +252,7 @@ def test_an_unknown_run_ends_with_3_for_the_others_too(keepstep, words):
 def test_looking_never_makes_a_store(keepstep, folder, words):
     done = keepstep(*words)
     assert done.code == 6
-    assert "there is no store at .keepstep/runs.db" in done.err
+    assert "no store at .keepstep/runs.db" in done.err
     assert sorted(path.name for path in folder.iterdir()) == ["program.py"]
 
 
@@ -276,11 +277,11 @@ def test_another_applications_database_is_left_alone(keepstep, folder):
     assert (folder / "other.db").read_bytes() == before
 
 
-def test_a_file_that_is_no_database_is_told(keepstep, folder):
+def test_file_that_is_no_database_is_refused(keepstep, folder):
     (folder / "notes.txt").write_text("hello " * 200, encoding="utf-8")
     done = keepstep("list", "--store", "notes.txt")
     assert done.code == 6
-    assert "no SQLite database" in done.err
+    assert "not a SQLite database" in done.err
 
 
 @pytest.mark.parametrize("words", [["list"], ["show", "x"], ["doctor"]], ids=" ".join)
@@ -288,7 +289,7 @@ def test_an_empty_file_is_no_store_and_stays_empty(keepstep, folder, words):
     (folder / "empty.db").touch()
     done = keepstep(*words, "--store", "empty.db")
     assert done.code == 6
-    assert "there is no store at empty.db: the file is empty" in done.err
+    assert "no store at empty.db: the file is empty" in done.err
     assert (folder / "empty.db").read_bytes() == b""
 
 
@@ -306,10 +307,10 @@ def damaged(folder, statement):
     [
         ("UPDATE keepstep_meta SET value = '99' WHERE name = 'schema'", "written by a newer Keepstep"),
         ("UPDATE keepstep_meta SET value = 'x' WHERE name = 'schema'", "its schema is 'x', which no Keepstep wrote"),
-        ("DROP TABLE keepstep_head", "no whole Keepstep store (no such table: keepstep_head)"),
+        ("DROP TABLE keepstep_head", "not a complete Keepstep store (no such table: keepstep_head)"),
     ],
 )
-def test_a_store_that_cannot_be_this_ones_is_told(keepstep, folder, statement, said):
+def test_store_of_another_schema_is_refused(keepstep, folder, statement, said):
     damaged(folder, statement)
     for words in (["list"], ["show", "new-1"]):
         done = keepstep(*words)
@@ -331,7 +332,7 @@ def test_commands_in_hints_name_the_store_that_was_named(keepstep, monkeypatch):
     assert f"keepstep {name} worker FILE.py" in keepstep("doctor", *there).out
     failed = keepstep("run", "program.py:call", "--id", "bad", *there)
     assert f"keepstep retry bad {name} lets it go on" in failed.err
-    assert f"keepstep list {name} shows" in keepstep("show", "zzz", *there).err
+    assert f"keepstep list {name} lists" in keepstep("show", "zzz", *there).err
     monkeypatch.setenv("KEEPSTEP_STORE", "my runs.db")
     assert "--store" not in keepstep("show", "w").out
 
@@ -348,9 +349,9 @@ def test_commands_in_hints_name_the_store_that_was_named(keepstep, monkeypatch):
     ],
 )
 def test_a_password_is_in_no_hint(store, said, monkeypatch):
-    monkeypatch.setattr(exits.HERE, "store", store)
-    assert exits.line("list") == f"keepstep list --store {said}"
-    assert exits.advice("keepstep repair mends") == f"keepstep --store {said} repair mends"
+    monkeypatch.setattr(errors.HERE, "store", store)
+    assert errors.line("list") == f"keepstep list --store {said}"
+    assert errors.advice("keepstep repair mends") == f"keepstep --store {said} repair mends"
 
 
 DAMAGE = {
@@ -367,7 +368,7 @@ def test_a_damaged_run_is_named_by_list_and_doctor(keepstep, folder, what):
     damaged(folder, DAMAGE[what])
     done = keepstep("list", *(["--status", "unfinished"] if what == "head" else []))
     assert done.code == 6
-    assert "cannot be read, for their rows are damaged: new-1 (keepstep doctor tells more)" in done.err
+    assert "unreadable, because their rows are damaged: new-1 (keepstep doctor has details)" in done.err
     told = keepstep("list", "--json", "--status", "unfinished", "--status", "failed")
     assert (told.code, told.json["unreadable"], [run["id"] for run in told.json["runs"]]) == (6, ["new-1"], ["bad-1"])
     doctor = keepstep("doctor", "--json")
@@ -375,14 +376,14 @@ def test_a_damaged_run_is_named_by_list_and_doctor(keepstep, folder, what):
     [finding] = doctor.json["findings"]
     assert (finding["code"], finding["runs"]) == ("corrupt", ["new-1"])
     assert "run 'new-1': " in finding["message"]
-    assert "restore the store from a copy" in finding["advice"]
+    assert "restore the store from a backup" in finding["advice"]
     assert "keepstep repair --accept-loss new-1 shows" in finding["advice"]
     deep = keepstep("doctor", "--deep", "--json").json["findings"]
     assert [one["runs"] for one in deep if one["runs"]] == [["new-1"]]  # and what SQLite itself finds amiss
 
 
 @pytest.mark.usefixtures("three")
-def test_a_damaged_run_cannot_be_shown_and_is_told(keepstep, folder):
+def test_damaged_run_is_reported_and_not_shown(keepstep, folder):
     damaged(folder, DAMAGE["tags"])
     for words in (["show", "new-1"], ["history", "new-1"], ["signal", "new-1", "go"], ["cancel", "new-1"]):
         done = keepstep(*words)
@@ -401,7 +402,7 @@ def test_a_damaged_run_cannot_be_shown_and_is_told(keepstep, folder):
         ("UPDATE keepstep_signal SET sent_at = 'x' WHERE run = 'new-1'", "its signal 1 cannot be read"),
     ],
 )
-def test_damage_behind_a_run_is_found_by_the_doctor_when_it_looks_deep(keepstep, folder, statement, said):
+def test_damage_behind_a_run_is_found_by_the_deep_doctor(keepstep, folder, statement, said):
     keepstep("signal", "new-1", "early")
     damaged(folder, statement)
     assert keepstep("list").code == 0
@@ -413,8 +414,8 @@ def test_damage_behind_a_run_is_found_by_the_doctor_when_it_looks_deep(keepstep,
 
 
 @pytest.mark.usefixtures("three")
-def test_a_damaged_row_of_a_worker_is_told_by_the_doctor(keepstep, folder):
-    damaged(folder, "INSERT INTO keepstep_worker VALUES ('w', 'h', 'x', 0, 0, 'b', 0, '', '{}', NULL, NULL)")
+def test_damaged_row_of_a_worker_is_found_by_the_doctor(keepstep, folder):
+    damaged(folder, "INSERT INTO keepstep_worker VALUES ('w', 'h', 'x', 0, 0, 'b', 0, '', '{}', NULL, NULL, NULL)")
     doctor = keepstep("doctor", "--json")
     assert [(one["code"], one["worker"]) for one in doctor.json["findings"] if one["worker"]] == [("worker-row", "w")]
     assert keepstep("show", "new-1").code == 0
@@ -439,13 +440,13 @@ def test_a_folder_is_no_store(keepstep, folder):
     ],
 )
 def test_an_error_as_json_has_a_name_that_stays(keepstep, words, name):
-    from keepstep.cli import exits
+    from keepstep.cli import errors
 
     done = keepstep(*words, "--json")
     told = json.loads(done.err)
     assert list(told) == ["error", "message", "hint", "exit"]
     assert (told["error"], told["exit"]) == (name, done.code)
-    assert exits.NAMES[done.code] == name
+    assert errors.NAMES[done.code] == name
     assert told["message"]
 
 
@@ -455,14 +456,14 @@ def test_an_unknown_kind_of_store_is_a_usage_error(keepstep):
     assert "redis:" in done.err
 
 
-def test_a_folder_that_is_not_there_is_told(keepstep):
+def test_missing_folder_is_reported(keepstep):
     done = keepstep("run", "program.py:total", "1", "--store", "nowhere/runs.db")
     assert done.code == 6
     assert "does not exist" in done.err
 
 
 @pytest.mark.usefixtures("three")
-def test_the_store_is_chosen_before_or_after_the_command_or_by_the_environment(keepstep, monkeypatch):
+def test_store_is_chosen_by_option_or_by_the_environment(keepstep, monkeypatch):
     keepstep("start", "program.py:total", "1", "--store", "other.db", "--id", "x")
     for words in (["--store", "other.db", "list", "--json"], ["list", "--store", "other.db", "--json"]):
         assert [run["id"] for run in keepstep(*words).json["runs"]] == ["x"]
@@ -502,8 +503,8 @@ def test_a_misspelt_command_is_corrected(keepstep):
     assert "did you mean list?" in keepstep("lst").err
 
 
-def test_something_unexpected_is_told_shortly_and_whole_with_debug(keepstep, monkeypatch):
-    from keepstep.cli.frame import Settings
+def test_unexpected_error_is_brief_and_whole_with_debug(keepstep, monkeypatch):
+    from keepstep.cli.settings import Settings
 
     def broken(*_, **__):
         raise ZeroDivisionError("inside Keepstep")
@@ -533,8 +534,25 @@ def test_a_reader_that_leaves_early_is_no_error(folder):
 
 
 @pytest.mark.usefixtures("three")
+@pytest.mark.parametrize(
+    "words,code",
+    [("list >&-", 0), ("--json show done-1 >&-", 0), ("show nobody 2>&-", 3), ("list <&- >&- 2>&-", 0)],
+)
+def test_closed_streams_change_no_exit_code(folder, words, code):
+    command = f"{sys.executable} -c 'from keepstep.cli import main; import sys; sys.exit(main())' {words}"
+    done = subprocess.run(
+        ["bash", "-c", command],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (code, "")
+
+
+@pytest.mark.usefixtures("three")
 @pytest.mark.parametrize("words", [["--help"], ["list"], ["show", "done-1"], ["history", "done-1"]], ids=" ".join)
-def test_it_starts_without_what_is_slow(words):
+def test_commands_start_without_slow_imports(words):
     script = "import sys; from keepstep.cli import main; main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
     done = subprocess.run(
         [sys.executable, "-c", script, *words],
@@ -555,7 +573,7 @@ def test_it_starts_without_what_is_slow(words):
     assert slow & set(done.stderr.split()) == set()
 
 
-def test_values_of_types_that_only_the_users_file_knows_are_shown_plainly(keepstep, folder):
+def test_values_of_unknown_types_are_shown_as_plain_data(keepstep, folder):
     (folder / "typed.py").write_text(
         "from dataclasses import dataclass\nimport keepstep as ks\n\n\n@dataclass\nclass Spot:\n    x: int\n\n\n"
         "ks.register(Spot)\n\n\n@ks.workflow\nasync def place() -> Spot:\n    ks.publish('where', Spot(1))\n"
@@ -568,8 +586,48 @@ def test_values_of_types_that_only_the_users_file_knows_are_shown_plainly(keepst
     assert '{"x": 1}' in keepstep("show", "p").out
 
 
+def test_inputs_of_steps_are_shown_where_they_are_stored(keepstep, folder):
+    (folder / "inputs.py").write_text(
+        """
+import keepstep as ks
+
+@ks.step
+async def price(item, count):
+    return len(item) * count
+
+@ks.step
+async def measure(text):
+    return len(text)
+
+@ks.workflow(record_input=True)
+async def recorded():
+    await price("chair", count=3)
+    await measure("x" * 200_000)
+
+@ks.workflow
+async def plain():
+    await price("chair", count=3)
+"""
+    )
+    assert keepstep("run", "inputs.py:recorded", "--id", "with").code == 0
+    assert keepstep("run", "inputs.py:plain", "--id", "without").code == 0
+    shown = keepstep("history", "with", "--full").out
+    assert 'input item="chair", count=3' in shown
+    assert "input of 200,011 bytes, too large to be stored" in shown
+    assert "chair" not in keepstep("history", "with").out
+    steps = [one for one in keepstep("history", "with", "--json").json["checkpoints"] if one["step"]]
+    assert [(one["input"], one["input_bytes"]) for one in steps] == [
+        ({"item": "chair", "count": 3}, None),
+        (None, 200_011),
+    ]
+    assert "stored of 2 steps (keepstep history with --full)" in keepstep("show", "with").out
+    assert keepstep("show", "with", "--json").json["step_inputs"] == 2
+    assert "not stored; record_input=True of a step or workflow stores them" in keepstep("show", "without").out
+    assert keepstep("show", "without", "--json").json["step_inputs"] == 0
+
+
 @pytest.mark.usefixtures("three")
-def test_show_tells_what_was_asked_of_a_run_and_is_not_done_yet(keepstep):
+def test_show_reports_requests_that_are_not_done_yet(keepstep):
     keepstep("pause", "new-1")
     assert "to pause, by " in keepstep("show", "new-1").out
     keepstep("resume", "new-1")
@@ -580,3 +638,174 @@ def test_show_tells_what_was_asked_of_a_run_and_is_not_done_yet(keepstep):
     assert "to cancel, by " in shown
     assert "not done yet" in shown
     assert keepstep("show", "new-1", "--json").json["asked"]["for"] == "cancel"
+
+
+PATCHED = """
+import keepstep as ks
+
+
+@ks.step
+async def write():
+    return "text"
+
+
+@ks.workflow
+async def article():
+    await write()
+    {change}
+    return await ks.wait_for("go", timeout=3600)
+"""
+
+
+def test_history_shows_the_patch_path_and_audit_no_duration_of_a_wait(keepstep, folder):
+    def works(change, *runs):
+        (folder / "article.py").write_text(PATCHED.format(change=change), encoding="utf-8")
+        for run in runs:
+            keepstep("start", "article.py:article", "--id", run)
+        assert keepstep("worker", "article.py", "--until-idle").code == 0
+
+    works("", "old")
+    keepstep("signal", "old", "go")
+    works("ks.patched('note')", "new")
+    paths = {
+        run: [line for line in keepstep("history", run).out.splitlines() if "note" in line] for run in ("old", "new")
+    }
+    assert "the old path" in paths["old"][0]
+    assert "the new path" in paths["new"][0]
+    [waited] = [line for line in keepstep("audit", "new").out.splitlines() if "wait started" in line]
+    assert " in " not in waited
+
+
+def test_show_and_history_name_the_users_line(keepstep, folder):
+    (folder / "lines.py").write_text(
+        "import keepstep as ks\n\n@ks.step\nasync def parse(data):\n    return data['missing']\n\n"
+        "@ks.workflow\nasync def reading():\n    return await parse({})\n",
+        encoding="utf-8",
+    )
+    told = keepstep("run", "lines.py", "--id", "r").err
+    assert re.search(r'keepstep: run \'r\' failed: step .*\n +File ".*lines\.py", line 9, in reading', told)
+    shown = keepstep("show", "r").out
+    assert re.search(r'File ".*lines\.py", line 9, in reading\n +return await parse\(\{\}\)', shown)
+    assert re.search(r"File \".*lines\.py\", line 5, in parse\n +return data\['missing'\]", shown)
+    assert "site-packages" not in shown
+    assert "kernel" not in shown
+    assert "keepstep retry r" in shown
+    assert "KeyError: 'missing'; lines.py:5 in parse" in keepstep("history", "r").out
+    frames = keepstep("show", "r", "--json").json["error"]["frames"]
+    assert [(frame["line"], frame["function"], frame["source"]) for frame in frames] == [
+        (9, "reading", "return await parse({})"),
+        (5, "parse", "return data['missing']"),
+    ]
+    failed = keepstep("history", "r", "--json", "--failed").json["checkpoints"][0]
+    assert [frame["function"] for frame in failed["error"]["frames"]] == ["parse"]
+
+
+def test_failed_attempt_is_reported_once_with_the_next_one(keepstep, folder, caplog):
+    (folder / "flaky.py").write_text(
+        "import keepstep as ks\n\n@ks.step(retry=ks.Retry(attempts=2, base_seconds=0.05, jitter=0))\n"
+        "async def flaky():\n    raise ValueError('no')\n\n"
+        "@ks.workflow\nasync def trying():\n    return await flaky()\n",
+        encoding="utf-8",
+    )
+    done = keepstep("run", "flaky.py", "--id", "r")
+    assert done.err.count("attempt 1") == 1
+    assert re.search(r"flaky .*attempt 1  ValueError: no  \(again in \d+ ms\)", done.err)
+    assert not any("of step flaky#1 failed" in record.getMessage() for record in caplog.records)
+
+
+FAMILY = """
+import keepstep as ks
+
+
+@ks.workflow
+async def small() -> str:
+    return await ks.wait_for("ready")
+
+
+@ks.workflow
+async def large() -> str:
+    child = await ks.start(small, run_id="little")
+    return await child.result()
+
+
+@ks.workflow
+async def late() -> str:
+    return await ks.wait_for("ok", timeout=0.01, default="nobody")
+
+
+@ks.workflow
+async def cut() -> str:
+    try:
+        async with ks.timeout(0.01):
+            await ks.wait_for("ok")
+    except ks.TimedOut:
+        return "cut"
+
+
+asking = ks.Graph("asking")
+asking.wait("gate", signal="ok", into="ok", timeout=0.01, default=None)
+asking.wait("door", signal="go", into="go", timeout=0.01, default=None)
+asking.edge("gate", "door")
+asking.entry("gate")
+asking.exit("door")
+"""
+
+
+def test_show_of_a_parent_names_its_child_and_how_that_stands(keepstep, folder):
+    (folder / "family.py").write_text(FAMILY, encoding="utf-8")
+    keepstep("start", "family.py:large", "--id", "big")
+    assert keepstep("worker", "family.py", "--until-idle").code == 0
+    shown = keepstep("show", "big").out
+    assert "child little (small), waiting; it waits for signal ready" in " ".join(shown.split())
+    assert "keepstep show little" in shown
+    assert keepstep("show", "big", "--json").json["children"][0] | {"call": ""} == {
+        "call": "",
+        "id": "little",
+        "status": "waiting",
+    }
+    keepstep("pause", "little")
+    assert keepstep("worker", "family.py", "--until-idle").code == 0
+    assert "child little (small), paused" in " ".join(keepstep("show", "big").out.split())
+
+
+@pytest.mark.parametrize("workflow, step", [("late", "wait_for:ok"), ("cut", "timeout")])
+def test_a_timed_out_wait_is_not_shown_as_done(keepstep, folder, workflow, step):
+    (folder / "family.py").write_text(FAMILY, encoding="utf-8")
+    told = keepstep("run", f"family.py:{workflow}", "--id", "r")
+    assert told.code == 0
+    line = next(line for line in told.err.splitlines() if step in line and "timed out" in line)
+    assert "✓" not in line
+    assert f"✓ {step}" not in told.err
+    drawn = keepstep("graph", "--run", "r").out
+    assert f"✓ {step}" not in drawn
+    assert '"timed out"' in keepstep("graph", "--run", "r", "--json").out
+
+
+def test_a_wait_of_a_graph_that_timed_out_is_not_drawn_as_done(keepstep, folder):
+    (folder / "family.py").write_text(FAMILY, encoding="utf-8")
+    keepstep("start", "family.py:asking", "--id", "r")
+    keepstep("signal", "r", "ok")
+    assert keepstep("worker", "family.py", "--until-idle").code == 0
+    drawn = keepstep("graph", "family.py:asking", "--run", "r").out
+    assert "✓ gate" in drawn
+    assert "◷ door" in drawn
+
+
+def test_show_names_a_signal_that_does_not_fit_the_wait(keepstep, folder):
+    (folder / "typed.py").write_text(
+        "from dataclasses import dataclass\nimport keepstep as ks\n\n@dataclass\nclass Verdict:\n    score: float\n\n"
+        "@ks.workflow\nasync def judged() -> float:\n    return (await ks.wait_for('verdict', type=Verdict)).score\n",
+        encoding="utf-8",
+    )
+    keepstep("start", "typed.py", "--id", "r")
+    assert keepstep("worker", "typed.py", "--until-idle").code == 0
+    assert "unread" not in keepstep("show", "r").out
+    keepstep("approve", "r", "verdict")
+    assert keepstep("worker", "typed.py", "--until-idle").code == 0
+    shown = " ".join(keepstep("show", "r").out.split())
+    assert "unread signal verdict 1 from" in shown
+    assert "does not fit the type of the wait; send one that fits" in shown
+    assert keepstep("show", "r", "--json").json["unread"][0]["signal"] == "verdict"
+    keepstep("signal", "r", "verdict", '{"score": 0.5}')
+    assert keepstep("worker", "typed.py", "--until-idle").code == 0
+    assert "unread" not in keepstep("show", "r").out

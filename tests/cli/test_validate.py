@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from keepstep.workflows.declarative import schema_text
 from keepstep.workflows.definition import KNOWN
+from keepstep.workflows.files.load import schema_text
 
 GOOD = """
 keepstep: 1
@@ -47,12 +47,12 @@ def files(folder):
     return folder
 
 
-def test_a_good_file(keepstep, files):
+def test_good_file_is_valid(keepstep, files):
     result = keepstep("validate", "good.yaml")
     assert (result.code, result.out, result.err) == (0, "good.yaml: valid (graph)\n", "")
 
 
-def test_every_problem_of_every_file_is_told(keepstep, files):
+def test_every_problem_of_every_file_is_reported(keepstep, files):
     result = keepstep("validate", "bad.yaml", "good.yaml", "nosuch.yaml")
     assert result.code == 1
     assert result.out.splitlines() == [
@@ -67,7 +67,7 @@ def test_every_problem_of_every_file_is_told(keepstep, files):
     ]  # fmt: skip
 
 
-def test_a_program_reads_the_same(keepstep, files):
+def test_problems_as_json_are_the_same(keepstep, files):
     (files / "again.yaml").write_text(BAD, encoding="utf-8")
     result = keepstep("validate", "--json", "bad.yaml", "again.yaml", "good.yaml")
     assert result.code == 1
@@ -124,7 +124,7 @@ def test_no_file_is_a_mistake(keepstep, folder):
     assert keepstep("validate").code == 2
 
 
-def test_what_a_file_says_cannot_steer_the_terminal(keepstep, folder):
+def test_text_of_a_file_cannot_steer_the_terminal(keepstep, folder):
     (folder / "evil.yaml").write_text('steps: {"a\\e[31m": 1}', encoding="utf-8")
     result = keepstep("validate", "evil.yaml")
     assert result.code == 1
@@ -161,11 +161,11 @@ def test_a_child_in_another_file_is_driven_by_the_same_worker(keepstep, files):
     assert result.json == {"topic": "ab", "inner": {"topic": "ab", "text": "about ab"}, "echo": "abab"}
 
 
-def test_what_is_missing_is_told_with_what_to_do(keepstep, files):
+def test_missing_functions_are_reported_with_what_to_do(keepstep, files):
     result = keepstep("run", "good.yaml", "topic=x")
     assert result.code == 2
     assert "good.yaml cannot be loaded; 3 errors" in result.err
-    assert "name what it uses with --module FILE.py" in result.err
+    assert "add its functions with --module FILE.py" in result.err
     result = keepstep("run", "bad.yaml")
     assert result.code == 2
     assert "bad.yaml:6:15: error: steps.ask.next: there is no step 'nowhere'" in result.err
@@ -173,14 +173,14 @@ def test_what_is_missing_is_told_with_what_to_do(keepstep, files):
     assert (result.code, "--module is for workflows in YAML or JSON files" in result.err) == (2, True)
 
 
-def test_a_worker_that_is_killed_while_a_file_waits_for_a_person(keepstep, spawn, files):
+def test_run_of_a_file_survives_a_kill_while_it_waits(keepstep, spawn, files):
     """The approval comes after the kill; what was written before is not written again."""
     run = spawn("run", "good.yaml", "--module", "texts.py", "topic=trees", "--id", "r")
     for line in run.stderr:
         if "waits for signal ask" in line:
             break
     run.send_signal(signal.SIGKILL)
-    run.wait(20)
+    run.wait(60)
     assert keepstep("approve", "r", "ask", "--deny").code == 0
     result = spawn("worker", "good.yaml", "--module", "texts.py", "--until-idle")
     assert result.wait(60) == 0, result.stderr.read()

@@ -50,16 +50,16 @@ def talk_at_once(world):
     world.judge()
 
 
-def test_five_processes_that_talk_to_one_conversation_at_once_are_all_answered(world):
+def test_conversation_answers_five_processes_at_once(world):
     talk_at_once(world)
 
 
-def test_five_processes_that_talk_to_one_conversation_on_postgres_are_all_answered(world_on_postgres):
+def test_conversation_on_postgres_answers_five_processes_at_once(world_on_postgres):
     talk_at_once(world_on_postgres)
 
 
 @pytest.mark.parametrize("world", ["sqlite"], indirect=True)
-def test_three_processes_that_resume_one_run_at_a_breakpoint_charge_once(world):
+def test_three_processes_that_resume_one_breakpoint_charge_once(world):
     processes = world.processes(3)
     world.touch("go")
     processes[0].ask("start", workflow="till", args=[{"path": str(world.folder / "go")}], run_id="r")
@@ -81,7 +81,7 @@ def test_three_processes_that_resume_one_run_at_a_breakpoint_charge_once(world):
 
 
 @pytest.mark.parametrize("world", ["sqlite"], indirect=True)
-def test_three_processes_that_take_up_one_run_after_a_crash_charge_once(world):
+def test_three_processes_that_recover_one_run_charge_once(world):
     owner, *heirs = world.processes(4)
     owner.ask("start", workflow="till", args=[{"path": str(world.folder / "go")}], run_id="r")
     world.look(lambda engine: _until(engine, "r", Status.WAITING))
@@ -107,14 +107,14 @@ MOMENTS = ["split#1.mark/mark#1", "split#1", "double#1.1/twice#1", "sum_up#1"]
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_process_that_is_killed_right_after_a_checkpoint_repeats_nothing(tmp_path, moment):
+def test_process_killed_right_after_a_checkpoint_repeats_nothing(tmp_path, moment):
     with World(tmp_path) as world:
         victim = world.process(die_at=moment).ready()
         given = {"round": 0, "xs": [1, 2], "number": 4}
         victim.tell("start", workflow="board", args=[given], run_id="main")
         victim.tell("signal", run_id="main", name="word", payload="yes", id="word")
         victim.tell("result", run_id="main")
-        assert victim.popen.wait(20) == -signal.SIGKILL
+        assert victim.popen.wait(60) == -signal.SIGKILL
         assert not world.run("main").status.finished
         heir = world.process().ready()
         send_unless_finished(heir, "main", "word", "yes")
@@ -123,7 +123,7 @@ def test_a_process_that_is_killed_right_after_a_checkpoint_repeats_nothing(tmp_p
         world.judge()
 
 
-@pytest.mark.parametrize("content, most", [("dull", 0.5), ("noise", 0.7)])
+@pytest.mark.parametrize("content, most", [("dull", 0.43), ("noise", 0.63)])
 def test_two_hundred_steps_that_append_a_kilobyte_each_store_it_once(tmp_path, content, most):
     """Twice in all: in the records of the steps, and in the result. What repeats itself is compressed there."""
     graph = ks.Graph("chat", reducers={"messages": "append"})
@@ -137,12 +137,18 @@ def test_two_hundred_steps_that_append_a_kilobyte_each_store_it_once(tmp_path, c
     graph.entry("speak")
     graph.exit("speak")
 
-    async def main():
+    async def main(*states):
         async with ks.open(tmp_path / "runs.db", workflows=[graph]) as engine:
-            return await (await engine.start(graph, {"messages": []})).result()
+            return [await (await engine.start(graph, state)).result() for state in states]
 
-    messages = asyncio.run(main())["messages"]
+    def size():
+        return sum(one.stat().st_size for one in tmp_path.iterdir() if one.name.startswith("runs.db")) / 1e6
+
+    asyncio.run(main())
+    empty = size()  # the tables and indexes of a store without runs
+    [state] = asyncio.run(main({"messages": []}))
+    messages = state["messages"]
     assert (len(messages), sum(map(len, messages))) == (200, 200 * 1024)
-    stored = sum(one.stat().st_size for one in tmp_path.iterdir() if one.name.startswith("runs.db")) / 1e6
+    stored = size() - empty
     print(f"200 messages of 1 KB ({content}) are stored in {stored:.2f} MB")
     assert stored <= most

@@ -18,8 +18,9 @@ from keepstep.engine.engine import Engine
 from keepstep.errors import StoreFull, StoreUnavailable
 from keepstep.model import Claims, Kind, Run, RunQuery, Status
 from keepstep.ports import Create, SystemClock, WouldBlock, instant
-from keepstep.stores.sqlite import SQLiteStore
-from keepstep.testing.recorder import Recorder, repeated_in_store
+from keepstep.stores.sqlite.store import SQLiteStore
+from keepstep.testing.faults.recorder import Recorder, repeated_in_store
+from tests.nightly import cases
 from tests.soak import LOAD, soak
 from tests.soak_stores import STORES, FewPages, SQLite
 
@@ -84,7 +85,7 @@ class World:
 
         return self.look(ask)
 
-    def wait_for_checkpoint(self, run_id, step, seconds=15.0):
+    def wait_for_checkpoint(self, run_id, step, seconds=60.0):
         async def ask(engine):
             return [one.step for one in await (await engine.get(run_id)).checkpoints()]
 
@@ -110,7 +111,7 @@ class World:
         return runs
 
 
-def wait_for_body(effects, run, step, count=1, seconds=15.0):
+def wait_for_body(effects, run, step, count=1, seconds=60.0):
     """Wait until so many bodies of a step have begun; when the last of them was seen."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -163,11 +164,11 @@ def test_kills_at_random_moments_change_no_result(world):
 
 
 def test_a_killed_process_is_taken_over_at_once(world):
-    """The idle neighbour sees that the owner is dead; it does not wait until the lease of 15 s has run out."""
+    """The idle neighbour sees that the owner is dead; it does not wait until the lease has run out."""
     seconds = []
-    idle = world.process().ready()
+    idle = world.process(lease_seconds=600.0).ready()
     for number in range(3):
-        owner = world.process(workflows=None).ready()
+        owner = world.process(workflows=None, lease_seconds=600.0).ready()
         owner.ask("start", workflow="holding", args=[str(world.folder / "go")], run_id=f"r{number}")
         world.wait_for_body(f"r{number}", "hold")
         killed_at = time.monotonic()
@@ -178,7 +179,7 @@ def test_a_killed_process_is_taken_over_at_once(world):
     for number in range(3):
         assert idle.ask("result", run_id=f"r{number}")[0] == 1
     print(f"taken over after {statistics.median(seconds):.3f} s in the median, {max(seconds):.3f} s at worst")
-    assert max(seconds) < 1.0
+    assert max(seconds) < 60.0, "a tenth of the lease"
     world.judge()
 
 
@@ -240,7 +241,7 @@ def test_a_zombie_does_not_begin_the_attempt_it_was_waiting_to_make(world):
 
 
 def test_a_short_stop_loses_no_lease(world):
-    sleeper, other = world.processes(2, lease_seconds=4.0)
+    sleeper, other = world.processes(2, lease_seconds=60.0)
     sleeper.ask("start", workflow="holding", args=[str(world.folder / "go")], run_id="r")
     world.wait_for_body("r", "hold")
     sleeper.send(signal.SIGSTOP)
@@ -253,14 +254,16 @@ def test_a_short_stop_loses_no_lease(world):
     assert len(world.effects.bodies("r", "hold")) == 1
 
 
-def test_a_stop_inside_a_transaction_blocks_others_with_a_clear_error_until_it_ends(world):
+def test_process_stopped_in_a_transaction_is_named_to_the_others(world):
     stopped, other = world.processes(2, busy_seconds=0.3)
     stopped.tell("start", workflow="stopping", args=[], run_id="stopped")
-    world.wait_for_body("stopped", "stop_inside")
+    stopped.wait_until_stopped()
     with pytest.raises(Refused, match=rf"StoreUnavailable.*process {stopped.pid}, which is stopped"):
         other.ask("start", workflow="working", args=[3, 0.0], run_id="r")
     stopped.send(signal.SIGCONT)
     assert stopped.answer() is None
+    with suppress(Refused):  # the step has failed if the stop lasted longer than a transaction may
+        stopped.ask("result", run_id="stopped")
     other.ask("start", workflow="working", args=[3, 0.0], run_id="r")
     assert other.ask("result", run_id="r") == 6
     assert world.run("stopped").status is not Status.SET_ASIDE
@@ -271,12 +274,13 @@ def test_a_stop_inside_a_transaction_blocks_others_with_a_clear_error_until_it_e
 
 
 def test_a_second_process_never_takes_a_live_run(world):
-    owner = world.process(lease_seconds=LEASE).ready()
+    lease = 2 * LEASE  # or a busy machine might keep a heartbeat back for so long
+    owner = world.process(lease_seconds=lease).ready()
     owner.ask("start", workflow="holding", args=[str(world.folder / "go")], run_id="r")
     world.wait_for_body("r", "hold")
-    others = world.processes(2, lease_seconds=LEASE)
+    others = world.processes(2, lease_seconds=lease)
     for number, other in enumerate(others):  # both claim, and claim again, for longer than a lease lasts
-        other.ask("start", workflow="working", args=[int(1.5 * LEASE / 0.05), 0.05], run_id=f"busy-{number}")
+        other.ask("start", workflow="working", args=[int(1.2 * lease / 0.05), 0.05], run_id=f"busy-{number}")
     for number, other in enumerate(others):
         other.ask("result", run_id=f"busy-{number}")
     world.touch("go")
@@ -302,9 +306,11 @@ def test_five_processes_that_start_the_same_runs_execute_each_once(world):
 def test_five_workers_that_race_for_queued_runs_execute_each_once(world):
     async def queue(engine):
         for number in range(40):
-            await engine.start(programs.working, 3, 0.001, run_id=f"r{number}")
+            await engine.start(programs.working, 3, 0.05, run_id=f"r{number}")
 
-    processes = world.processes(5)
+    processes = world.processes(
+        5, max_runs=4
+    )  # one alone would need ten rounds, and the others look four times a second
     world.look(queue)
     for process in processes:
         for number in range(40):
@@ -335,7 +341,7 @@ async def _until(engine, run_id, status):
     assert await programs.until(await engine.get(run_id), status) is status
 
 
-def test_five_processes_that_talk_to_one_run_at_once_are_all_heard(world):
+def test_run_answers_five_processes_at_once(world):
     processes = world.processes(5)
     processes[0].ask("start", workflow="chat", args=[15], run_id="r")
     at = time.time() + 0.3
@@ -444,7 +450,7 @@ def raising(where, error):
         "a def workflow",
     ],
 )
-def test_code_that_raises_the_unheard_of_stops_no_worker(error, where, tmp_path):
+def test_code_that_raises_a_base_exception_stops_no_worker(error, where, tmp_path):
     poisoned = raising(where, error)
 
     async def main():
@@ -452,11 +458,11 @@ def test_code_that_raises_the_unheard_of_stops_no_worker(error, where, tmp_path)
         async with ks.open(tmp_path / "runs.db") as engine:
             bad = await engine.start(poisoned, run_id="bad")
             with pytest.raises(ks.RunFailed) as caught:
-                await bad.result(timeout=10)
+                await bad.result(timeout=60)
             assert error.__name__ in caught.value.error.traceback
             assert where == "a group" or error.__name__ in str(caught.value)
             good = await engine.start(programs.sequence, 3)
-            assert await good.result(timeout=10) == 6
+            assert await good.result(timeout=60) == 6
 
     asyncio.run(main())
 
@@ -493,8 +499,8 @@ def test_a_damaged_run_is_set_aside_and_stops_no_worker(damage, tmp_path):
             good = await engine.start(programs.sequence, 3)
             await engine.signal("bad", "go")
             with pytest.raises(ks.RunSetAside):
-                await (await engine.get("bad")).result(timeout=10)
-            assert await good.result(timeout=10) == 6
+                await (await engine.get("bad")).result(timeout=60)
+            assert await good.result(timeout=60) == 6
             assert [effect.step for effect in programs.EFFECTS.bodies("bad")] == ["add#1", "add#2"]
 
     asyncio.run(main())
@@ -519,7 +525,7 @@ def test_a_run_whose_row_cannot_be_read_stops_no_worker(damage, tmp_path):
             good = await engine.start(programs.sequence, 3, run_id="good")
             _damage(path, damage)
             async with ks.open(path):
-                assert await good.result(timeout=3) == 6
+                assert await good.result(timeout=60) == 6
 
     asyncio.run(main())
 
@@ -543,7 +549,7 @@ class Faulty:
                 raise WouldBlock
             answer = found(*args, **kwargs)
             if name in ("commit", "claim_runs"):
-                self.slow.wait(10)
+                self.slow.wait(60)
             if self.fail == name and answer != Claims():
                 self.fail = ""
                 raise StoreUnavailable("the answer is lost", unknown=True)
@@ -552,7 +558,7 @@ class Faulty:
         return call
 
 
-def test_a_start_that_is_cancelled_while_it_is_written_leaves_no_run_that_no_one_drives(tmp_path):
+def test_run_whose_start_was_cancelled_in_its_commit_is_driven(tmp_path):
     async def main():
         programs.record_to(tmp_path / "effects")
         store = Faulty(SQLiteStore(tmp_path / "runs.db", lease_seconds=LEASE))
@@ -564,13 +570,13 @@ def test_a_start_that_is_cancelled_while_it_is_written_leaves_no_run_that_no_one
             store.slow.set()
             await asyncio.wait([starting])
             handle = await engine.start(programs.sequence, 3, run_id="r")
-            assert await handle.result(timeout=10) == 6
+            assert await handle.result(timeout=60) == 6
         store.close()
 
     asyncio.run(main())
 
 
-def test_a_claim_whose_answer_is_lost_leaves_no_run_that_no_one_drives(tmp_path):
+def test_run_whose_claim_was_never_answered_is_driven(tmp_path):
     async def main():
         programs.record_to(tmp_path / "effects")
         store = Faulty(SQLiteStore(tmp_path / "runs.db", lease_seconds=LEASE))
@@ -579,7 +585,7 @@ def test_a_claim_whose_answer_is_lost_leaves_no_run_that_no_one_drives(tmp_path)
         store.fail = "claim_runs"
         async with Engine(store) as engine:
             handle = await engine.get("r")
-            assert await handle.result(timeout=10) == 6
+            assert await handle.result(timeout=60) == 6
             assert store.fail == ""
         store.close()
 
@@ -605,7 +611,7 @@ def test_an_engine_that_closes_while_it_claims_hands_everything_back(tmp_path):
             assert run.worker is None
             async with Engine(store):
                 handle = await client.get("r")
-                assert await handle.result(timeout=10) == 6
+                assert await handle.result(timeout=60) == 6
                 assert not any(one.kind is Kind.RECOVERED for one in await handle.checkpoints())
         store.close()
 
@@ -622,7 +628,7 @@ def test_a_run_of_an_unknown_workflow_waits_and_stops_no_worker(tmp_path):
         store.commit([Create(Run("foreign", "no such workflow", Status.QUEUED, now, due_at=now, priority=9))])
         store.close()
         async with ks.open(path) as engine:
-            assert await (await engine.start(programs.sequence, 3)).result(timeout=10) == 6
+            assert await (await engine.start(programs.sequence, 3)).result(timeout=60) == 6
             assert await (await engine.get("foreign")).status() is Status.QUEUED
 
     asyncio.run(main())
@@ -661,7 +667,7 @@ def test_a_disk_that_fails_for_a_while_loses_nothing(fail, mend, tmp_path):
             await asyncio.to_thread(wait_for_body, programs.EFFECTS, "r", "hold")
             fail(engine)
             (tmp_path / "go").touch()
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(60):
                 await halted.wait()
             run = await handle.run()
             assert not run.status.finished
@@ -670,10 +676,10 @@ def test_a_disk_that_fails_for_a_while_loses_nothing(fail, mend, tmp_path):
             with pytest.raises(ks.StoreUnavailable):
                 await engine.start(programs.heavy, "x" * 100_000, run_id="refused")
             mend(engine)
-            assert await handle.result(timeout=20) == [1, 200_000, 2]
+            assert await handle.result(timeout=60) == [1, 200_000, 2]
             assert [effect.step for effect in programs.EFFECTS.bodies("r")].count("add#1") == 1
             assert (await handle.run()).recoveries == 0
-            assert await (await engine.start(programs.sequence, 3, run_id="next")).result(timeout=10) == 6
+            assert await (await engine.start(programs.sequence, 3, run_id="next")).result(timeout=60) == 6
 
     asyncio.run(main())
 
@@ -681,40 +687,44 @@ def test_a_disk_that_fails_for_a_while_loses_nothing(fail, mend, tmp_path):
 # -- all of it at once -------------------------------------------------------------------------------------------------
 
 
+#: A soak goes on until one fault of each line has happened.
+WANTED = [("kill", "torn log", "cut log", "cut server"), ("full disk", "killed server", "ended sessions")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("store", STORES)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("store", cases(STORES, quick=["sqlite"]))
 def test_a_short_soak_loses_repeats_and_forgets_nothing(store):
-    report = soak(seconds=7.0, workers=2, store=store, seed=5)
+    report = soak(seconds=5.0, workers=2, store=store, seed=5, wanted=WANTED)
     print(report)
     assert report.good, str(report)
-    everyone = report.faults["torn log"] + report.faults["cut log"] + report.faults["cut server"]
-    assert report.faults["kill"] or everyone
-    assert report.faults["full disk"] + report.faults["killed server"] + report.faults["ended sessions"]
+    for kinds in WANTED:
+        assert sum(report.faults[kind] for kind in kinds)
     assert report.finished >= LOAD
 
 
-def test_a_disk_that_only_pretends_to_be_full_is_full_for_a_worker(tmp_path):
+def test_simulated_full_disk_is_full_for_a_worker(tmp_path):
     """Where nothing can be mounted, a soak tells SQLite that the database may not grow."""
 
     async def main():
         programs.record_to(tmp_path / "effects")
         disk = FewPages(tmp_path / "disk")
-        async with ks.open(disk.folder / "runs.db") as engine:
+        async with ks.open(disk.folder / "runs.db", stop_seconds=0.0) as engine:
             attending = asyncio.ensure_future(SQLite.attend(engine))
             disk.fill()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while True:
                     try:
                         await engine.start(programs.heavy, "x" * 100_000)
                     except StoreFull:
                         break
             disk.free()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while True:
                     with suppress(StoreFull):
                         run = await engine.start(programs.sequence, 3, run_id="next")
                         break
-            assert await run.result(timeout=10) == 6
+            assert await run.result(timeout=60) == 6
             attending.cancel()
 
     asyncio.run(main())

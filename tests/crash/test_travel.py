@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 
 import pytest
 
 import keepstep as ks
+from keepstep.care.verify import verify
 from keepstep.engine.engine import Engine
-from keepstep.engine.verify import verify
 from keepstep.model import RunQuery
 from keepstep.ports import CURRENT
-from keepstep.testing.crash import FilesDisk, MemoryDisk, SQLiteDisk, crash_everywhere
+from keepstep.testing.faults.crash import FilesDisk, MemoryDisk, SQLiteDisk, crash_everywhere
 from keepstep.workflows.definition import Workflow
+from tests.nightly import cases
 
 from .programs import FastClock
 
@@ -129,11 +129,7 @@ class Bench:
         assert sorted(run.parent or "" for run in runs) == ["", "", "fork", "main", "main"], where
 
 
-#: On disks it takes half a minute: with KEEPSTEP_EXAMPLES it does.
-STORES = ["memory", *(["sqlite", "files"] if "KEEPSTEP_EXAMPLES" in os.environ else [])]
-
-
-@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("store", cases(["memory", "sqlite", "files"], quick=["memory"]))
 def test_a_crash_at_any_write_of_a_rewind_and_a_fork_changes_nothing(store, tmp_path):
     bench = Bench(store, tmp_path)
 

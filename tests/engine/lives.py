@@ -7,7 +7,7 @@ import keepstep as ks
 from tests.engine.world import replay_from_every_prefix, told, until, until_at_last_wait, until_status
 
 
-class Pace:
+class PollInterval:
     """How long each body takes; changed between recoveries: a second life never has the timings of the first."""
 
     def __init__(self, **seconds):

@@ -25,7 +25,7 @@ def failures_then(effects, times, error=ConnectionError, **options):
     return trying
 
 
-async def test_a_bare_step_is_tried_more_than_once(world, effects):
+async def test_step_without_retry_is_tried_once(world, effects):
     async with world.engine() as engine:
         run = await engine.start(failures_then(effects, 1))
         with pytest.raises(ks.RunFailed, match="number 1"):
@@ -34,7 +34,7 @@ async def test_a_bare_step_is_tried_more_than_once(world, effects):
 
 
 @pytest.mark.parametrize("attempts", [2, 3])
-async def test_attempts_do_not_count_the_first(world, effects, attempts):
+async def test_attempts_include_the_first(world, effects, attempts):
     workflow = failures_then(effects, 10, retry=ks.Retry(attempts=attempts, base_seconds=0))
     async with world.engine() as engine:
         run = await engine.start(workflow)
@@ -48,7 +48,7 @@ async def test_attempts_do_not_count_the_first(world, effects, attempts):
     assert len(effects) == attempts
 
 
-async def test_a_success_after_failures_forgets_them(world, effects):
+async def test_success_keeps_the_failed_attempts(world, effects):
     async with world.engine() as engine:
         run = await engine.start(failures_then(effects, 2, retry=ks.Retry(attempts=3, base_seconds=0.001)))
         assert await run.result(30) == 3
@@ -56,7 +56,7 @@ async def test_a_success_after_failures_forgets_them(world, effects):
         assert next(one for one in await run.checkpoints() if one.kind.value == "step completed").attempt == 3
 
 
-async def test_the_count_of_attempts_starts_over_after_a_crash(world, effects):
+async def test_attempt_count_survives_a_crash(world, effects):
     """Count and next time are durable: a worker that keeps crashing does not try for ever."""
     workflow = failures_then(effects, 10, retry=ks.Retry(attempts=3, base_seconds=0.15, factor=1))
     engine = await world.started()
@@ -79,7 +79,7 @@ async def _failures(run, count):
     return len(await run.checkpoints(failed=True)) >= count
 
 
-async def test_a_long_backoff_keeps_the_run_in_memory(world, effects):
+async def test_long_backoff_parks_the_run(world, effects):
     workflow = failures_then(effects, 1, retry=ks.Retry(attempts=2, base_seconds=20, cap_seconds=3600))
     async with world.engine() as engine:
         run = await engine.start(workflow, run_id="r")
@@ -89,7 +89,7 @@ async def test_a_long_backoff_keeps_the_run_in_memory(world, effects):
         await until(lambda: not engine.live)
 
 
-async def test_a_permanent_error_is_tried_again(world, effects):
+async def test_permanent_error_is_not_retried(world, effects):
     workflow = failures_then(effects, 1, ks.Permanent, retry=ks.Retry(attempts=5, base_seconds=0))
     async with world.engine() as engine:
         with pytest.raises(ks.RunFailed, match="failed after 1 attempt"):
@@ -97,8 +97,8 @@ async def test_a_permanent_error_is_tried_again(world, effects):
     assert len(effects) == 1
 
 
-async def test_retry_after_is_not_honoured(world, effects):
-    @ks.step(retry=ks.Retry(attempts=2, base_seconds=30))
+async def test_retry_after_is_honoured(world, effects):
+    @ks.step(retry=ks.Retry(attempts=2, base_seconds=300, cap_seconds=300))
     async def limited():
         effects.append(datetime.now(UTC))
         if len(effects) == 1:
@@ -111,10 +111,10 @@ async def test_retry_after_is_not_honoured(world, effects):
 
     async with world.engine() as engine:
         assert await (await engine.start(trying)).result(30) == "done"
-    assert 0.04 < (effects[1] - effects[0]).total_seconds() < 5
+    assert 0.04 < (effects[1] - effects[0]).total_seconds() < 250
 
 
-async def test_a_retry_inside_a_gather_hangs_it(world, effects):
+async def test_gather_waits_for_a_retried_step(world, effects):
     @ks.step(retry=ks.Retry(attempts=2, base_seconds=0.01))
     async def flaky(number):
         effects.append(number)
@@ -134,7 +134,7 @@ async def test_a_retry_inside_a_gather_hangs_it(world, effects):
 # -- time --------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_slow_attempt_is_not_ended(world, effects):
+async def test_slow_attempt_times_out(world, effects):
     @ks.step(timeout=0.02, retry=ks.Retry(attempts=2, base_seconds=0))
     async def slow():
         effects.append("began")
@@ -157,7 +157,7 @@ async def test_a_slow_attempt_is_not_ended(world, effects):
     assert effects == ["began", "ended"] * 2
 
 
-async def test_a_step_may_go_on_trying_beyond_its_time(world, effects):
+async def test_step_timeout_ends_its_attempts(world, effects):
     workflow = failures_then(
         effects, 1000, retry=ks.Retry(attempts=1000, base_seconds=0.02, factor=1), timeout=ks.Timeout(step_seconds=0.15)
     )
@@ -167,7 +167,7 @@ async def test_a_step_may_go_on_trying_beyond_its_time(world, effects):
     assert 2 <= len(effects) <= 10
 
 
-async def test_the_time_of_a_step_starts_over_after_a_crash(world, effects):
+async def test_step_timeout_survives_a_crash(world, effects):
     """The second attempt is the last one that begins in time, whoever makes it."""
     workflow = failures_then(
         effects, 1000, retry=ks.Retry(attempts=1000, base_seconds=0.2, factor=1), timeout=ks.Timeout(step_seconds=0.3)
@@ -182,7 +182,7 @@ async def test_the_time_of_a_step_starts_over_after_a_crash(world, effects):
     assert len(effects) == 2
 
 
-async def test_a_timeout_that_the_body_raises_is_taken_for_the_steps_own(world):
+async def test_timeout_error_of_the_body_is_a_plain_failure(world):
     @ks.step(timeout=5)
     async def inner():
         raise TimeoutError("from a socket")
@@ -198,7 +198,7 @@ async def test_a_timeout_that_the_body_raises_is_taken_for_the_steps_own(world):
         assert await (await engine.start(waiting)).result(30) == ["StepFailed", "TimeoutError"]
 
 
-async def test_a_step_that_raises_cancelled_error_cancels_the_run(world, effects):
+async def test_cancelled_error_of_a_body_fails_only_the_step(world, effects):
     @ks.step
     async def odd():
         raise asyncio.CancelledError("from some library")
@@ -214,8 +214,33 @@ async def test_a_step_that_raises_cancelled_error_cancels_the_run(world, effects
         assert await (await engine.start(waiting)).result(30) == "asyncio.exceptions.CancelledError"
 
 
+@pytest.mark.one_store
+@pytest.mark.live_only
+@pytest.mark.parametrize("attempts", [1, 2])
+async def test_body_that_fails_after_it_cancelled_its_task_is_a_plain_failure(world, effects, attempts):
+    hooks = ks.Hooks(error=lambda occasion: effects.append(type(occasion.error).__name__))
+
+    @ks.step(retry=ks.Retry(attempts=attempts, base_seconds=0.01), hooks=hooks)
+    async def straying():
+        if not effects:
+            asyncio.current_task().cancel()
+            raise ConnectionError("gone")
+        return "second"
+
+    @ks.workflow
+    async def trying():
+        try:
+            return await straying()
+        except ks.StepFailed as failure:
+            return failure.error.message
+
+    async with world.engine() as engine:
+        assert await (await engine.start(trying)).result(10) == ["gone", "second"][attempts - 1]
+    assert effects == ["ConnectionError"]
+
+
 @pytest.mark.parametrize("where", ["step", "sleep", "wait", "backoff", "code"])
-async def test_a_run_goes_on_beyond_its_deadline(world, effects, where):
+async def test_deadline_ends_the_run_and_lets_it_clean_up(world, effects, where):
     @ks.step(retry=ks.Retry(attempts=2, base_seconds=30))
     async def work():
         effects.append("began")
@@ -245,7 +270,7 @@ async def test_a_run_goes_on_beyond_its_deadline(world, effects, where):
     assert "cleaned" in effects
 
 
-async def test_a_deadline_is_forgotten_by_a_crash(world):
+async def test_deadline_survives_a_crash(world):
     @ks.workflow
     async def late():
         await ks.wait_for("never")
@@ -262,7 +287,7 @@ async def test_a_deadline_is_forgotten_by_a_crash(world):
 
 @pytest.mark.live_only
 @pytest.mark.parametrize("sleep_seconds, first", [(7200, "deadline"), (1800, "sleep"), (None, "deadline")])
-async def test_a_run_that_is_put_away_sleeps_through_its_deadline(world, sleep_seconds, first):
+async def test_parked_run_is_due_by_its_deadline(world, sleep_seconds, first):
     @ks.workflow
     async def late():
         await (ks.wait_for("never") if sleep_seconds is None else ks.sleep(sleep_seconds))
@@ -275,7 +300,7 @@ async def test_a_run_that_is_put_away_sleeps_through_its_deadline(world, sleep_s
     assert stored.due_at <= stored.deadline_at
 
 
-async def test_the_clean_up_after_a_deadline_is_cut_short_by_a_recovery(world, effects):
+async def test_cleanup_after_a_deadline_survives_a_recovery(world, effects):
     @ks.workflow
     async def late():
         try:
@@ -290,11 +315,11 @@ async def test_the_clean_up_after_a_deadline_is_cut_short_by_a_recovery(world, e
         await until_status(run, "waiting")  # put away in its clean-up, long after its deadline
         await run.signal("cleaned", "up")
         with pytest.raises(ks.RunTimedOut):
-            await run.result(timeout=5)
+            await run.result(timeout=60)
     assert effects == ["up"]
 
 
-async def test_a_deadline_that_passed_while_nobody_ran_it_is_ignored(world, effects):
+async def test_deadline_passed_without_a_worker_ends_the_run(world, effects):
     @ks.step
     async def work():
         effects.append("worked")
@@ -318,7 +343,7 @@ async def test_a_deadline_that_passed_while_nobody_ran_it_is_ignored(world, effe
 # -- idempotency keys --------------------------------------------------------------------------------------------------
 
 
-async def test_an_idempotency_key_changes_between_attempts_and_recoveries(world, effects):
+async def test_idempotency_key_is_stable_over_attempts_and_crashes(world, effects):
     hold = asyncio.Event()
 
     @ks.step(retry=ks.Retry(attempts=3, base_seconds=0))
@@ -345,3 +370,32 @@ async def test_an_idempotency_key_changes_between_attempts_and_recoveries(world,
     assert len(set(keys)) == 1
     assert dict(effects)[2] not in keys
     await engine.close()
+
+
+@pytest.mark.one_store
+async def test_rules_of_step_workflow_and_engine_class_an_error_in_this_order(world, effects):
+    """The class decides about the retry: the table never repeats what is permanent."""
+
+    def says(found, *kinds):
+        return lambda error: found if isinstance(error, kinds) else None
+
+    policy = ks.Retry.by_class(ks.policies.ClassRetry("transient", attempts=2, base_seconds=0))
+
+    @ks.step(retry=policy, classify=says("transient", KeyError))
+    async def work(kind):
+        effects.append(kind)
+        raise {"key": KeyError, "index": IndexError, "value": ValueError, "type": TypeError}[kind]("x")
+
+    @ks.workflow(name="classed", classify=[says("transient", IndexError), says("permanent", KeyError)])
+    async def classed(kind):
+        await work(kind)
+
+    rules = says("transient", ValueError, IndexError)
+    async with world.engine(classify=rules) as engine:
+        found = {}
+        for kind in ("key", "index", "value", "type"):
+            with pytest.raises(ks.RunFailed) as info:
+                await (await engine.start(classed, kind)).result()
+            found[kind] = info.value.error.error_class
+    assert {kind: effects.count(kind) for kind in found} == {"key": 2, "index": 2, "value": 2, "type": 1}
+    assert found == {"key": "transient", "index": "transient", "value": "transient", "type": "validation"}

@@ -1,4 +1,4 @@
-"""What was broken once by people who tried, each named after what went wrong."""
+"""What people who tried have broken once, and holds now."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ async def until(run, status, seconds=5.0):
             await asyncio.sleep(0.005)
 
 
-async def test_a_question_after_continue_as_is_answered_but_the_asker_is_told_that_the_run_ended():
+async def test_question_after_continue_as_gets_its_reply():
     @ks.workflow
     async def chat(count: int = 0) -> str:
         for _ in range(2):
@@ -33,12 +33,12 @@ async def test_a_question_after_continue_as_is_answered_but_the_asker_is_told_th
 
     async with ks.open("memory:") as engine:
         run = await engine.start(chat)
-        assert [await run.ask("message", timeout=10) for _ in range(5)] == [1, 2, 3, 4, 5]
+        assert [await run.ask("message", timeout=60) for _ in range(5)] == [1, 2, 3, 4, 5]
         assert not (await run.status()).finished
         assert (await run.latest()).id == f"{run.id}~3"
 
 
-async def test_a_cancel_leaves_an_at_most_once_step_in_doubt_that_was_under_way():
+async def test_cancel_waits_for_an_at_most_once_step_under_way():
     begun, seen = asyncio.Event(), []
 
     @ks.step(at_most_once=True)
@@ -61,11 +61,11 @@ async def test_a_cancel_leaves_an_at_most_once_step_in_doubt_that_was_under_way(
         await begun.wait()
         await run.cancel()
         with pytest.raises(ks.RunCancelled):
-            await run.result(10)
+            await run.result(60)
     assert seen == ["receipt"]
 
 
-async def test_a_step_starts_after_the_deadline_of_a_run_that_nobody_took_in_time():
+async def test_no_step_starts_in_a_run_claimed_after_its_deadline():
     bodies = []
 
     @ks.step
@@ -83,11 +83,11 @@ async def test_a_step_starts_after_the_deadline_of_a_run_that_nobody_took_in_tim
     async with ks.open(store) as engine:
         run = await engine.get("late")
         with pytest.raises(ks.RunTimedOut):
-            await run.result(10)
+            await run.result(60)
     assert bodies == []
 
 
-async def test_two_workflows_of_one_name_from_a_factory_replace_each_other_without_a_word():
+async def test_replaced_workflow_of_the_same_name_is_refused():
     def make(tag):
         @ks.workflow
         async def job() -> str:
@@ -102,7 +102,7 @@ async def test_two_workflows_of_one_name_from_a_factory_replace_each_other_witho
             await engine.start(first)
 
 
-async def test_a_forgotten_await_does_nothing_and_says_nothing(caplog):
+async def test_forgotten_await_is_reported(caplog):
     @ks.workflow
     async def forgetful() -> str:
         note("lost")
@@ -120,7 +120,7 @@ async def test_a_forgotten_await_does_nothing_and_says_nothing(caplog):
             await (await engine.start(forgetful_at_the_end)).result(30)
 
 
-async def test_a_status_that_is_misspelt_lists_nothing():
+async def test_misspelt_status_is_refused():
     async with ks.open("memory:") as engine:
         assert (await engine.list(status="waiting")).runs == ()
         with pytest.raises(ks.DefinitionError, match="wating"):
@@ -128,7 +128,7 @@ async def test_a_status_that_is_misspelt_lists_nothing():
 
 
 @pytest.mark.parametrize("options", [{"priority": "high"}, {"priority": 2**70}, {"tags": {"n": 1}}, {"delay": "x"}])
-async def test_an_option_that_no_store_can_keep_poisons_every_claim(options):
+async def test_unstorable_option_is_refused_on_start(options):
     @ks.workflow
     async def plain() -> str:
         return "ok"
@@ -145,7 +145,7 @@ async def test_an_option_that_no_store_can_keep_poisons_every_claim(options):
         assert await (await engine.start(plain, delay=0.01)).result(30) == "ok"
 
 
-async def test_a_shutdown_that_cancels_all_tasks_makes_runs_fail_for_good(tmp_path):
+async def test_run_survives_a_shutdown_that_cancels_all_tasks(tmp_path):
     begun = asyncio.Event()
 
     @ks.step
@@ -166,10 +166,10 @@ async def test_a_shutdown_that_cancels_all_tasks_makes_runs_fail_for_good(tmp_pa
             context.main.cancel()
         await asyncio.sleep(0.05)
     async with ks.open(path) as engine:
-        assert await (await engine.get("r")).result(10) == "ok"
+        assert await (await engine.get("r")).result(60) == "ok"
 
 
-async def test_a_timeout_that_rings_as_its_block_ends_makes_the_run_unreplayable():
+async def test_timeout_that_expires_as_its_block_ends_replays():
     @ks.workflow
     async def close_call() -> str:
         try:
@@ -186,10 +186,10 @@ async def test_a_timeout_that_rings_as_its_block_ends_makes_the_run_unreplayable
             run = await engine.start(close_call)
             await until(run, Status.WAITING)
             await run.signal("go")
-            assert await run.result(10) == "ok"
+            assert await run.result(60) == "ok"
 
 
-async def test_a_branch_left_open_is_a_mismatch_when_the_crash_came_before_the_end():
+async def test_open_branch_is_cancelled_before_the_run_finishes():
     store = MemoryStore()
 
     @ks.workflow
@@ -203,12 +203,12 @@ async def test_a_branch_left_open_is_a_mismatch_when_the_crash_came_before_the_e
 
     async with ks.open(store) as engine:
         run = await engine.start(leaves_a_branch)
-        assert await run.result(10) == "ok"
+        assert await run.result(60) == "ok"
         kinds = [one.kind.value for one in await run.checkpoints()]
         assert kinds[-2:] == ["step cancelled", "run finished"]
 
 
-async def test_a_child_that_continued_as_a_new_run_outlives_its_cancelled_parent():
+async def test_cancelled_parent_cancels_a_continued_child():
     @ks.workflow
     async def child(count: int = 0) -> None:
         await ks.wait_for("next")
@@ -220,12 +220,12 @@ async def test_a_child_that_continued_as_a_new_run_outlives_its_cancelled_parent
 
     async with ks.open("memory:") as engine:
         run = await engine.start(parent)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while (await engine.list(id_prefix="child")).runs == ():  # noqa: ASYNC110 - the store has no event for it
                 await asyncio.sleep(0.005)
         young = await engine.get("child")
         await young.signal("next")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while (await young.latest()).id == "child":  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         await run.cancel()
@@ -233,7 +233,7 @@ async def test_a_child_that_continued_as_a_new_run_outlives_its_cancelled_parent
 
 
 @pytest.mark.parametrize("shape", ["finally", "except", "fallback"])
-async def test_a_retry_of_a_run_that_cleaned_up_after_its_failure_is_a_mismatch(shape):
+async def test_retry_completes_a_run_that_cleaned_up_after_failing(shape):
     works, cleaned = [], []
 
     @ks.step
@@ -264,13 +264,13 @@ async def test_a_retry_of_a_run_that_cleaned_up_after_its_failure_is_a_mismatch(
     async with ks.open("memory:") as engine:
         run = await engine.start(careful)
         with pytest.raises(ks.RunFailed):
-            await run.result(10)
+            await run.result(60)
         works.append(1)
         await run.retry()
-        assert await run.result(10) == "ok"
+        assert await run.result(60) == "ok"
 
 
-async def test_a_wrong_result_comes_from_an_edited_last_record(tmp_path):
+async def test_edited_last_record_gives_no_result(tmp_path):
     apsw = pytest.importorskip("apsw")
 
     @ks.workflow
@@ -290,7 +290,7 @@ async def test_a_wrong_result_comes_from_an_edited_last_record(tmp_path):
             await (await engine.get("r")).result(30)
 
 
-def test_a_blocking_engine_hangs_in_a_forked_child():
+def test_blocking_engine_is_refused_in_a_forked_child():
     @ks.workflow
     async def plain() -> str:
         return "ok"

@@ -6,8 +6,9 @@ import contextlib
 import pytest
 
 import keepstep as ks
+from keepstep.kernel.graph import position
 from keepstep.policies import recovery
-from keepstep.testing.crash import MemoryDisk, crash_everywhere
+from keepstep.testing.faults.crash import MemoryDisk, crash_everywhere
 from tests.engine.world import steps_of, until, until_at_last_wait, until_status
 
 NAMES = ["fetch", "pay", "parse", "mail", "sum"]
@@ -54,7 +55,7 @@ KEPT = [
 
 @pytest.mark.live_only
 @pytest.mark.parametrize("durability, kept", KEPT, ids=[f"{one}" for one, _ in KEPT])
-async def test_a_crash_repeats_more_than_was_chosen(world, effects, durability, kept):
+async def test_crash_repeats_only_unflushed_steps(world, effects, durability, kept):
     program = in_a_row(effects, durability)
     engine = await world.started(linger_seconds=60)
     await engine.start(program, run_id="r")
@@ -75,7 +76,7 @@ async def test_a_crash_repeats_more_than_was_chosen(world, effects, durability, 
 @pytest.mark.live_only
 @pytest.mark.one_store
 @pytest.mark.parametrize("steps, kept", [(7, 6), (8, 6), (9, 9)])
-async def test_a_recovery_moves_the_places_where_every_n_flushes(world, effects, steps, kept, monkeypatch):
+async def test_recovery_keeps_the_places_where_every_n_flushes(world, effects, steps, kept, monkeypatch):
     """The counter is as it would have been: a run that is crashed between two flushes flushes at the same steps."""
     monkeypatch.setattr(recovery, "ALONE_FROM", 10)  # so that it stays in memory, and nothing is flushed for a park
 
@@ -103,7 +104,7 @@ async def test_a_recovery_moves_the_places_where_every_n_flushes(world, effects,
 @pytest.mark.live_only
 @pytest.mark.parametrize("durability", ["manual", "off", "steps=mail"])
 @pytest.mark.parametrize("before", ["mark", "child", "signal", "park", "pause", "failure"])
-async def test_something_leaves_the_run_before_what_led_to_it_is_durable(world, effects, before, durability):
+async def test_steps_are_durable_before_anything_leaves_the_run(world, effects, before, durability):
     there = asyncio.Event()
 
     @ks.step
@@ -155,7 +156,7 @@ async def test_something_leaves_the_run_before_what_led_to_it_is_durable(world, 
 
 
 @pytest.mark.live_only
-async def test_a_run_without_durability_stores_its_steps(world, effects):
+async def test_run_without_durability_stores_no_steps(world, effects):
     steps = work_of(effects)
 
     @ks.workflow(durability="off")
@@ -176,7 +177,32 @@ async def test_a_run_without_durability_stores_its_steps(world, effects):
 
 
 @pytest.mark.live_only
-async def test_a_failed_run_without_durability_repeats_its_steps_when_it_is_retried(world, effects):
+async def test_graph_without_durability_stores_no_barriers_and_states(world, monkeypatch):
+    monkeypatch.setattr(position, "ENOUGH_DELTAS", 1)
+    monkeypatch.setattr(position, "MOST_RECORDS", 1)
+    graph = ks.Graph("unstored", durability="off")
+
+    def giving(name):
+        async def body(state):
+            return {name: 1}
+
+        graph.add(body, name=name)
+
+    for name in ("left", "right", "joined"):
+        giving(name)
+    graph.parallel("both", ["left", "right"], join="joined")
+    graph.delay("delay", 0.001)
+    graph.edge("joined", "delay")
+    graph.entry("both")
+    graph.exit("delay")
+    async with world.engine() as engine:
+        run = await engine.start(graph, run_id="r")
+        assert await run.result(30) == {"left": 1, "right": 1, "joined": 1}
+        assert [one.kind for one in await run.checkpoints()] == ["run started", "run finished"]
+
+
+@pytest.mark.live_only
+async def test_failed_run_without_durability_keeps_its_steps(world, effects):
     @ks.step
     async def work():
         effects.append("work")
@@ -201,13 +227,13 @@ async def test_a_failed_run_without_durability_repeats_its_steps_when_it_is_retr
 
 @pytest.mark.live_only
 @pytest.mark.one_store
-async def test_a_predicate_that_raises_breaks_the_run(world, effects, logged):
+async def test_durability_predicate_that_raises_flushes_every_step(world, effects, logged):
     program = in_a_row(effects, ks.Durability.when(lambda name: name["state"]))
     engine = await world.started(linger_seconds=60)
     run = await engine.start(program, run_id="r")
     await until_at_last_wait(engine, "r")
     assert len(await steps_of(run)) == 5  # in doubt it is flushed
-    assert any("durability of fetch#1 cannot be told" in line for line in logged())
+    assert any("the durability policy failed at fetch#1" in line for line in logged())
     await world.crash(engine)
 
 
@@ -218,7 +244,7 @@ async def test_a_predicate_that_raises_breaks_the_run(world, effects, logged):
     "durability, most",
     [("every=2", 2), ("steps=pay,mail", 2), ("manual", 3), ("off", 5)],
 )
-async def test_a_crash_at_any_write_repeats_more_than_was_chosen(durability, most):
+async def test_crash_at_any_write_repeats_only_steps_at_risk(durability, most):
     """`most` steps are at risk at a time: those that wait for a flush, and the one whose flush was under way."""
     effects = []
     program = in_a_row(effects, durability)

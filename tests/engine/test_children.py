@@ -1,11 +1,13 @@
 """Child runs and successors: exactly one of each, whatever crashes (K26, K10)."""
 
 import asyncio
+from functools import partial
 
 import pytest
 
 import keepstep as ks
-from keepstep.engine.attempt import idempotency_key
+from keepstep.kernel.attempt import idempotency_key
+from keepstep.model import Run
 from tests.engine.world import steps_of, until, until_at_last_wait, until_recorded, until_status
 
 pytestmark = pytest.mark.on_postgres
@@ -27,7 +29,7 @@ async def waiting_child():
     return await ks.wait_for("go")
 
 
-async def test_a_child_is_started_twice(world):
+async def test_child_is_started_once(world):
     @ks.workflow
     async def parent():
         child = await ks.start(double, 21)
@@ -51,7 +53,26 @@ async def test_a_child_is_started_twice(world):
     await engine.close()
 
 
-async def test_two_children_of_one_workflow_are_one(world):
+async def test_trace_reaches_children_successors_and_forks(world, monkeypatch):
+    @ks.workflow
+    async def parent(again):
+        await (await ks.start(double, 21))
+        if again:
+            ks.continue_as(False)
+
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    async with world.engine() as engine:
+        monkeypatch.setattr("keepstep.engine.start.Run", partial(Run, traceparent=trace))
+        run = await engine.start(parent, True, run_id="r")
+        monkeypatch.undo()
+        await run.result(30)
+        await (await engine.fork("r", run_id="fork")).result(30)
+        found = {one.id: one.traceparent for one in (await engine.list()).runs}
+    assert len(found) > 4
+    assert set(found.values()) == {trace}
+
+
+async def test_children_of_one_workflow_are_separate_runs(world):
     @ks.workflow
     async def parent():
         children = await ks.gather(*(ks.start(double, number) for number in range(5)))
@@ -59,11 +80,11 @@ async def test_two_children_of_one_workflow_are_one(world):
 
     async with world.engine() as engine:
         run = await engine.start(parent, run_id="r")
-        assert await run.result(10) == [0, 2, 4, 6, 8]
+        assert await run.result(60) == [0, 2, 4, 6, 8]
         assert len((await engine.list(parent="r")).runs) == 5
 
 
-async def test_a_parent_waits_for_its_children_in_memory(world):
+async def test_parent_that_waits_for_its_child_is_parked(world):
     @ks.workflow
     async def parent():
         return await (await ks.start(waiting_child))
@@ -78,7 +99,7 @@ async def test_a_parent_waits_for_its_children_in_memory(world):
         assert await run.result(30) == "word"
 
 
-async def test_a_child_whose_start_was_given_up_is_cancelled_with_its_parent(world):
+async def test_child_of_a_cancelled_start_is_cancelled_with_its_parent(world):
     @ks.workflow
     async def parent():
         start = asyncio.ensure_future(ks.start(waiting_child))
@@ -99,7 +120,7 @@ async def test_a_child_whose_start_was_given_up_is_cancelled_with_its_parent(wor
 
 
 @pytest.mark.parametrize("how", ["fails", "is cancelled"])
-async def test_the_end_of_a_child_is_not_told_when_it(world, how):
+async def test_child_that_does_not_complete_raises_in_its_parent(world, how):
     @ks.workflow
     async def parent():
         child = await ks.start(failing if how == "fails" else waiting_child)
@@ -116,7 +137,7 @@ async def test_the_end_of_a_child_is_not_told_when_it(world, how):
     assert ("failed: ValueError: child failed" if how == "fails" else "cancelled") in message
 
 
-async def test_a_childs_result_is_gone_when_the_child_is_deleted(world):
+async def test_childs_result_outlives_the_child(world):
     @ks.workflow
     async def parent():
         child = await ks.start(double, 4)
@@ -133,7 +154,7 @@ async def test_a_childs_result_is_gone_when_the_child_is_deleted(world):
         assert await run.result(30) == 8
 
 
-async def test_an_id_that_is_taken_gives_the_wrong_child(world):
+async def test_child_with_a_taken_id_is_refused(world):
     @ks.workflow
     async def parent(number):
         try:
@@ -149,7 +170,7 @@ async def test_an_id_that_is_taken_gives_the_wrong_child(world):
         assert "taken" in await run.result(30)
 
 
-async def test_a_child_signalled_by_its_parent_is_not_found(world):
+async def test_parent_signals_its_child(world):
     @ks.workflow
     async def parent():
         child = await ks.start(waiting_child)
@@ -160,7 +181,7 @@ async def test_a_child_signalled_by_its_parent_is_not_found(world):
         assert await (await engine.start(parent)).result(30) == "from the parent"
 
 
-async def test_a_parent_that_has_ended_stops_its_child(world):
+async def test_child_outlives_its_finished_parent(world):
     """Nobody waits for the word; the child ends all the same."""
 
     @ks.workflow
@@ -173,7 +194,7 @@ async def test_a_parent_that_has_ended_stops_its_child(world):
         assert await child.result(30) == 1
 
 
-async def test_a_race_between_starting_and_ending_stalls_the_parent(world):
+async def test_parent_sees_the_end_of_a_quick_child(world):
     @ks.workflow
     async def parent(count):
         total = 0
@@ -183,17 +204,17 @@ async def test_a_race_between_starting_and_ending_stalls_the_parent(world):
 
     async with world.engine() as engine:
         runs = [await engine.start(parent, 5) for _ in range(4)]
-        assert [await run.result(10) for run in runs] == [20] * 4
+        assert [await run.result(60) for run in runs] == [20] * 4
 
 
-async def test_a_wrong_argument_starts_a_child(world):
+async def test_wrong_arguments_start_no_child(world):
     @ks.workflow
     async def parent():
         await ks.start(double)
 
     async with world.engine() as engine:
         run = await engine.start(parent, run_id="r")
-        with pytest.raises(ks.RunFailed, match="cannot be started so"):
+        with pytest.raises(ks.RunFailed, match="cannot be started with this input"):
             await run.result(30)
         assert (await engine.list(parent="r")).runs == ()
 
@@ -210,20 +231,20 @@ async def counting(number, heard=()):
     return [number, heard]
 
 
-async def test_unread_signals_are_lost_when_a_run_continues(world):
+async def test_unread_signals_pass_to_the_successor(world):
     async with world.engine(worker=False) as client:
         run = await client.start(counting, 1, run_id="r")
         for word in ("a", "b", "c", "d"):
             await run.signal("word", word)
         async with world.engine():
-            assert await run.result(10) == [4, ["a", "b", "c", "d"]]
+            assert await run.result(60) == [4, ["a", "b", "c", "d"]]
             first = await run.run()
             assert first.status is ks.Status.COMPLETED
             assert first.continued_as == "r~2"
             assert (await (await client.get("r~4")).run()).continued_as is None
 
 
-async def test_the_chance_of_a_successor_is_drawn_anew(world):
+async def test_seed_of_a_successor_follows_from_its_predecessor(world):
     """It follows from its predecessor's, so a series replays as a whole; but it is not the same."""
 
     @ks.workflow
@@ -233,13 +254,13 @@ async def test_the_chance_of_a_successor_is_drawn_anew(world):
 
     async with world.engine() as engine:
         run = await engine.start(drawing, 1, run_id="r")
-        assert len(set(await run.result(10))) == 3
+        assert len(set(await run.result(60))) == 3
         seeds = [(await (await engine.get(name)).run()).seed for name in ("r", "r~2", "r~3")]
         chances = [seed.partition("@")[0] for seed in seeds]
         assert chances[1:] == [idempotency_key(seeds[0], "r~2", 0)[:16], idempotency_key(seeds[1], "r~3", 0)[:16]]
 
 
-async def test_a_signal_to_the_first_of_a_chain_is_refused(world):
+async def test_signal_to_the_first_of_a_series_reaches_the_newest(world):
     @ks.workflow
     async def chained(number):
         if number < 3:
@@ -257,7 +278,7 @@ async def test_a_signal_to_the_first_of_a_chain_is_refused(world):
         assert await run.result(30) == "found you"
 
 
-async def test_two_successors_are_made_after_a_crash(world, effects):
+async def test_crash_makes_no_second_successor(world, effects):
     @ks.step
     async def work(number):
         effects.append(number)
@@ -283,7 +304,7 @@ async def test_two_successors_are_made_after_a_crash(world, effects):
     await engine.close()
 
 
-async def test_continuing_is_swallowed_by_except_exception(world):
+async def test_except_exception_does_not_catch_continue_as(world):
     @ks.workflow
     async def chained(number):
         if number == 1:
@@ -297,7 +318,7 @@ async def test_continuing_is_swallowed_by_except_exception(world):
         assert await (await engine.start(chained, 1)).result(30) == "second"
 
 
-async def test_a_child_that_continues_leaves_its_parent_waiting(world):
+async def test_parent_gets_the_result_of_a_continued_child(world):
     @ks.workflow
     async def chained(number):
         if number < 3:
@@ -312,7 +333,7 @@ async def test_a_child_that_continues_leaves_its_parent_waiting(world):
         assert await (await engine.start(parent)).result(30) == 3
 
 
-async def test_steps_of_the_successor_take_the_results_of_the_first(world, effects):
+async def test_successor_runs_its_own_steps(world, effects):
     @ks.step
     async def work(number):
         effects.append(number)
@@ -333,7 +354,7 @@ async def test_steps_of_the_successor_take_the_results_of_the_first(world, effec
     assert effects == [1, 2]
 
 
-async def test_the_last_word_of_a_child_does_not_reach_the_child_of_a_successor(world):
+async def test_end_of_a_child_does_not_reach_a_successors_child(world):
     @ks.workflow
     async def chained(number):
         child = await ks.start(double, number)
@@ -352,7 +373,7 @@ async def test_the_last_word_of_a_child_does_not_reach_the_child_of_a_successor(
 
 
 @pytest.mark.live_only
-async def test_a_run_that_is_driven_alone_does_not_wait_for_ever_for_its_child(world):
+async def test_run_that_is_driven_alone_gets_the_result_of_its_child(world):
     """Its worker has died twice while executing it, so nothing else is taken beside it: but what it waits for is."""
     gate = asyncio.Event()
 
@@ -386,5 +407,5 @@ async def test_a_run_that_is_driven_alone_does_not_wait_for_ever_for_its_child(w
     run = await engine.get("r")
     await until(lambda: engine.worker.suspects.current == "r")
     gate.set()
-    assert await run.result(10) == "held"
+    assert await run.result(60) == "held"
     await engine.close()

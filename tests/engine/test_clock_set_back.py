@@ -29,7 +29,7 @@ HOURS = [-7200.0, 7200.0]
 
 @pytest.mark.live_only
 @pytest.mark.parametrize("offset", HOURS)
-async def test_a_wait_in_memory_ends_in_time_though_the_clock_is_set_meanwhile(world, offset):
+async def test_wait_in_memory_ends_in_time_though_the_clock_is_set(world, offset):
     clock = SetClock(world)
 
     @ks.workflow
@@ -49,11 +49,11 @@ async def test_a_wait_in_memory_ends_in_time_though_the_clock_is_set_meanwhile(w
             clock.offset += offset
             if number < 2:
                 await until(lambda number=number: engine.live[run.id].steps > number)
-        assert await run.result(timeout=5) == "awake"
+        assert await run.result(timeout=60) == "awake"
 
 
 @pytest.mark.parametrize("offset", HOURS)
-async def test_a_wait_that_is_asked_for_after_the_clock_was_set_is_no_longer_than_it_says(world, offset):
+async def test_wait_that_begins_after_the_clock_was_set_takes_its_time(world, offset):
     clock = SetClock(world)
 
     @ks.step
@@ -69,7 +69,7 @@ async def test_a_wait_that_is_asked_for_after_the_clock_was_set_is_no_longer_tha
 
     async with world.engine(clock=clock) as engine:
         run = await engine.start(naps)
-        assert await run.result(timeout=5) >= timedelta(seconds=0.2)
+        assert await run.result(timeout=60) >= timedelta(seconds=0.2)
 
 
 @pytest.mark.live_only
@@ -93,12 +93,12 @@ async def test_a_backoff_ends_in_time_though_the_clock_is_set_back(world):
         await failed.wait()
         await until(lambda: engine.live[run.id].waits)
         clock.offset -= 7200.0
-        assert await run.result(timeout=5) == 2
+        assert await run.result(timeout=60) == 2
 
 
 @pytest.mark.live_only
 async def test_a_clock_set_back_for_a_moment_leaves_no_run_behind(world):
-    """The wait was armed again for as long as the clock was off, and slept on when the clock was right again."""
+    """Else the wait is set anew for as long as the clock is off, and goes on when the clock is right again."""
     clock = SetClock(world)
 
     @ks.workflow
@@ -112,4 +112,4 @@ async def test_a_clock_set_back_for_a_moment_leaves_no_run_behind(world):
         clock.offset = -7200.0
         await asyncio.sleep(1.2)
         clock.offset = 0.0
-        assert await run.result(timeout=5) == "awake"
+        assert await run.result(timeout=60) == "awake"

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 import keepstep as ks
 from keepstep.engine.engine import Engine
-from keepstep.engine.history import read_records
+from keepstep.kernel.replay import read_records
 from keepstep.model import Kind, Status
-from keepstep.testing.crash import MemoryDisk, SQLiteDisk, crash_everywhere
+from keepstep.testing.faults.crash import MemoryDisk, SQLiteDisk, crash_everywhere
 from tests.engine.world import replay_from_every_prefix
 
 EXAMPLES = int(os.environ.get("KEEPSTEP_EXAMPLES", "0"))
@@ -237,9 +237,9 @@ async def judged(handle, program, *, crashes=0):
     model = follow(program.drawn, history)
     if model.failed:
         with pytest.raises(ks.RunFailed, match="fails"):
-            await handle.result(10)
+            await handle.result(60)
     else:
-        assert await handle.result(10) == model.results()
+        assert await handle.result(60) == model.results()
     began = Counter(program.began)
     completed = Counter(numbered(one.step) for one in history if one.kind is Kind.STEP_COMPLETED)
     for number, one in enumerate(program.drawn):
@@ -254,7 +254,7 @@ async def judged(handle, program, *, crashes=0):
 
 async def ended(handle):
     try:
-        return await handle.result(10)
+        return await handle.result(60)
     except ks.RunFailed:
         return "failed"
 

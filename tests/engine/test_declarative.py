@@ -10,8 +10,8 @@ import pytest
 import keepstep as ks
 from keepstep.errors import DefinitionError, InvalidGraph
 from keepstep.model import Status
-from keepstep.workflows.declarative_build import Names
 from keepstep.workflows.definition import KNOWN, Step
+from keepstep.workflows.files.build import Names
 from tests.engine.world import replay_from_every_prefix, steps_of, until_status
 
 pytestmark = pytest.mark.usefixtures("nothing_known")
@@ -35,7 +35,7 @@ def file(tmp_path):
 async def done(world, workflow, **inputs):
     async with world.engine() as engine:
         run = await engine.start(workflow, run_id="r", **inputs)
-        return await run.result(10)
+        return await run.result(60)
 
 
 def nothing(state):
@@ -74,7 +74,7 @@ steps:
     assert drafts == ["x", "x"]
 
 
-async def test_a_delay_a_map_a_branch_and_a_barrier(world, file):
+async def test_delay_map_branch_and_barrier_run(world, file):
     flow = file("""
 spec: {reducers: {log: append}}
 steps:
@@ -138,7 +138,7 @@ steps:
 """
 
 
-async def test_an_approval_survives_a_crash_and_what_was_paid_is_not_paid_again(world, file):
+async def test_approval_survives_a_crash_and_repeats_no_payment(world, file):
     bills = []
 
     def paid(state):
@@ -152,19 +152,19 @@ async def test_an_approval_survives_a_crash_and_what_was_paid_is_not_paid_again(
     engine = await world.crash_and_recover(engine)
     run = await engine.get("r")
     await run.signal("ask", True)
-    assert await run.result(10) == {"paid": 2, "ask": True}
+    assert await run.result(60) == {"paid": 2, "ask": True}
     assert len(bills) == 2
     await engine.close()
 
 
 @pytest.mark.parametrize("what, answer", [("deny", False), ("approve", True)])
-async def test_an_approval_that_nobody_gives(world, file, what, answer):
+async def test_on_timeout_answers_an_approval_that_nobody_gives(world, file, what, answer):
     flow = file(APPROVAL.replace("TIMEOUT", "10ms").replace("WHAT", what))
     graph = ks.load(flow, functions={"paid": lambda state: {"paid": 1}, "nothing": nothing})
     assert (await done(world, graph))["ask"] is answer
 
 
-async def test_an_approval_that_nobody_gives_fails_the_run_if_nothing_else_is_said(world, file):
+async def test_approval_that_nobody_gives_fails_the_run_by_default(world, file):
     flow = file(APPROVAL.replace("TIMEOUT", "10ms").replace("    on_timeout: WHAT\n", ""))
     graph = ks.load(flow, functions={"paid": lambda state: {"paid": 1}, "nothing": nothing})
     with pytest.raises(ks.RunFailed, match="ask"):
@@ -193,7 +193,7 @@ async def test_a_loop_ends_at_its_limit(world, file):
         await done(world, graph)
 
 
-async def test_a_key_that_is_not_there_is_told_by_name(world, file):
+async def test_missing_key_is_named(world, file):
     flow = file("steps:\n  a: {with: {topic: subject}, exit: true}\n")
     graph = ks.load(flow, functions={"a": lambda topic: {}})
     with pytest.raises(ks.RunFailed, match="the state has no key 'subject', which with: gives to 'topic'"):
@@ -284,8 +284,27 @@ steps:
     dag = ks.load(flow, functions={"fetch": fetch, "lint": lint, "ship": ship, "moan": moan})
     async with world.engine() as engine:
         run = await engine.start(dag, run_id="r", url="x")
-        assert await run.result(10) == {"end": None}
+        assert await run.result(60) == {"end": None}
         assert "ship" in str(await steps_of(run))
+
+
+async def test_step_of_a_dag_in_a_file_runs_for_each_element(world, file):
+    flow = file("""
+spec: {form: dag}
+steps:
+  pages: {}
+  read: {needs: [pages], with: {page: pages}, map: page, concurrency: 2}
+""")
+    dag = ks.load(flow, functions={"pages": lambda count: list(range(count)), "read": lambda page: page * 2})
+    async with world.engine() as engine:
+        assert await (await engine.start(dag, count=4)).result(60) == {"read": [0, 2, 4, 6]}
+
+
+async def test_map_of_a_step_belongs_to_a_dag(file):
+    with pytest.raises(InvalidGraph, match="'map' belongs to a dag"):
+        ks.load(file("steps:\n  a: {map: x, exit: true}\n"), functions={"a": lambda x: x})
+    with pytest.raises(InvalidGraph, match="'concurrency' of a function needs map"):
+        ks.load(file("steps:\n  a: {concurrency: 2, exit: true}\n"), functions={"a": lambda x: x})
 
 
 async def test_the_parameters_of_a_dag_are_checked_against_its_needs(file):
@@ -299,7 +318,7 @@ async def test_the_parameters_of_a_dag_are_checked_against_its_needs(file):
 # -- the whole ---------------------------------------------------------------------------------------------------------
 
 
-async def test_what_the_file_says_about_its_runs(world, file):
+async def test_file_sets_the_options_of_its_runs(world, file):
     flow = file("""
 keepstep: 1
 metadata: {name: policed, version: "7", description: What it is for., tags: {team: docs, kind: test}}
@@ -320,15 +339,15 @@ policies: {resilience: {durability: every=3, on_change: compatible}}
 
 
 @pytest.mark.plaintext
-async def test_what_must_not_be_stored_is_refused_from_then_on(world, file):
+async def test_redact_policy_of_a_file_refuses_secrets(world, file):
     flow = file("steps: {only: {function: leak, exit: true}}\npolicies: {security: {redact: ['hush-[0-9]+']}}\n")
     graph = ks.load(flow, functions={"leak": lambda state: {"x": "hush-123"}})
-    async with world.engine() as engine:
+    async with world.engine(on_suspect="refuse") as engine:
         with pytest.raises(ks.NotSerializable, match="looks like a secret"):
             await engine.start(graph, told="hush-1")
         run = await engine.start(graph, run_id="r", told="nothing")
         with pytest.raises(ks.RunFailed, match="looks like a secret"):
-            await run.result(10)
+            await run.result(60)
 
 
 async def test_retries_and_timeouts_come_from_the_step_or_from_the_file(file):
@@ -344,7 +363,7 @@ steps:
   f: {retry: {attempts: 2}}
 """)
     step = ks.step(retry=ks.Retry(attempts=9), timeout=3)(lambda state: {})
-    served = Step(nothing, service="shop")
+    served = Step(nothing, ready_every=9)
     graph = ks.load(flow, functions={**dict.fromkeys("abce", nothing), "d": step, "f": served})
     steps = {name: node.step for name, node in graph.nodes.items()}
     assert steps["a"].retry == ks.Retry(attempts=4, base_seconds=0.002, backoff="linear")
@@ -352,7 +371,7 @@ steps:
     assert (steps["b"].retry, steps["b"].timeout) == (ks.Retry(attempts=2, cap_seconds=60), ks.Timeout(60.0))
     assert (steps["c"].at_most_once, steps["c"].retry.attempts) == (True, 1)
     assert (steps["d"].retry.attempts, steps["d"].timeout) == (9, ks.Timeout(3.0))
-    assert (steps["f"].retry.attempts, steps["f"].timeout, steps["f"].service) == (2, ks.Timeout(7.0), "shop")
+    assert (steps["f"].retry.attempts, steps["f"].timeout, steps["f"].ready_every) == (2, ks.Timeout(7.0), 9)
     assert steps["e"].retry == ks.Retry.by_class(jitter=0.5)
 
 
@@ -368,7 +387,7 @@ def test_a_changed_condition_or_way_is_a_changed_definition(file):
     assert ks.load(file(text.replace("b: {}", "b: {description: x}")), functions=functions).fingerprint == first
 
 
-def test_a_changed_request_is_a_changed_definition_that_shows_no_header(file):
+def test_changed_request_changes_the_definition_and_hides_headers(file):
     text = "steps:\n  a: {kind: http, url: 'https://x/y?q=1', headers: {X-Key: plain-key}, exit: true}\n"
     first = ks.load(file(text))
     assert "function" not in first.definition()
@@ -409,7 +428,7 @@ def test_a_file_that_cannot_be_built_leaves_nothing_behind(file):
     assert "flow" not in KNOWN
 
 
-def test_everything_that_is_missing_is_told_at_once(file):
+def test_every_missing_name_is_reported_at_once(file):
     flow = file("steps:\n  a: {function: write, next: b}\n  b: {kind: agent, next: c}\n  c: {kind: subworkflow}\n")
     with pytest.raises(InvalidGraph) as caught:
         ks.load(flow, functions={"wrote": nothing})
@@ -445,13 +464,14 @@ def test_a_json_file_without_conditions_needs_no_other_package(file, monkeypatch
 
 def test_the_file_with_every_field_is_built():
     async def begin(topic): ...
+    async def take_back(text, topic): ...
     async def thinker(text): ...
     async def double(number): ...
 
     @ks.workflow
     async def small(text): ...
 
-    functions = {"begin": begin, "double": double, "nothing": nothing, "note": nothing}
+    functions = {"begin": begin, "take_back": take_back, "double": double, "nothing": nothing, "note": nothing}
     graph = ks.load(FILES / "whole.yaml", functions=functions, agents={"thinker": thinker}, workflows=[small])
     graph.close()
     plain = ["start", "mind", "ask-them", "choose", "fan", "left", "right", "both", "done", "stop"]
@@ -467,10 +487,11 @@ def test_the_file_with_every_field_is_built():
         agents={"thinker": lambda fetch: ""},
     )
     assert dag.concurrency == 3
+    assert dag.steps["lint-it"].each == ("fetch", 2, None)
     assert dag.problems() == []
 
 
-async def test_a_run_of_a_file_ends_the_same_from_every_prefix_of_its_history(world, file):
+async def test_run_of_a_file_ends_the_same_from_every_prefix(world, file):
     flow = file("""
 steps:
   a: {branches: [{when: state.n < 3, next: a}, {next: fan}]}
@@ -490,18 +511,18 @@ steps:
     graph = ks.load(flow, functions=functions)
     async with world.engine() as engine:
         run = await engine.start(graph, run_id="r")
-        expected = await run.result(10)
+        expected = await run.result(60)
         assert expected == {"n": 3, "l": 1, "r": 1}
 
         async def same(handle, length):
-            assert await handle.result(10) == expected, length
+            assert await handle.result(60) == expected, length
 
         await replay_from_every_prefix(run, same)
 
 
 @pytest.mark.one_store
 @pytest.mark.live_only
-async def test_a_changed_file_is_not_told_to_have_a_function(world, file):
+async def test_advice_for_a_changed_file_names_no_function(world, file):
     """What a migration does is written in Python; a file says under policies what may change."""
     given = {"functions": {"a": nothing, "b": nothing, "c": nothing}}
     flow = ks.load(file("steps: {a: {next: ask}, ask: {kind: approval, next: b}, b: {}}"), **given)
@@ -513,7 +534,7 @@ async def test_a_changed_file_is_not_told_to_have_a_function(world, file):
             run = await engine.get("r")
             await run.retry() if (await run.run()).status is Status.SET_ASIDE else await run.signal("ask", True)
             with pytest.raises(ks.RunSetAside) as caught:
-                await run.result(10)
+                await run.result(60)
         return str(caught.value)
 
     told = await refused("steps: {a: {next: ask}, ask: {kind: approval, next: c}, c: {}}")
@@ -522,4 +543,70 @@ async def test_a_changed_file_is_not_told_to_have_a_function(world, file):
     told = await refused(
         "policies: {resilience: {on_change: compatible}}\nsteps: {ask: {kind: approval, next: c}, c: {}}"
     )
-    assert "no longer has 'a', which the run has recorded; put it back, or rewind the run to before it" in told
+    assert "no longer has 'a', which the run has recorded; restore it, or rewind the run to before it" in told
+
+
+async def test_yielded_items_are_collected_under_a_key(world, file):
+    flow = file("spec: {form: graph}\nsteps:\n  tell: {with: {count: n}, into: told}\n")
+
+    @ks.step(collect=sum)
+    async def tell(count):
+        for number in range(count):
+            yield number
+
+    graph = ks.load(flow, functions={"tell": tell})
+    assert await done(world, graph, n=4) == {"n": 4, "told": 6}
+
+
+async def test_map_of_a_file_tolerates_failures(world, file):
+    flow = file("""
+steps:
+  read: {kind: map, over: numbers, into: found, wait: {tolerate: {count: 1, minimum: 2}}, next: count}
+  count: {with: {found: found}, into: counted}
+""")
+
+    async def read(number):
+        if number < 0:
+            raise ValueError("negative")
+        return number
+
+    def count(found):
+        return len(found)
+
+    graph = ks.load(flow, functions={"read": read, "count": count})
+    async with world.engine() as engine:
+        result = await (await engine.start(graph, numbers=[1, -2, 3])).result(30)
+        assert result["counted"] == 3
+        with pytest.raises(ks.ExecutionError):
+            await (await engine.start(graph, numbers=[1, -2, -3, 4])).result(30)
+
+
+async def test_dag_step_of_a_file_tolerates_failed_needs(world, file):
+    flow = file("""
+steps:
+  a: {function: good}
+  b: {function: bad}
+  end: {function: total, needs: [a, b], wait: {tolerate: {share: 0.5}}}
+""")
+
+    def good():
+        return 1
+
+    def bad():
+        raise ValueError("no")
+
+    def total(a=None, b=None):
+        return [a, b]
+
+    dag = ks.load(flow, functions={"good": good, "bad": bad, "total": total})
+    assert await done(world, dag) == {"end": [1, None]}
+
+
+async def test_silent_approval_of_a_file_is_over(world, file):
+    flow = file("""
+steps:
+  ask: {kind: approval, heartbeat: 50ms, on_timeout: deny, next: end}
+  end: {}
+""")
+    graph = ks.load(flow, functions={"end": nothing})
+    assert (await done(world, graph))["ask"] is False

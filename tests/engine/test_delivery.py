@@ -2,12 +2,15 @@
 
 import asyncio
 import contextvars
+import gc
+import threading
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import keepstep as ks
-from tests.engine.lives import Pace, live_then_many_lives
+from tests.engine.lives import PollInterval, live_then_many_lives
 from tests.engine.world import until_status
 
 
@@ -90,7 +93,7 @@ async def test_call_that_loses_a_race_is_cancelled_for_a_gather_too(world, effec
         await ks.wait_for("go")
         return [type(one).__name__ for one in ended]
 
-    assert await live_then_many_lives(world, shared, Pace(), effects, lives=2) == ["NoneType", "CancelledError"]
+    assert await live_then_many_lives(world, shared, PollInterval(), effects, lives=2) == ["NoneType", "CancelledError"]
 
 
 async def test_call_that_loses_a_race_is_cancelled_for_a_waiting_thread_too(world):
@@ -136,13 +139,13 @@ async def test_composite_awaited_twice_gives_the_same_outcome(world, effects, to
         await ks.wait_for("go")
         return got
 
-    assert await live_then_many_lives(world, twice, Pace(), effects, lives=2) == [[1, 2], [1, 2]]
+    assert await live_then_many_lives(world, twice, PollInterval(), effects, lives=2) == [[1, 2], [1, 2]]
 
 
 # -- threads -----------------------------------------------------------------------------------------------------------
 
 
-async def test_started_composite_numbers_its_calls_apart_from_the_workflows_own(world, effects):
+async def test_started_composite_numbers_its_calls_separately(world, effects):
     @ks.workflow
     def beside():
         async def doubled(number):
@@ -200,10 +203,14 @@ async def test_thread_pool_of_a_def_workflow_cannot_ask(world, verb):
         with ThreadPoolExecutor(1) as pool:
             pool.submit(contextvars.copy_context().run, ask).result()
 
-    async with world.engine() as engine:
-        for composite in (False, True):
-            with pytest.raises(ks.RunFailed, match="a thread that is not the workflow's own"):
-                await (await engine.start(pooled, composite)).result(30)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        async with world.engine() as engine:
+            for composite in (False, True):
+                with pytest.raises(ks.RunFailed, match="a thread that is not the workflow's own"):
+                    await (await engine.start(pooled, composite)).result(30)
+        gc.collect()
+    assert [str(one.message) for one in warned if "never awaited" in str(one.message)] == []
 
 
 async def test_call_awaited_in_another_loop_is_refused(world):
@@ -217,3 +224,37 @@ async def test_call_awaited_in_another_loop_is_refused(world):
     async with world.engine() as engine:
         with pytest.raises(ks.RunFailed, match="another event loop"):
             await (await engine.start(elsewhere)).result(30)
+
+
+@pytest.mark.live_only
+async def test_callback_from_a_thread_amid_a_commit_comes_before_the_outcome(world, effects):
+    """The code is not at rest while a callback of its own is ready."""
+    scheduled = []
+
+    @ks.step
+    async def slow():
+        await asyncio.sleep(0.02)  # so that nothing else is ready when it ends
+
+    @ks.workflow
+    async def called_back():
+        loop, began = asyncio.get_running_loop(), ks.now()
+        scheduled.append(lambda: loop.call_soon_threadsafe(lambda: effects.append(ks.now() == began), context=context))
+        context = contextvars.copy_context()
+        await slow()
+        return ks.now() > began
+
+    async with world.engine() as engine:
+        commit = engine.store.commit
+        run = await engine.start(called_back)
+
+        def amid_commit(*args, **options):
+            answers = commit(*args, **options)
+            if scheduled:
+                thread = threading.Thread(target=scheduled.pop())
+                thread.start()
+                thread.join()
+            return answers
+
+        engine.store.commit = amid_commit
+        assert await run.result(30)
+    assert effects == [True]

@@ -11,13 +11,16 @@ import pytest
 from msgspec import structs
 
 import keepstep as ks
-from keepstep.engine.doctor import Severity, examine
+from keepstep.care.doctor import Severity, examine
 from keepstep.model import Run, Status
 from keepstep.model.signal import CANCEL, CHILD, PAUSE, RESUME
 from keepstep.ports import Create, instant
-from keepstep.stores.liveness import Turnstile
+from keepstep.stores.sqlite.writer import Turnstile
+from keepstep.views.finding import lacks_worker
+from keepstep.views.overview import overview_of
+from keepstep.views.waits import Wait, WaitKind
 from tests.engine.lives import set_aside
-from tests.engine.world import until, until_status
+from tests.engine.world import until, until_recorded, until_status
 
 pytestmark = pytest.mark.live_only
 
@@ -119,13 +122,13 @@ async def test_a_paused_run_that_cannot_be_resumed_is_an_error(world):
         assert finding(await examine(engine), "stalled").severity is Severity.ERROR
 
 
-async def test_a_paused_run_that_can_be_resumed_is_none(world):
+async def test_paused_run_that_can_be_resumed_is_healthy(world):
     async with world.engine(worker=False) as engine:
         plant(engine, "paused", wakes=(RESUME, CANCEL))
         assert (await examine(engine)).findings == []
 
 
-async def test_a_child_that_is_gone_without_a_word_is_an_error(world):
+async def test_missing_child_is_an_error(world):
     async with world.engine(worker=False) as engine:
         plant(engine, "waiting", wakes=(f"{CHILD}start:child#1", CANCEL))
         assert "child" in finding(await examine(engine), "stalled").message
@@ -141,18 +144,42 @@ async def test_a_wake_up_that_was_lost_is_an_error(world):
         await until_status(run, "waiting")
     async with world.engine(worker=False) as engine:
         await (await engine.get("r")).signal("go")
-        store = engine.store
-        list_runs, get_run = store.list_runs, store.get_run
+        report = await examined_with_heads(engine, due_at=None)
+        assert "not woken" in finding(report, "stalled").message
 
-        def forgetful_list(query):
-            page = list_runs(query)
-            return replace(page, runs=tuple(replace(run, due_at=None) for run in page.runs))
 
-        store.list_runs, store.get_run = forgetful_list, lambda run_id: replace(get_run(run_id), due_at=None)
-        try:
-            report = await examine(engine)
-        finally:
-            store.list_runs, store.get_run = list_runs, get_run
+async def examined_with_heads(engine, **fields):
+    """What the doctor says of a store whose heads say something else."""
+    store = engine.store
+    list_runs, get_run = store.list_runs, store.get_run
+
+    def other_runs(query):
+        page = list_runs(query)
+        return replace(page, runs=tuple(replace(run, **fields) for run in page.runs))
+
+    store.list_runs, store.get_run = other_runs, lambda run_id: replace(get_run(run_id), **fields)
+    try:
+        return await examine(engine)
+    finally:
+        store.list_runs, store.get_run = list_runs, get_run
+
+
+async def test_a_wake_up_that_was_lost_after_a_rewind_is_an_error(world):
+    """The signal was read by a wait that the rewind has left behind, so it is unread."""
+
+    @ks.workflow
+    async def waiting():
+        await ks.wait_for("go")
+        await ks.wait_for("never")
+
+    async with world.engine() as engine:
+        run = await engine.start(waiting, run_id="r")
+        await run.signal("go")
+        await until_recorded(run, "wait_for:go#1")
+        await until_status(run, "waiting")
+    async with world.engine(worker=False) as engine:
+        await (await engine.get("r")).rewind(to=1)
+        report = await examined_with_heads(engine, status=Status.WAITING, wakes=("go", CANCEL), due_at=None)
         assert "not woken" in finding(report, "stalled").message
 
 
@@ -195,7 +222,7 @@ async def test_a_damaged_record_is_found_when_asked_for(world):
         assert not report.healthy
 
 
-async def test_a_store_that_cannot_be_written_is_told_with_the_one_who_blocks_it(world):
+async def test_blocked_store_is_reported_with_the_blocking_process(world):
     if world.kind == "memory":
         pytest.skip("memory has no turnstile")
     async with world.engine(worker=False, busy_seconds=0.2) as engine:
@@ -213,7 +240,7 @@ async def test_a_store_that_cannot_be_written_is_told_with_the_one_who_blocks_it
 # -- what needs someone ------------------------------------------------------------------------------------------------
 
 
-async def test_a_run_that_no_living_worker_knows_is_told(world):
+async def test_run_that_no_living_worker_knows_is_reported(world):
     @ks.workflow
     async def stranger():
         return 1
@@ -237,7 +264,33 @@ async def test_a_run_that_no_living_worker_knows_is_told(world):
         assert (await examine(engine)).findings == []
 
 
-async def test_a_dead_worker_and_what_it_left_are_told(world):
+async def test_run_of_a_version_that_no_living_worker_has_is_reported(world):
+    def of(version):
+        @ks.workflow(name="pinned", version=version, on_change="pin")
+        async def code():
+            return version
+
+        return code
+
+    async with world.engine(worker=False) as engine:
+        await engine.start(of("1"), run_id="r")
+    new = of("2")
+    async with world.engine(workflows=[new]) as engine:
+        report = await examine(engine)
+        told = finding(report, "no-version")
+        assert "has version '1' of workflow 'pinned', only '2'" in told.message
+        assert "the code of that version" in told.advice
+        assert codes(report) == [("warning", "no-version")]
+        assert [worker.known for worker in report.workers if worker.alive] == [("pinned",)]
+        seen = await overview_of(engine, await (await engine.get("r")).run(), instant(engine.clock.now()))
+        assert seen.waits == (Wait(WaitKind.WORKER, "pinned", version="1", versions=("2",)),)
+        assert await lacks_worker(engine, "r")
+        assert "pinned to version '1', and the code here has '2'" in (await (await engine.get("r")).info()).why
+    async with world.engine(workflows=[of("1")]) as engine:
+        assert await (await engine.get("r")).result() == "1"
+
+
+async def test_dead_worker_and_its_runs_are_reported(world):
     began = asyncio.Event()
 
     @ks.step
@@ -281,14 +334,14 @@ async def test_a_run_that_records_nothing_for_long_is_stale(world):
         assert report.healthy
 
 
-async def test_a_run_that_is_set_aside_is_told_with_its_reason(world):
+async def test_set_aside_run_is_reported_with_its_reason(world):
     async with set_aside(world) as engine:
         told = finding(await examine(engine), "set-aside")
         assert "DefinitionChanged" in told.message
         assert "keepstep retry r" in told.advice
 
 
-async def test_a_damaged_signal_sets_its_run_aside_and_nothing_is_written_of_it(world):
+async def test_damaged_signal_sets_its_run_aside_and_is_reported(world):
     @ks.workflow
     async def patient():
         return await ks.wait_for("go")
@@ -311,7 +364,7 @@ async def test_a_damaged_signal_sets_its_run_aside_and_nothing_is_written_of_it(
         assert "its signal 1" in (await handle.run()).error.message
 
 
-async def test_a_step_in_doubt_is_told(world):
+async def test_step_in_doubt_is_reported(world):
     began = asyncio.Event()
 
     @ks.step(at_most_once=True)
@@ -334,8 +387,12 @@ async def test_a_step_in_doubt_is_told(world):
 
 
 async def test_a_run_that_is_due_and_not_taken_is_late(world):
+    @ks.workflow(name="somewhere")
+    async def code():
+        return 1
+
     async with world.engine(workflows=[]) as engine:
-        engine._given["somewhere"] = None  # it says that it knows the workflow, but never claims
+        engine._given["somewhere"] = code  # it says that it knows the workflow, but never claims
         engine.worker.stop_claiming()
         await engine.call(engine.worker._renew)
         now = instant(engine.clock.now())

@@ -10,19 +10,20 @@ from dataclasses import replace
 import pytest
 
 import keepstep as ks
+from keepstep.care.copying import copy_runs
+from keepstep.care.doctor import examine
+from keepstep.care.transfer import export_runs, import_runs
 from keepstep.engine import worker as worker_module
-from keepstep.engine.audit import audit
-from keepstep.engine.copying import copy_runs
-from keepstep.engine.doctor import examine
-from keepstep.engine.transfer import export_runs, import_runs
 from keepstep.errors import EncryptionError
+from keepstep.history.audit import audit
+from keepstep.kernel.driver import RunDriver
 from keepstep.model import Signal
 from keepstep.ports import Create, Rekey, Send
-from keepstep.stores import sealed
-from keepstep.stores.keys import Keys, key_id
+from keepstep.records.keys import Keys, key_id
+from keepstep.records.record import origin
+from keepstep.stores import encrypted
+from keepstep.stores.encrypted import EncryptedStore
 from keepstep.stores.memory import MemoryStore
-from keepstep.stores.records import origin
-from keepstep.stores.sealed import SealedStore
 from keepstep.testing import History, replay
 from tests import postgres
 from tests.engine.world import until, until_status
@@ -87,7 +88,7 @@ async def play(engine):
     run = await engine.start(busy, MARK, run_id="r")
     assert await run.ask("question", MARK) == [MARK, MARK]
     await run.signal("go", {"v": MARK})
-    assert await run.result(10) == [{"told": MARK, MARK: 1}, {"v": MARK}]
+    assert await run.result(60) == [{"told": MARK, MARK: 1}, {"v": MARK}]
     return run
 
 
@@ -98,7 +99,7 @@ async def test_nothing_that_the_code_said_can_be_read_from_the_store(world):
         assert (await run.published())["shown"] == MARK
         newest = await run.latest()
         assert [one.error.message for one in await newest.checkpoints(failed=True)] == [f"no {MARK}"]
-        tokens = [event.data["value"] async for event in run.watch() if event.name == "token"]
+        tokens = [event.data["value"] async for event in run.watch() if event.name == "token.emitted"]
         assert set(tokens) == {MARK}
         assert (await examine(engine, deep=True)).healthy
         assert MARK.encode() not in everything_in(world)
@@ -117,7 +118,7 @@ async def test_a_known_id_gives_the_run_with_the_same_input_only(world):
         assert await (await engine.get("r")).result(30) == [MARK, 1]
 
 
-async def test_a_child_of_a_known_id_is_the_one_that_is_there_if_its_call_is_the_same(world):
+async def test_child_of_a_known_id_is_reused_if_its_call_is_the_same(world):
     """Two ciphertexts of one input differ, so what they say decides."""
 
     @ks.workflow(name="sealed parent")
@@ -137,7 +138,7 @@ async def test_a_child_of_a_known_id_is_the_one_that_is_there_if_its_call_is_the
 
 async def test_secrets_may_be_stored_but_not_as_tags(world):
     token = "ghp_" + "Ab3" * 12
-    async with world.engine(keys=keys()) as engine:
+    async with world.engine(keys=keys(), on_suspect="refuse") as engine:
         run = await engine.start(waiter, token)
         await run.signal("go", token)
         assert await run.result(30) == [token, token]
@@ -154,7 +155,7 @@ async def test_without_keys_one_can_look_but_not_read_and_not_write(world):
         await play(engine)
         await engine.start(waiter, MARK, run_id="w")
     if world.kind != "memory":  # a store that is handed over open is not looked through
-        with pytest.raises(EncryptionError, match="encrypted with the key 'old', and no keys are given") as told:
+        with pytest.raises(EncryptionError, match="encrypted with the key 'old', but keys= is not set") as told:
             await world.started(keys=None)
         assert told.value.key_id == "old"
     async with world.engine(worker=False, keys=None) as engine:
@@ -173,7 +174,7 @@ async def test_without_keys_one_can_look_but_not_read_and_not_write(world):
             with pytest.raises(EncryptionError, match="encrypted"):
                 await refused()
         if world.kind != "memory":
-            with pytest.raises(EncryptionError, match="no keys are given"):
+            with pytest.raises(EncryptionError, match="keys= is not set"):
                 await engine.start(waiter, 1)
             waits = await engine.get("w")
             for refused in (waits.signal("go"), waits.cancel(), waits.pause()):
@@ -183,8 +184,24 @@ async def test_without_keys_one_can_look_but_not_read_and_not_write(world):
             await engine.cancel_now("w")
 
 
+async def test_audit_without_keys_counts_leases_that_recorded_nothing(world, monkeypatch):
+    @ks.workflow
+    async def broken():
+        raise ValueError(MARK)
+
+    async with world.engine(keys=keys()) as engine:
+        run = await engine.start(broken, run_id="r")
+        await until_status(run, "failed")
+        monkeypatch.setattr(RunDriver, "count_unrecorded", lambda driver, last: setattr(driver, "unrecorded", 2))
+        await run.retry()
+        await until_status(run, "failed")
+    async with world.engine(worker=False, keys=None) as engine:
+        told = [entry.reason for entry in await (await engine.get("r")).audit()]
+        assert "2 leases before it recorded nothing" in told
+
+
 @pytest.mark.parametrize("wrong", [Keys("new", {"new": NEW}), Keys("old", {"old": NEW})], ids=["missing", "wrong"])
-async def test_a_worker_without_the_right_key_leaves_the_run_to_one_that_has_it(world, wrong, logged, monkeypatch):
+async def test_worker_without_the_right_key_leaves_the_run_to_others(world, wrong, logged, monkeypatch):
     monkeypatch.setattr(worker_module, "KEY_SECONDS", 0.05)
     async with world.engine(keys=keys(), worker=False) as engine:
         await engine.start(waiter, MARK, run_id="r")
@@ -233,7 +250,7 @@ async def test_a_run_in_plain_text_is_refused_unless_that_is_asked_for(world, lo
             await engine.start(waiter, MARK, run_id="before")
         with pytest.raises(EncryptionError, match="plaintext=True"):
             await engine.get("before")
-    async with world.engine(keys=Keys("old", {"old": OLD}, plaintext=True)) as engine:
+    async with world.engine(keys=Keys("old", {"old": OLD}, plaintext=True), on_suspect="refuse") as engine:
         run = await engine.get("before")
         await run.signal("go", 1)
         assert await run.result(30) == [MARK, 1]
@@ -246,7 +263,7 @@ async def test_a_run_in_plain_text_is_refused_unless_that_is_asked_for(world, lo
     assert b"hidden" not in everything_in(world)
 
 
-async def test_a_signal_in_plain_text_is_not_heard(world, logged):
+async def test_signal_in_plain_text_is_ignored(world, logged):
     async with world.engine(keys=keys()) as engine:
         run = await engine.start(waiter, MARK, run_id="r")
         await until_status(run, "waiting")
@@ -256,7 +273,7 @@ async def test_a_signal_in_plain_text_is_not_heard(world, logged):
         assert await run.result(30) == [MARK, "true"]
 
 
-async def test_a_signal_to_nobody_is_told_as_ever(world):
+async def test_signal_to_an_unknown_run_raises_run_not_found(world):
     @ks.workflow(name="sealed lonely")
     async def lonely():
         with pytest.raises(ks.RunNotFound):
@@ -269,7 +286,7 @@ async def test_a_signal_to_nobody_is_told_as_ever(world):
         assert await (await engine.start(lonely)).result(30) == "told"
 
 
-async def test_a_signal_that_cannot_be_encrypted_for_its_run_fails_its_step_only(world):
+async def test_signal_that_cannot_be_encrypted_fails_only_its_step(world):
     @ks.workflow(name="sealed sender")
     async def sender():
         with pytest.raises(ks.StepFailed, match="'plain' is not encrypted"):
@@ -288,7 +305,7 @@ async def test_a_signal_that_cannot_be_encrypted_for_its_run_fails_its_step_only
 # -- another key -------------------------------------------------------------------------------------------------------
 
 
-async def test_keys_are_changed_while_a_worker_drives_and_the_old_one_is_needed_no_more(world):
+async def test_rekey_beside_a_worker_makes_the_old_key_superfluous(world):
     @ks.workflow(name="sealed counter")
     async def counting():
         return len([await tell(await ks.wait_for("next")) for _ in range(6)])
@@ -307,7 +324,7 @@ async def test_keys_are_changed_while_a_worker_drives_and_the_old_one_is_needed_
             assert again.changed == 0
         for number in range(3, 6):
             await live.signal("next", MARK, id=str(number))
-        assert await live.result(10) == 6
+        assert await live.result(60) == 6
     async with world.engine(keys=keys("new", new=NEW)) as engine:
         assert {key_id(run.data_key) for run in (await engine.list()).runs} == {"new"}
         assert await (await engine.get("done")).result() == MARK + "!"
@@ -318,9 +335,9 @@ async def test_keys_are_changed_while_a_worker_drives_and_the_old_one_is_needed_
             await (await engine.get("done")).result()
 
 
-async def test_a_change_of_keys_stops_after_one_page(world, monkeypatch):
-    """Whoever then drops the old key has lost the rest."""
-    monkeypatch.setattr(sealed, "REKEY_BATCH", 2)
+async def test_rekey_goes_on_after_the_first_page(world, monkeypatch):
+    """Else whoever then drops the old key loses the rest."""
+    monkeypatch.setattr(encrypted, "REKEY_BATCH", 2)
 
     @ks.workflow
     async def quick(number):
@@ -336,7 +353,7 @@ async def test_a_change_of_keys_stops_after_one_page(world, monkeypatch):
         assert [await (await engine.get(f"r{number}")).result() for number in range(5)] == list(range(5))
 
 
-async def test_runs_whose_key_is_gone_are_told_and_left_as_they_are(world):
+async def test_rekey_counts_and_leaves_runs_whose_key_is_gone(world):
     async with world.engine(keys=keys(), worker=False) as engine:
         await engine.start(child, MARK, run_id="lost")
     async with world.engine(keys=keys("new", new=NEW), worker=False) as engine:
@@ -344,16 +361,16 @@ async def test_runs_whose_key_is_gone_are_told_and_left_as_they_are(world):
         done = await engine.rekey()
         assert (done.runs, done.changed, done.plain, done.left) == (2, 0, 0, {"old": 1})
     async with world.engine(worker=False, keys=None) as engine:
-        with pytest.raises(EncryptionError, match="no keys are given"):
+        with pytest.raises(EncryptionError, match="rekey needs a current key"):
             await engine.rekey()
 
 
 @pytest.mark.one_store
-async def test_a_run_of_the_same_id_made_after_the_first_was_erased_is_read_with_its_own_key(world):
-    store = SealedStore(world.store(), keys())
+async def test_run_with_an_erased_runs_id_is_read_with_its_own_key(world):
+    store = EncryptedStore(world.store(), keys())
     async with ks.Engine(store, linger_seconds=0.05) as engine:
         await (await engine.start(child, "a", run_id="r")).result(30)
-        other = SealedStore(store.inner, keys())
+        other = EncryptedStore(store.inner, keys())
         assert other.list_checkpoints("r")[-1].opened
         store.delete_runs(["r"])
         run = await engine.start(waiter, "b", run_id="r")
@@ -367,14 +384,14 @@ async def test_a_run_of_the_same_id_made_after_the_first_was_erased_is_read_with
 @pytest.mark.one_store
 @pytest.mark.live_only
 async def test_many_ciphers_are_not_kept_for_ever(world, monkeypatch):
-    monkeypatch.setattr("keepstep.stores.sealed.KEPT_CIPHERS", 3)
+    monkeypatch.setattr("keepstep.stores.encrypted.KEPT_CIPHERS", 3)
     async with world.engine(keys=keys()) as engine:
         runs = [await engine.start(child, str(number)) for number in range(10)]
         assert [await run.result(30) for run in runs] == [f"{number}!" for number in range(10)]
         assert len(engine.encryption.store._ciphers) <= 3
 
 
-async def test_recovery_with_encryption(world):
+async def test_encrypted_run_is_recovered(world):
     engine = await world.started(keys=keys())
     run = await engine.start(waiter, MARK, run_id="r")
     await until_status(run, "running", "waiting")
@@ -415,7 +432,7 @@ async def test_a_failed_run_is_retried_and_a_waiting_one_cancelled(world):
     assert MARK.encode() not in everything_in(world)
 
 
-async def test_a_run_whose_data_key_was_changed_is_not_driven_and_never_lost(world):
+async def test_run_whose_data_key_was_changed_is_refused_and_kept(world):
     async with world.engine(keys=keys(), worker=False) as engine:
         await engine.start(waiter, MARK, run_id="a")
         await engine.start(waiter, MARK, run_id="b")
@@ -433,7 +450,7 @@ async def test_the_input_of_another_run_is_refused(world):
         await engine.start(waiter, MARK, run_id="a")
         below = engine.encryption.store.inner
         run = below.get_run("a")
-        other = engine.encryption.store.begotten(replace(run, id="x", input=b'[["theirs"],{}]'))[0]
+        other = engine.encryption.store.encrypted_new_run(replace(run, id="x", input=b'[["theirs"],{}]'))[0]
         below.delete_runs(["a"])
         forged = replace(run, input=other.input, checksum="")
         below.commit([Create(replace(forged, checksum=origin(forged)))])
@@ -443,7 +460,7 @@ async def test_the_input_of_another_run_is_refused(world):
         assert "its input cannot be decrypted" in (await run.run()).error.message
 
 
-async def test_the_doctor_tells_of_runs_whose_key_is_not_here(world):
+async def test_doctor_reports_runs_whose_key_is_missing(world):
     async with world.engine(keys=None, worker=False) as engine:
         await engine.start(waiter, 1, run_id="plain")
     async with world.engine(keys=keys(), worker=False) as engine:
@@ -453,24 +470,24 @@ async def test_the_doctor_tells_of_runs_whose_key_is_not_here(world):
         report = await examine(engine, deep=True)
         told = {finding.runs: finding.message for finding in report.findings if finding.code == "no-key"}
         assert told == {
-            ("old",): "1 run encrypted with the key 'old', which is not here: old",
-            ("plain",): "1 run in plain text, which keys refuse: plain",
+            ("old",): "1 run encrypted with the key 'old', which is missing here: old",
+            ("plain",): "1 run in plain text, which the keys do not allow: plain",
         }
         assert report.healthy
     async with world.engine(keys=keys("old", old=NEW), worker=False) as engine:
         told = {
             finding.runs: finding.message for finding in (await examine(engine)).findings if finding.code == "no-key"
         }
-        assert told["old",] == "1 run encrypted with the key 'old', but the key of that name here is another: old"
+        assert told["old",] == "1 run encrypted with the key 'old', but the local key of that name is different: old"
 
 
-async def test_a_history_is_replayed_in_plain_text_for_those_who_have_the_key(world, tmp_path):
+async def test_key_holder_replays_a_history_in_plain_text(world, tmp_path):
     async with world.engine(keys=keys()) as engine:
         run = await engine.start(waiter, MARK, run_id="r")
         await run.signal("go", 1)
         await run.result(30)
         below = engine.encryption.store.inner
-        with pytest.raises(EncryptionError, match="no keys are given"):
+        with pytest.raises(EncryptionError, match="keys= is not set"):
             History.of(below, "r")
         history = History.of(below, "r", keys=keys())
         assert [row.seq for row in history.rows] == [row.seq for row in History.of(engine.store, "r").rows]
@@ -480,15 +497,15 @@ async def test_a_history_is_replayed_in_plain_text_for_those_who_have_the_key(wo
     assert replayed.run == "r"
 
 
-def test_keys_are_keys():
-    with pytest.raises(ks.DefinitionError, match=r"keys= takes a ks\.Keys, not dict"):
+def test_engine_refuses_keys_of_another_type():
+    with pytest.raises(ks.DefinitionError, match=r"keys= must be a ks\.Keys, got dict"):
         ks.Engine("memory:", keys={"old": OLD})
 
 
 # -- moved and mended by those who have no key -------------------------------------------------------------------------
 
 
-async def test_an_archive_holds_ciphertext_and_goes_on_elsewhere_with_the_key(world):
+async def test_archive_holds_ciphertext_and_needs_the_key_elsewhere(world):
     async with world.engine(keys=keys(), worker=False) as engine:
         await engine.start(waiter, MARK, run_id="r")
         await engine.signal("r", "go", MARK)
@@ -559,7 +576,7 @@ async def test_every_store_keeps_ciphertext_and_lets_keys_be_changed(elsewhere):
     found = dump()
     assert MARK.encode() not in found
     assert b"tell#1" in found
-    with pytest.raises(EncryptionError, match="no keys are given"):
+    with pytest.raises(EncryptionError, match="keys= is not set"):
         async with ks.Engine(url):
             pass
     async with ks.Engine(url, worker=False) as engine:

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 import keepstep as ks
+from keepstep.model import Kind
 from tests.engine.world import steps_of, until, until_at_last_wait, until_status
 
 
@@ -29,7 +30,7 @@ class Recording:
         return [event.name for event in self.events]
 
 
-async def test_an_event_is_told_before_it_is_durable(world):
+async def test_event_is_emitted_after_its_record_is_durable(world):
     told_too_early = []
 
     class Looking(Recording):
@@ -52,7 +53,7 @@ async def test_an_event_is_told_before_it_is_durable(world):
     assert observer.names()[0] == "run.created"
 
 
-async def test_a_failing_observer_breaks_the_run(world):
+async def test_failing_observer_does_not_break_the_run(world):
     class Failing(Recording):
         def observe(self, event):
             super().observe(event)
@@ -65,7 +66,7 @@ async def test_a_failing_observer_breaks_the_run(world):
     assert "run.completed" in recording.names()
 
 
-async def test_replay_tells_of_steps_again(world):
+async def test_replay_does_not_emit_steps_again(world):
     observer = Recording()
 
     @ks.workflow
@@ -86,7 +87,7 @@ async def test_replay_tells_of_steps_again(world):
     assert "run.recovering" in observer.names()
 
 
-async def test_a_failed_attempt_is_not_told(world, effects):
+async def test_failed_attempt_is_emitted(world, effects):
     observer = Recording()
 
     @ks.step(retry=ks.Retry(attempts=2, base_seconds=0))
@@ -128,7 +129,7 @@ def steps_and_wait(effects, durability, count=5):
 
 @pytest.mark.live_only
 @pytest.mark.parametrize("durability, kept", [("every_step", 5), ("every=2", 4), ("every=5", 5), ("at_exit", 0)])
-async def test_more_is_lost_than_the_chosen_durability_says(world, effects, durability, kept):
+async def test_crash_loses_only_what_the_durability_allows(world, effects, durability, kept):
     engine = await world.started(linger_seconds=60)
     run = await engine.start(steps_and_wait(effects, durability), run_id="r")
     await until_at_last_wait(engine, "r")
@@ -144,7 +145,7 @@ async def test_more_is_lost_than_the_chosen_durability_says(world, effects, dura
 
 
 @pytest.mark.parametrize("durability", ["every=3", "at_exit"])
-async def test_buffered_checkpoints_are_lost_when_the_run_parks(world, effects, durability):
+async def test_buffered_checkpoints_are_written_when_the_run_parks(world, effects, durability):
     async with world.engine() as engine:
         run = await engine.start(steps_and_wait(effects, durability), run_id="r")
         await until_status(run, "waiting")
@@ -155,7 +156,7 @@ async def test_buffered_checkpoints_are_lost_when_the_run_parks(world, effects, 
 
 
 @pytest.mark.parametrize("act", ["pause", "close", "finish"])
-async def test_buffered_checkpoints_are_lost_at(world, effects, act):
+async def test_buffered_checkpoints_are_written_at(world, effects, act):
     async with world.engine(linger_seconds=60) as engine:
         run = await engine.start(steps_and_wait(effects, "at_exit"), run_id="r")
         await until(lambda: len(effects) == 5)
@@ -177,7 +178,7 @@ async def test_buffered_checkpoints_are_lost_at(world, effects, act):
 
 @pytest.mark.live_only
 @pytest.mark.parametrize("before", ["mark", "child", "signal", "checkpoint"])
-async def test_something_leaves_the_run_before_what_led_to_it_is_durable(world, effects, before):
+async def test_steps_are_durable_before_anything_leaves_the_run(world, effects, before):
     """A crash after it must not undo the steps that came before it."""
     hold = asyncio.Event()
 
@@ -218,7 +219,7 @@ async def test_something_leaves_the_run_before_what_led_to_it_is_durable(world, 
 
 
 @pytest.mark.live_only
-async def test_a_retry_after_a_buffered_failure_fails_again_without_running(world, effects):
+async def test_retry_after_a_buffered_failure_runs_the_step_again(world, effects):
     mended = []
 
     @ks.step
@@ -244,8 +245,8 @@ async def test_a_retry_after_a_buffered_failure_fails_again_without_running(worl
 
 @pytest.mark.one_store
 @pytest.mark.live_only
-async def test_a_very_long_run_is_not_warned_of(world, logged, monkeypatch):
-    monkeypatch.setattr("keepstep.engine.delivery.MANY_STEPS", 20)
+async def test_very_long_run_is_logged(world, logged, monkeypatch):
+    monkeypatch.setattr("keepstep.kernel.driver.MANY_STEPS", 20)
 
     @ks.workflow
     async def long():
@@ -260,3 +261,42 @@ async def test_a_very_long_run_is_not_warned_of(world, logged, monkeypatch):
     await until_at_last_wait(engine, "r")
     await world.crash(engine)
     assert len([line for line in logged() if "ks.continue_as" in line]) >= 1
+
+
+@pytest.mark.live_only
+async def test_tokens_of_a_body_that_begins_again_after_a_crash_have_another_life(world):
+    """The attempt is the same, so without that mark a reader would show the text twice."""
+    emitted, hold, observer = asyncio.Event(), asyncio.Event(), Recording()
+
+    @ks.step
+    async def write():
+        ks.emit("The")
+        await asyncio.sleep(0.02)
+        ks.emit("sum")
+        emitted.set()
+        await hold.wait()
+        return "The sum"
+
+    @ks.workflow
+    async def author():
+        return await write()
+
+    engine = await world.started()
+    run = await engine.start(author, run_id="r")
+    await emitted.wait()
+
+    async def recorded():
+        return [one.kind for one in await run.checkpoints()].count(Kind.EMITTED) == 2
+
+    await until(recorded)
+    engine = await world.crash_and_recover(engine, observers=[observer])
+    hold.set()
+    run = await engine.get("r")
+    await run.result(30)
+    tokens = [event async for event in run.watch() if event.name == "token.emitted"]
+    assert [(one.attempt, one.data["value"]) for one in tokens] == [(1, "The"), (1, "sum")] * 2
+    first, again = {one.life for one in tokens[:2]}, {one.life for one in tokens[2:]}
+    assert len(first) == len(again) == 1
+    assert 0 < min(first) < min(again)
+    assert {one.life for one in observer.events if one.name == "token.emitted"} == again
+    await engine.close()

@@ -27,13 +27,13 @@ async def walking(length):
         ) from failure
 
 
-def test_its_fields_are_missing_when_nobody_gives_them():
+def test_fields_are_empty_by_default():
     error = ks.ExecutionError("it failed")
     assert (error.step, error.path, dict(error.state), error.run_id, error.error) == ("", (), {}, "", None)
     assert isinstance(error, ks.RunFailed)
 
 
-async def test_a_failed_graph_does_not_say_where(world):
+async def test_failed_graph_says_where(world):
     async with world.engine() as engine:
         run = await engine.start(walking, 3, run_id="r")
         with pytest.raises(ks.RunFailed) as live:
@@ -48,7 +48,7 @@ async def test_a_failed_graph_does_not_say_where(world):
         assert caught.error.caused_by  # so that a retry takes the failure back
 
 
-async def test_a_retry_does_not_go_on_from_the_step_that_failed(world, effects):
+async def test_retry_goes_on_from_the_step_that_failed(world, effects):
     @ks.step(name="publish")
     async def published():
         effects.append("publish")
@@ -73,7 +73,7 @@ async def test_a_retry_does_not_go_on_from_the_step_that_failed(world, effects):
     assert effects == ["publish", "publish"]
 
 
-async def test_a_long_path_is_kept_whole(world):
+async def test_long_path_is_cut_to_100_steps(world):
     async with world.engine() as engine:
         run = await engine.start(walking, 5000)
         with pytest.raises(ks.ExecutionError) as caught:

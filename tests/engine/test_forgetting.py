@@ -38,7 +38,7 @@ async def test_code_is_replayed_after_every_outcome(world, step):
 
     engine = await forgetful(world)
     run = await engine.start(program)
-    assert await run.result(10) == [0, 1, 2, 3, 4, 5]
+    assert await run.result(60) == [0, 1, 2, 3, 4, 5]
     assert len(calls) == 7
     await engine.close()
 
@@ -53,7 +53,7 @@ async def test_a_plain_workflow_is_replayed_after_every_outcome(world):
 
     engine = await forgetful(world)
     run = await engine.start(program)
-    assert await run.result(10) == [0, 1, 2]
+    assert await run.result(60) == [0, 1, 2]
     assert len(calls) == 4
     await engine.close()
 
@@ -69,7 +69,7 @@ async def test_code_that_draws_its_own_numbers_is_set_aside(world, step):
     engine = await forgetful(world)
     run = await engine.start(program)
     with pytest.raises(ks.RunSetAside, match="another input"):
-        await run.result(10)
+        await run.result(60)
     await engine.close()
 
 
@@ -80,7 +80,7 @@ async def test_a_body_under_way_survives_the_replays_beside_it(world, effects, p
     @ks.step
     def slow_in_thread():
         effects.append("slow")
-        go.wait(10)
+        go.wait(60)
         return "slow"
 
     @ks.step
@@ -108,7 +108,7 @@ async def test_a_body_under_way_survives_the_replays_beside_it(world, effects, p
 
     engine = await forgetful(world)
     run = await engine.start(program)
-    assert await run.result(10) == ["slow", None]
+    assert await run.result(60) == ["slow", None]
     assert effects == ["slow"]
     assert len(calls) >= 6
     await engine.close()
@@ -134,12 +134,12 @@ async def test_a_body_that_a_replay_cancels_is_cancelled(world, effects):
 
     engine = await forgetful(world)
     run = await engine.start(program)
-    assert await run.result(10) == "quick"
+    assert await run.result(60) == "quick"
     await until(lambda: effects == ["slow", "cancelled"])
     await engine.close()
 
 
-async def test_what_a_body_tells_across_a_replay_is_kept(world):
+async def test_values_a_body_emits_across_a_replay_are_kept(world):
     go = asyncio.Event()
 
     @ks.step
@@ -162,7 +162,7 @@ async def test_what_a_body_tells_across_a_replay_is_kept(world):
 
     engine = await forgetful(world)
     run = await engine.start(program)
-    assert await run.result(10) == ["talked", 1]
+    assert await run.result(60) == ["talked", 1]
     assert (await run.spent()).cost == 3
     assert await run.published() == {"said": "after"}
     assert [one.value for one in await run.checkpoints() if one.kind.value == "emitted"] == [b'["before"]']
@@ -186,7 +186,7 @@ async def test_an_attempt_that_failed_is_replayed_during_its_backoff(world, effe
 
     engine = await forgetful(world)
     run = await engine.start(program)
-    assert await run.result(10) == "worked"
+    assert await run.result(60) == "worked"
     assert effects == ["tried", "tried"]
     assert len(calls) == 3
     await engine.close()

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 import keepstep as ks
-from keepstep.stores.records import unseal
+from keepstep.records.record import unseal
 from tests.engine.test_rewind import Counting, is_sound, seq_of
 from tests.engine.world import KEYS, steps_of, told, until, until_status
 
@@ -37,7 +37,7 @@ async def test_a_fork_goes_on_from_the_copy_and_leaves_the_other_alone(world, ef
     assert effects == ["one", "two", "three", "three"]
 
 
-async def test_a_fork_has_idempotency_keys_and_a_chance_like_the_other(world, effects):
+async def test_fork_draws_the_same_numbers_with_keys_of_its_own(world, effects):
     program, drawn = Counting(effects), []
 
     @ks.workflow
@@ -52,7 +52,7 @@ async def test_a_fork_has_idempotency_keys_and_a_chance_like_the_other(world, ef
     assert len(set(program.keys)) == 2
 
 
-async def test_another_result_of_a_step(world, effects):
+async def test_fork_may_replace_the_result_of_a_step(world, effects):
     program = Counting(effects)
     async with world.engine() as engine:
         run = await engine.start(program.workflow, run_id="r")
@@ -90,7 +90,7 @@ async def test_a_failed_step_is_given_a_result(world, effects):
     assert effects.count_of() == {"one": 1, "broken": 1, "two": 1}
 
 
-async def test_another_input(world, effects):
+async def test_fork_may_replace_the_input(world, effects):
     program = Counting(effects)
 
     @ks.workflow
@@ -104,13 +104,13 @@ async def test_another_input(world, effects):
         assert await (await engine.fork("r", input={"number": 4}, run_id="f2")).result(30) == 43
         assert await (await engine.fork("r", input=[5], run_id="f3")).result(30) == 54
         assert await (await engine.get("f1")).input() == [[2], {"more": 1}]
-        with pytest.raises(ks.DefinitionError, match="cannot be started so"):
+        with pytest.raises(ks.DefinitionError, match="cannot be started with this input"):
             await engine.fork("r", input={"nobody": 4})
         with pytest.raises(ks.DefinitionError, match="one of 'counting'"):
             await engine.fork("r", input=program.workflow.bind())
 
 
-async def test_unread_signals_come_along(world, effects):
+async def test_fork_takes_unread_signals_along(world, effects):
     @ks.workflow
     async def approved():
         first = await ks.wait_for("first")
@@ -221,6 +221,51 @@ async def _recorded(run, step):
     return step in {one.step for one in await run.checkpoints()}
 
 
+@pytest.mark.parametrize("end", ["failed", "cancelled"])
+async def test_a_fork_of_a_failed_run_starts_a_child_of_its_own_when_it_is_retried(world, end):
+    broken, done = [True], []
+
+    @ks.step
+    async def work():
+        if broken:
+            raise ks.Permanent("broken")
+        return "done"
+
+    @ks.workflow
+    async def child():
+        if end == "cancelled":
+            await ks.wait_for("never" if broken else "soon", timeout=None if broken else 0.0, default=None)
+        done.append(ks.run_id())
+        return await work()
+
+    @ks.workflow
+    async def parent():
+        return await (await ks.start(child))
+
+    async with world.engine() as engine:
+        run = await engine.start(parent, run_id="p")
+        if end == "cancelled":
+            await until(lambda: _children(engine, "p"))
+            [born] = await _children(engine, "p")
+            await (await engine.get(born)).cancel()
+        with pytest.raises(ks.RunFailed):
+            await run.result(30)
+        [born] = await _children(engine, "p")
+        fork = await engine.fork("p", run_id="f")
+        with pytest.raises(ks.RunFailed):
+            await fork.result(30)
+        broken.clear()
+        await fork.retry()
+        assert await fork.result(30) == "done"
+        assert await (await engine.get(born)).status() == end
+        assert await run.status() == "failed"
+        assert done[-1].startswith("f.")
+
+
+async def _children(engine, parent):
+    return [one.id for one in (await engine.list(parent=parent)).runs]
+
+
 async def test_a_forks_child_that_is_gone_is_not_started_again(world, effects):
     @ks.step
     async def work():
@@ -257,7 +302,31 @@ async def _is_there(engine, **query):
     return (await engine.list(**query)).runs
 
 
-async def test_a_child_that_was_signalled_stands_in_the_way(world, effects):
+async def test_child_that_a_rewind_has_cancelled_is_started_anew_for_a_fork(world):
+    @ks.workflow
+    async def child():
+        return await ks.wait_for("go")
+
+    @ks.workflow
+    async def parent():
+        return await (await ks.start(child))
+
+    async with world.engine() as engine:
+        run = await engine.start(parent, run_id="p")
+        await until_status(run, "waiting")
+        at = (await run.run()).seq
+        [old] = (await engine.list(parent="p")).runs
+        await run.rewind(to=1)
+        await until_status(await engine.get(old.id), "cancelled")
+        fork = await engine.fork("p", at, run_id="f")
+        await until(lambda: _is_there(engine, parent="f"))
+        [own] = (await engine.list(parent="f")).runs
+        await engine.signal(own.id, "go", 1)
+        assert await fork.result(30) == 1
+        await run.cancel()
+
+
+async def test_fork_is_refused_where_a_child_was_signalled(world, effects):
     @ks.workflow
     async def child():
         return [await ks.wait_for("go"), await ks.wait_for("end")]
@@ -271,7 +340,7 @@ async def test_a_child_that_was_signalled_stands_in_the_way(world, effects):
     async with world.engine() as engine:
         run = await engine.start(parent, run_id="p")
         await until_status(run, "waiting")
-        with pytest.raises(ks.DefinitionError, match="had signalled its child"):
+        with pytest.raises(ks.DefinitionError, match="signalled its child"):
             await engine.fork("p")
         fork = await engine.fork("p", step="signal:go", run_id="f")
         await until(lambda: _is_there(engine, parent="f"))
@@ -309,17 +378,17 @@ async def test_the_same_fork_twice_is_one(world, effects):
         first = await engine.fork("r", 3, run_id="f")
         again = await engine.fork("r", 3, run_id="f")
         assert await first.result(30) == await again.result(30) == 112
-        with pytest.raises(ks.RunConflict, match="taken by another run than this fork"):
+        with pytest.raises(ks.RunConflict, match="taken by a run other than this fork"):
             await engine.fork("r", 2, run_id="f")
-        with pytest.raises(ks.RunConflict, match="taken by another run than this fork"):
+        with pytest.raises(ks.RunConflict, match="taken by a run other than this fork"):
             await engine.fork("r", 2, run_id="r")
         with pytest.raises(ks.RunNotFound):
             await engine.fork("nobody")
-        with pytest.raises(ks.DefinitionError, match="records 1 to 5"):
+        with pytest.raises(ks.DefinitionError, match="from 0 to 5"):
             await engine.fork("r", 6)
 
 
-async def test_forks_of_forks_and_of_rewound_runs(world, effects):
+async def test_forks_and_rewound_runs_can_be_forked(world, effects):
     program = Counting(effects)
     async with world.engine() as engine:
         run = await engine.start(program.workflow, run_id="r")

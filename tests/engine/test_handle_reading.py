@@ -63,7 +63,7 @@ async def test_what_a_reader_has_no_type_for_is_read_as_it_is_stored(world):
         assert await run.published_raw() == {"pair": b'{"$":"tuple","v":[1,2]}'}
 
 
-async def test_a_wait_for_a_result_outlives_its_engine_with_an_error_of_asyncios():
+async def test_closed_engine_ends_a_wait_for_a_result_with_an_error():
     """On a store that is read beside the loop, the threads that read are gone when the engine is closed."""
 
     @ks.workflow
@@ -105,16 +105,16 @@ def _answered():
     return answered
 
 
-async def test_who_waits_for_a_result_waits_on_while_the_store_does_not_answer(caplog):
+async def test_wait_for_a_result_outlasts_a_store_that_does_not_answer(caplog):
     store = Away()
     async with ks.open(store) as engine, ks.open(store, worker=False) as other:
         run = await engine.start(_answered())
-        waiting = asyncio.ensure_future((await other.get(run.id)).result(timeout=10))
+        waiting = asyncio.ensure_future((await other.get(run.id)).result(timeout=60))
         await asyncio.sleep(0)
         store.error = StoreUnavailable("no server at all")
         await run.signal("answer", 42)
         for _ in range(20):
-            other.pulse()
+            other.notify_waiters()
             await asyncio.sleep(0.01)
         assert not waiting.done()
         store.error = None
@@ -138,10 +138,10 @@ async def test_a_store_that_is_closed_or_damaged_is_not_waited_for(error):
         run = await other.get((await engine.start(_answered())).id)
         store.error = error
         with pytest.raises(type(error), match=str(error)):
-            await run.result(timeout=10)
+            await run.result(timeout=60)
 
 
-async def test_who_waits_without_a_store_is_told_when_the_engine_closes():
+async def test_closed_engine_ends_a_wait_without_a_store():
     store = Away()
     async with ks.open(store) as engine:
         run = await engine.start(_answered())

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 import keepstep as ks
-from keepstep.testing.crash import MemoryDisk, crash_everywhere
+from keepstep.testing.faults.crash import MemoryDisk, crash_everywhere
 from tests.engine.test_events_and_durability import Recording
 from tests.engine.world import steps_of, until, until_at_last_wait, until_status
 
@@ -31,7 +31,7 @@ def noting(notes, *, plain=False, **more):
 
 
 @pytest.mark.parametrize("plain", [True, False], ids=["plain", "async"])
-async def test_a_step_is_told_of_wrongly(world, effects, plain):
+async def test_step_hooks_get_each_attempt_and_its_outcome(world, effects, plain):
     @ks.step(hooks=noting(effects, plain=plain), retry=ks.Retry(attempts=2, base_seconds=0))
     async def flaky(number, by=2):
         effects.append("body")
@@ -55,7 +55,7 @@ async def test_a_step_is_told_of_wrongly(world, effects, plain):
     ]
 
 
-async def test_hooks_are_called_after_the_record_or_for_what_is_recorded(world, effects):
+async def test_hooks_come_before_the_record_and_not_on_replay(world, effects):
     """They come before the record, so a crash may have them called again; never for a step that has its checkpoint."""
     durable = []
 
@@ -85,7 +85,7 @@ async def test_hooks_are_called_after_the_record_or_for_what_is_recorded(world, 
     assert effects == ["work#1", "work#2"]
 
 
-async def test_a_cancelled_step_is_not_told_of(world, effects):
+async def test_cancelled_step_calls_its_cancel_hook(world, effects):
     @ks.step(hooks=noting(effects))
     async def slow():
         effects.append("begun")
@@ -106,7 +106,7 @@ async def test_a_cancelled_step_is_not_told_of(world, effects):
     assert not any(one[0] in ("error", "after") for one in effects if one != "begun")
 
 
-async def test_a_run_ends_before_the_hooks_of_its_cancelled_steps(world, effects):
+async def test_run_ends_after_the_hooks_of_its_cancelled_steps(world, effects):
     async def slowly(occasion):
         await asyncio.sleep(0.05)
         effects.append("told")
@@ -129,7 +129,7 @@ async def test_a_run_ends_before_the_hooks_of_its_cancelled_steps(world, effects
         assert effects == ["begun", "told"]
 
 
-async def test_a_run_that_is_put_away_tells_of_a_cancel(world, effects):
+async def test_parked_run_calls_no_cancel_hook(world, effects):
     @ks.step(hooks=noting(effects), retry=ks.Retry(attempts=2, base_seconds=60))
     async def flaky():
         raise ConnectionError
@@ -148,7 +148,7 @@ async def test_a_run_that_is_put_away_tells_of_a_cancel(world, effects):
 
 @pytest.mark.parametrize("plain", [True, False], ids=["plain", "async"])
 @pytest.mark.parametrize("end", ["after", "error", "cancel"])
-async def test_a_run_is_told_of_wrongly(world, effects, end, plain):
+async def test_run_hooks_get_the_beginning_and_the_end(world, effects, end, plain):
     @ks.step
     async def work():
         effects.append("body")
@@ -186,7 +186,7 @@ async def test_a_run_is_told_of_wrongly(world, effects, end, plain):
     assert effects == [("before", "", 0, ["ann"], None), "body", (end, "", 0, [], told)]
 
 
-async def test_the_end_of_a_run_is_told_after_it_is_recorded(world, effects):
+async def test_hook_of_the_end_comes_before_its_record(world, effects):
     async def after(occasion):
         effects.append((await (await engine.get(occasion.run)).run()).status.value)
 
@@ -199,7 +199,7 @@ async def test_the_end_of_a_run_is_told_after_it_is_recorded(world, effects):
     assert effects == ["running"]
 
 
-async def test_a_deadline_is_told_as_success(world, effects):
+async def test_deadline_calls_the_error_hook(world, effects):
     @ks.workflow(hooks=noting(effects))
     async def program():
         await ks.sleep(60)
@@ -212,7 +212,7 @@ async def test_a_deadline_is_told_as_success(world, effects):
     assert "RunTimedOut" in effects[-1][4]
 
 
-async def test_a_result_that_cannot_be_stored_is_told_as_success(world, effects):
+async def test_unstorable_result_calls_the_error_hook(world, effects):
     @ks.workflow(hooks=noting(effects))
     async def program():
         return object()
@@ -224,7 +224,7 @@ async def test_a_result_that_cannot_be_stored_is_told_as_success(world, effects)
 
 
 @pytest.mark.live_only
-async def test_a_recovered_run_begins_again(world, effects):
+async def test_recovered_run_does_not_repeat_the_before_hook(world, effects):
     @ks.step
     async def work():
         return 1
@@ -245,7 +245,7 @@ async def test_a_recovered_run_begins_again(world, effects):
     assert [one[0] for one in effects] == ["before", "after"]
 
 
-async def test_the_hooks_of_all_steps_are_those_of_some(world, effects):
+async def test_step_hooks_of_a_workflow_apply_to_every_step(world, effects):
     """`step_hooks=` of the workflow are called for each of its steps, before those of the step itself."""
 
     @ks.step(hooks=ks.Hooks(before=lambda occasion: effects.append(f"own {occasion.step}")))
@@ -285,6 +285,22 @@ async def _cancels_itself(occasion):
     raise asyncio.CancelledError
 
 
+def _cancels_itself_plainly(occasion):
+    raise asyncio.CancelledError
+
+
+class _Order(BaseException):
+    """An exception that `except Exception` does not catch, as test runners and greenlets have them."""
+
+
+async def _orders(occasion):
+    raise _Order
+
+
+def _orders_plainly(occasion):
+    raise _Order
+
+
 async def _hangs(occasion):
     await asyncio.sleep(60)
 
@@ -303,12 +319,24 @@ async def _calls_ks(occasion):
     await ks.sleep(1)
 
 
-HARMFUL = [_raises, _exits, _exits_plainly, _cancels_itself, _hangs, _will_not_hear, _hangs_plainly, _calls_ks]
+HARMFUL = [
+    _raises,
+    _exits,
+    _exits_plainly,
+    _cancels_itself,
+    _cancels_itself_plainly,
+    _orders,
+    _orders_plainly,
+    _hangs,
+    _will_not_hear,
+    _hangs_plainly,
+    _calls_ks,
+]
 
 
 @pytest.mark.one_store
 @pytest.mark.parametrize("hook", HARMFUL, ids=[hook.__name__ for hook in HARMFUL])
-async def test_a_harmful_hook_breaks_the_run(world, logged, hook):
+async def test_harmful_hook_does_not_break_the_run(world, logged, hook):
     hooks = ks.Hooks(**dict.fromkeys(MOMENTS, hook), seconds=0.02)
 
     @ks.step(hooks=hooks)
@@ -331,15 +359,15 @@ async def test_a_harmful_hook_breaks_the_run(world, logged, hook):
     observer = Recording()
     async with world.engine(observers=[observer]) as engine:
         run = await engine.start(program, run_id="r")
-        assert await run.result(10) == 1
+        assert await run.result(60) == 1
     failed = {(event.step, event.data["moment"]) for event in observer.events if event.name == "hook.failed"}
     wanted = {("work#1", "before"), ("work#1", "after"), ("broken#1", "before"), ("broken#1", "error"), ("", "after")}
     assert failed - {("", "before")} == wanted
-    assert any(f"before={hook.__name__} of work#1 is ignored" in line for line in logged())
+    assert any(f"before={hook.__name__} of work#1 failed and is ignored" in line for line in logged())
 
 
 @pytest.mark.one_store
-async def test_a_hook_changes_what_the_step_is_given_or_what_is_recorded(world):
+async def test_hook_cannot_change_arguments_or_results(world):
     def spoil(occasion):
         for value in (*occasion.args, occasion.result):
             if value is not None:
@@ -358,7 +386,7 @@ async def test_a_hook_changes_what_the_step_is_given_or_what_is_recorded(world):
 
 
 @pytest.mark.one_store
-async def test_an_argument_that_is_not_stored_is_not_told(world, effects):
+async def test_ignored_argument_is_given_to_hooks(world, effects):
     @ks.step(ignore=("client",), hooks=noting(effects))
     async def call(number, client):
         return number
@@ -373,7 +401,7 @@ async def test_an_argument_that_is_not_stored_is_not_told(world, effects):
 
 
 @pytest.mark.live_only
-async def test_a_transactional_step_is_told_of_wrongly(world, effects):
+async def test_transactional_step_calls_its_hooks(world, effects):
     if world.kind == "memory":
         pytest.skip("memory has no transactions")
 
@@ -392,7 +420,7 @@ async def test_a_transactional_step_is_told_of_wrongly(world, effects):
 
 
 @pytest.mark.live_only
-async def test_a_crash_in_a_hook_leaves_an_at_most_once_step_in_doubt(world, effects):
+async def test_crash_in_a_before_hook_leaves_no_doubt(world, effects):
     there = asyncio.Event()
 
     async def before(occasion):
@@ -414,7 +442,7 @@ async def test_a_crash_in_a_hook_leaves_an_at_most_once_step_in_doubt(world, eff
     await world.crash(engine)
 
 
-async def test_a_crash_at_any_write_loses_a_hook():
+async def test_crash_at_any_write_loses_no_hook():
     """Whatever is recorded, its hooks were called: once, and once more for each crash at most."""
     effects = []
 
@@ -442,7 +470,7 @@ async def test_a_crash_at_any_write_loses_a_hook():
 
 
 @pytest.mark.one_store
-async def test_graphs_and_dags_have_no_hooks(world, effects):
+async def test_graphs_and_dags_call_hooks(world, effects):
     hooks = ks.Hooks(before=lambda occasion: effects.append((occasion.workflow, occasion.step)))
     graph = ks.Graph("a graph", hooks=hooks, step_hooks=hooks)
     dag = ks.Dag("a dag", hooks=hooks, step_hooks=hooks)

@@ -1,12 +1,14 @@
 """A KeyboardInterrupt in a step or workflow ends the program; the run is handed back, and goes on the next time."""
 
 import asyncio
+import threading
 
 import pytest
 
 import keepstep as ks
 
 interrupts = []
+may_interrupt = threading.Event()
 
 
 def interrupt_once():
@@ -44,6 +46,17 @@ async def of_async_step():
     return await in_task()
 
 
+@ks.step
+async def when_allowed():
+    await asyncio.to_thread(may_interrupt.wait, 30)
+    return interrupt_once()
+
+
+@ks.workflow
+async def of_step_when_allowed():
+    return await when_allowed()
+
+
 @ks.workflow
 async def of_a_steps_task():
     return await in_task_of_a_step()
@@ -73,6 +86,7 @@ EVERY_PLACE = [of_thread_step, of_async_step, of_a_steps_task, of_code, of_branc
 @pytest.fixture(autouse=True)
 def _one_interrupt():
     interrupts[:] = [1]
+    may_interrupt.clear()
 
 
 @pytest.mark.parametrize("workflow", EVERY_PLACE, ids=lambda one: one.name)
@@ -96,7 +110,8 @@ def test_async_program_is_interrupted_and_the_run_goes_on_later(tmp_path, workfl
 
 def test_interrupted_engine_refuses_more_work(tmp_path):
     with ks.open(str(tmp_path / "runs.db")) as engine:
-        run = engine.start(of_async_step, run_id="r")
+        run = engine.start(of_step_when_allowed, run_id="r")  # else `start` itself might be interrupted
+        may_interrupt.set()
         with pytest.raises(KeyboardInterrupt):
             run.result(30)
         with pytest.raises(ks.DefinitionError, match="KeyboardInterrupt; leave the `with` block"):
@@ -105,7 +120,8 @@ def test_interrupted_engine_refuses_more_work(tmp_path):
 
 def test_interrupt_while_no_caller_waits_reaches_the_next_one(tmp_path):
     with ks.open(str(tmp_path / "runs.db")) as engine:
-        run = engine.start(of_async_step, run_id="r")
+        run = engine.start(of_step_when_allowed, run_id="r")  # else `start` itself might be interrupted
+        may_interrupt.set()
         while not engine._interrupted:
             pass
         with pytest.raises(KeyboardInterrupt):

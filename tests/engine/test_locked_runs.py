@@ -12,8 +12,8 @@ from keepstep.engine import engine as engine_module
 from keepstep.engine import journal
 from keepstep.errors import StoreUnavailable
 from keepstep.ports import Advance, Answer, Verdict
-from keepstep.stores import postgres_connection
 from keepstep.stores.memory import MemoryStore
+from keepstep.stores.postgres import pool as postgres_connection
 from tests.engine.world import World, steps_of, until
 from tests.postgres import empty_store, session_dsn
 
@@ -76,16 +76,14 @@ async def start(engine, working):
 
 
 @pytest.mark.parametrize("way", ["begun", "thread"])
-async def test_the_neighbours_of_a_locked_run_go_on_and_it_goes_on_when_the_lock_is_gone(
-    place, flow, effects, logged, way
-):
+async def test_neighbours_of_a_locked_run_go_on_and_it_follows_later(place, flow, effects, logged, way):
     working, lock = flow
     async with place.engine() as engine:
         if way == "thread":
             engine.journal._begin = None
         held, neighbours = await start(engine, working)
         for run in neighbours:
-            assert await run.result(15) == list(range(7))
+            assert await run.result(60) == list(range(7))
         await until(lambda: engine.journal._held, "the run that waits")
         assert await held.status() == "running"
         assert ("locked", 3) not in effects
@@ -93,15 +91,15 @@ async def test_the_neighbours_of_a_locked_run_go_on_and_it_goes_on_when_the_lock
         with pytest.raises(ks.StoreUnavailable, match="has locked the head"):
             await held.signal("anything")
         later = await engine.start(working, "later")  # what is new is written as quickly as ever
-        assert await later.result(15) == list(range(7))
+        assert await later.result(60) == list(range(7))
         lock.release()
-        assert await held.result(15) == list(range(7))
+        assert await held.result(60) == list(range(7))
         assert sorted(await steps_of(held)) == [f"work#{n}" for n in range(1, 8)]
     assert set(effects.count_of().values()) == {1}
     assert not any("halted" in line for line in logged())
 
 
-async def test_what_a_locked_run_has_to_write_keeps_its_order(place):
+async def test_records_of_a_locked_run_keep_their_order(place):
     lock, both = Lock(place), []
 
     @ks.step
@@ -123,29 +121,29 @@ async def test_what_a_locked_run_has_to_write_keeps_its_order(place):
         run = await engine.start(working, run_id="locked")
         await until(lambda: both and engine.journal._held, "both results")
         lock.release()
-        assert await run.result(15) == [1, 2]
+        assert await run.result(60) == [1, 2]
         assert await steps_of(run) == ["first#1", "second#1"]
 
 
-async def test_an_engine_closes_while_a_run_is_locked_and_the_next_goes_on_from_its_checkpoints(place, flow, effects):
+async def test_engine_closes_while_a_run_is_locked_and_the_next_resumes_it(place, flow, effects):
     working, lock = flow
     engine = await place.started(stop_seconds=0.2)
     _, neighbours = await start(engine, working)
-    await asyncio.gather(*(run.result(15) for run in neighbours))
+    await asyncio.gather(*(run.result(60) for run in neighbours))
     await until(lambda: engine.journal._held, "the run that waits")
     await engine.close()
     async with place.engine() as engine:
         held = await engine.get("locked")
-        await asyncio.to_thread(engine.worker._beat_once)
+        await asyncio.to_thread(engine.worker.beat_once)
         assert await held.status() == "running"  # nobody takes it yet
         lock.release()
-        assert await held.result(15) == list(range(7))
+        assert await held.result(60) == list(range(7))
     counts = effects.count_of()
     assert counts.pop(("locked", 2)) == 2  # its result could not be written
     assert set(counts.values()) == {1}
 
 
-async def test_a_lock_under_a_commit_that_is_under_way_does_not_hold_up_a_close(place, flow, effects):
+async def test_commit_that_meets_a_lock_does_not_delay_a_close(place, flow, effects):
     working, lock = flow
     engine = await place.started()
     await engine.start(working, "locked", run_id="locked")
@@ -153,11 +151,11 @@ async def test_a_lock_under_a_commit_that_is_under_way_does_not_hold_up_a_close(
     await place.crash(engine)
     lock.release()
     async with place.engine() as engine:
-        assert await (await engine.get("locked")).result(15) == list(range(7))
+        assert await (await engine.get("locked")).result(60) == list(range(7))
     assert effects[:2] == [("locked", 0), ("locked", 1)]
 
 
-async def test_a_worker_gives_back_what_it_can_while_one_of_its_runs_is_locked(place):
+async def test_worker_gives_back_other_runs_while_one_is_locked(place):
     @ks.workflow
     async def waiting():
         await ks.wait_for("go")
@@ -183,7 +181,7 @@ async def test_a_worker_gives_back_what_it_can_while_one_of_its_runs_is_locked(p
 
 
 @pytest.mark.parametrize("mode", ["live", "replay"])
-async def test_whatever_is_held_up_and_however_often_runs_end_as_they_would(effects, monkeypatch, mode):
+async def test_runs_end_the_same_however_often_commits_are_held_up(effects, monkeypatch, mode):
     """One change in three is answered so, at random: ends, parkings, children's words, start marks."""
     chance, commit = random.Random(7), MemoryStore.commit
     told = {"held": 0}
@@ -222,7 +220,7 @@ async def test_whatever_is_held_up_and_however_often_runs_end_as_they_would(effe
         for run in runs:
             await run.signal("go", 7)
         for run in runs:
-            assert await run.result(15) == [0, 1, 2, 3, 4, 100, 7, 5]
+            assert await run.result(60) == [0, 1, 2, 3, 4, 100, 7, 5]
         monkeypatch.setattr(MemoryStore, "commit", commit)
     assert told["held"] > 20
     assert set(effects.count_of().values()) == {1}

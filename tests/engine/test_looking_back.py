@@ -1,10 +1,12 @@
 """Looking without touching: what would run next, whether a run can go on, and what changed (D15)."""
 
 import asyncio
+import time
 
 import pytest
 
 import keepstep as ks
+from keepstep.history.dry_replay import TURN_SECONDS
 from tests.engine.test_rewind import Counting, seq_of
 from tests.engine.world import until, until_status
 
@@ -45,6 +47,55 @@ async def test_a_dry_replay_says_what_would_run_and_runs_nothing(world, effects)
     assert effects.count_of() == {"one": 1, "two": 1, "three": 1}
 
 
+async def test_dry_replay_waits_with_the_code_for_what_is_not_recorded(world, effects):
+    seconds = [0.0]  # a dry replay is in virtual time, so only there the wait is long
+
+    @ks.step
+    async def work(name):
+        effects.append(name)
+
+    @ks.workflow
+    async def resting(then):
+        await work("first")
+        await asyncio.sleep(seconds[0])
+        if then:
+            async with asyncio.timeout(50):  # no replay may let it run out
+                await ks.wait_for(then)
+
+    async with world.engine() as engine:
+        ended = await engine.start(resting, "")
+        await ended.result(30)
+        waits = await engine.start(resting, "go")
+        await until(lambda: waits.id in engine.live and engine.live[waits.id].waits)
+    async with world.engine(worker=False) as engine:
+        for seconds[0] in (20.0, 5000.0):
+            told = await (await engine.get(ended.id)).replay()
+            assert (told.fits, told.ended) == (True, seconds[0] < 100)
+        seconds[0] = 20.0
+        told = await (await engine.get(waits.id)).replay()
+        assert (told.fits, told.asks) == (True, ("wait_for:go#1",))
+
+
+async def test_dry_replay_waits_for_threads_of_the_code(world, effects):
+    """A thread takes real time, in virtual time too."""
+
+    @ks.step
+    async def work(name):
+        effects.append(name)
+
+    @ks.workflow
+    async def reading():
+        await work("first")
+        await asyncio.to_thread(time.sleep, 3 * TURN_SECONDS)
+        return "read"
+
+    async with world.engine() as engine:
+        run = await engine.start(reading)
+        await run.result(30)
+        told = await run.replay()
+        assert (told.problem, told.ended) == ("", True)
+
+
 async def test_a_dry_replay_after_a_rewind_asks_for_what_no_longer_counts(world, effects):
     approval = Approval(effects)
     async with world.engine() as engine:
@@ -72,7 +123,7 @@ async def test_a_dry_replay_names_a_mismatch(world, effects):
         assert not told.fits
         assert (told.kind, told.asks) == ("ReplayMismatch", ())
         assert "recorded as one#1, and the code asks for two#1" in told.problem
-        with pytest.raises(ks.DefinitionError, match="one of workflow 'approval', not of 'counting'"):
+        with pytest.raises(ks.DefinitionError, match="belongs to workflow 'approval', not to 'counting'"):
             await run.replay(approval.program.workflow)
     async with world.engine(worker=False, workflows=[]) as engine:
         with pytest.raises(ks.DefinitionError, match="not known here"):
@@ -113,7 +164,7 @@ async def test_info_of_a_run_that_waits_fails_and_has_ended(world, effects):
     async with world.engine(worker=False, workflows=[]) as engine:
         told = await (await engine.get("f")).info()
         assert (told.checked, told.next) == (False, ())
-        assert "'failing' is not known here" in told.why
+        assert "'failing' is not loaded here" in told.why
 
 
 async def test_info_says_that_the_code_no_longer_fits(world, effects):
@@ -131,7 +182,7 @@ async def test_info_says_that_the_code_no_longer_fits(world, effects):
         assert "ReplayMismatch" in told.why
 
 
-async def test_a_step_that_came_right_has_not_failed(world, effects):
+async def test_step_that_succeeds_on_retry_has_not_failed(world, effects):
     goes = asyncio.Event()
 
     @ks.step(retry=ks.Retry(attempts=2, base_seconds=0))
@@ -154,7 +205,7 @@ async def test_a_step_that_came_right_has_not_failed(world, effects):
         goes.set()
 
 
-async def test_what_changed_between_two_records(world, effects):
+async def test_diff_shows_what_changed_between_two_records(world, effects):
     approval = Approval(effects)
     async with world.engine() as engine:
         run = await engine.start(approval.workflow, run_id="r")
@@ -170,11 +221,11 @@ async def test_what_changed_between_two_records(world, effects):
         back = await run.diff(last, one)
         assert set(back.removed) == {"wait_for:go#1", "two#1", "three#1"}
         assert back.published == {"stage": ("yes", None)}
-        with pytest.raises(ks.DefinitionError, match=f"records 1 to {last}, and none 99"):
+        with pytest.raises(ks.DefinitionError, match=f"records 1 to {last}, got 99"):
             await run.diff(99)
 
 
-async def test_what_changed_between_two_runs(world, effects):
+async def test_diff_shows_what_changed_between_two_runs(world, effects):
     program = Counting(effects)
     async with world.engine() as engine:
         run = await engine.start(program.workflow, run_id="r")

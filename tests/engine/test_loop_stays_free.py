@@ -5,11 +5,15 @@ import base64
 import random
 import threading
 
+import msgspec
 import pytest
 
 import keepstep as ks
-from keepstep.engine import attempt, censor, journal
-from keepstep.stores import records
+from keepstep.engine import journal
+from keepstep.kernel import redaction
+from keepstep.records import record
+from keepstep.values import codec
+from keepstep.values import large as largeness
 from tests.engine.world import until_status
 
 #: A history of so many records is read.
@@ -65,7 +69,7 @@ async def test_a_long_history_is_read_in_pieces(world, monkeypatch, reading):
         run = await engine.start(graph, {"n": 0}, run_id="r")
         await until_status(run, "waiting")
         turns = Turns()
-        monkeypatch.setattr(records, "_decode", turns.work(records._decode))
+        monkeypatch.setattr(record, "_decode", turns.work(record._decode))
         await getattr(run, reading)()
         assert turns.end() <= AT_ONCE
 
@@ -74,43 +78,264 @@ def chatter(size):
     return "".join(random.Random(size).choices("abc ", k=size))
 
 
-async def test_a_large_result_is_searched_and_packed_beside_the_loop(world, monkeypatch):
-    """And it is stored as it would have been; a small one takes no way round."""
-    monkeypatch.setattr(attempt, "LARGE_BYTES", 200_000)
-    loops, where = threading.get_ident(), []
-    seen = {"check": censor.Censor.check, "pack": records.pack}
+class LoopWork:
+    """What the loop's thread does with large values: nothing, one hopes."""
 
-    def check(self, data, *names):
-        where.append(("check", len(data) > 200_000, threading.get_ident() == loops))
-        return seen["check"](self, data, *names)
+    def __init__(self, monkeypatch):
+        monkeypatch.setattr(largeness, "LARGE_BYTES", 20_000)
+        monkeypatch.setattr(largeness, "LARGE_BODY_BYTES", 1_000)
+        self._loop = threading.get_ident()
+        self.here: list[str] = []
+        self.elsewhere: set[str] = set()
+        self._watch(monkeypatch, codec.Values, "encode", lambda args, data: len(data))
+        self._watch(monkeypatch, codec.Values, "decode", lambda args, _: len(args[1]))
+        self._watch(monkeypatch, redaction.Redaction, "check", lambda args, _: len(args[1]))
+        self._watch(monkeypatch, record, "pack", lambda args, _: len(args[0]), "keepstep.engine.process")
+        self._watch(monkeypatch, journal, "seal", lambda args, sealed: _value_bytes(args[0]))
+        self._watch(monkeypatch, record, "_take_in", lambda args, _: _value_bytes(args[1]))
 
-    def pack(value):
-        where.append(("pack", len(value) > 200_000, threading.get_ident() == loops))
-        return seen["pack"](value)
+    def _watch(self, monkeypatch, place, name, size, *others):
+        function = getattr(place, name)
 
-    monkeypatch.setattr(censor.Censor, "check", check)
-    monkeypatch.setattr(records, "pack", pack)
-    monkeypatch.setattr("keepstep.engine.engine.pack", pack)
-    text = chatter(300_000)
+        def watched(*args, **kwargs):
+            given = function(*args, **kwargs)
+            if size(args, given) > largeness.LARGE_BYTES:
+                if threading.get_ident() == self._loop:
+                    self.here.append(name)
+                else:
+                    self.elsewhere.add(name)
+            return given
+
+        monkeypatch.setattr(place, name, watched)
+        for other in others:
+            monkeypatch.setattr(f"{other}.{name}", watched)
+
+
+def _value_bytes(record):
+    return 0 if record.value is msgspec.UNSET else len(record.value)
+
+
+@pytest.fixture
+def loop_work(monkeypatch):
+    return LoopWork(monkeypatch)
+
+
+LONG = 150_000
+
+
+@ks.step
+async def long_text(size):
+    return chatter(size)
+
+
+@ks.workflow
+async def returns_a_page(size):
+    return await long_text(size)
+
+
+@ks.workflow
+async def asks_a_child(size):
+    child = await ks.start(returns_a_page, size)
+    return len(await child.result())
+
+
+@ks.workflow
+async def is_given_a_page(page):
+    return len(page)
+
+
+@ks.workflow
+async def waits_for_a_page():
+    return len(await ks.wait_for("page"))
+
+
+@pytest.mark.live_only
+@pytest.mark.parametrize("keys", [None, ks.Keys("k", {"k": b"k" * 32})], ids=["plain", "encrypted"])
+async def test_large_results_are_worked_on_off_the_loop(world, loop_work, keys):
+    async with world.engine(keys=keys) as engine:
+        run = await engine.start(returns_a_page, LONG)
+        assert len(await run.result()) == LONG
+        assert await (await engine.start(asks_a_child, LONG)).result() == LONG
+        assert loop_work.here == []
+        assert {"encode", "decode", "check", "seal"} <= loop_work.elsewhere
+
+
+@pytest.mark.live_only
+async def test_large_inputs_and_signals_are_worked_on_off_the_loop(world, loop_work):
+    page = chatter(LONG)
+    async with world.engine() as engine:
+        assert await (await engine.start(is_given_a_page, page)).result() == LONG
+        run = await engine.start(waits_for_a_page)
+        await run.signal("page", page)
+        assert await run.result() == LONG
+    assert loop_work.here == []
+    assert {"encode", "decode", "check", "seal"} <= loop_work.elsewhere
+
+
+@pytest.mark.live_only
+async def test_a_large_result_can_be_asked_for_after_the_engine_closed(world, loop_work):
+    async with world.engine() as engine:
+        run = await engine.start(returns_a_page, LONG)
+        await until_status(run, "completed")
+    assert len(await run.result()) == LONG
+
+
+async def test_a_run_begins_although_its_starter_leaves_while_the_input_is_decoded(world, loop_work, monkeypatch):
+    async with world.engine() as engine:
+        entered = engine.entered
+
+        def leave(context):
+            entered(context)
+            starting.cancel()
+
+        monkeypatch.setattr(engine, "entered", leave)
+        starting = asyncio.create_task(engine.start(is_given_a_page, chatter(LONG), run_id="r"))
+        await asyncio.wait([starting])
+        assert await (await engine.get("r")).result() == LONG
+
+
+@pytest.mark.live_only
+async def test_large_records_are_replayed_and_read_off_the_loop(world, loop_work):
+    """Those of a run that was put away and goes on in another engine."""
+    began = []
 
     @ks.step
     async def fetch(size):
-        return text[:size]
+        began.append(size)
+        return [{"text": chatter(size)}]
 
     @ks.workflow
-    async def pages():
-        return [len(one) for one in await ks.gather(fetch(300_000), fetch(150_000), fetch(10))]
+    async def goes_on(size, page):
+        pages = await ks.gather(fetch(size), fetch(size + 1))
+        await ks.wait_for("on")
+        return [len(page), *(len(page[0]["text"]) for page in pages)]
+
+    async with world.engine(workflows=[goes_on]) as engine:
+        run = await engine.start(goes_on, LONG, chatter(LONG), run_id="r")
+        await until_status(run, "waiting")
+    loop_work.elsewhere.clear()
+    async with world.engine(workflows=[goes_on]) as engine:
+        run = await engine.get("r")
+        await run.signal("on")
+        assert await run.result() == [LONG, LONG, LONG + 1]
+        values = [one.value for one in await run.checkpoints() if one.kind == "step completed"]
+        assert sorted(len(value) for value in values) == [LONG + 13, LONG + 14]
+    assert sorted(began) == [LONG, LONG + 1]
+    assert loop_work.here == []
+    assert {"decode", "_take_in"} <= loop_work.elsewhere
+
+
+@pytest.mark.live_only
+async def test_a_graph_with_large_changes_is_worked_on_off_the_loop(world, loop_work):
+    graph = ks.Graph("large changes")
+
+    @graph.step
+    async def fetch(state):
+        return {"page": chatter(LONG)}
+
+    @graph.step
+    async def left(state):
+        return {"left": state["page"][::-1]}
+
+    @graph.step
+    async def right(state):
+        return {"right": state["page"][:LONG]}
+
+    @graph.step
+    async def done(state):
+        return {"size": len(state["left"]) + len(state["right"])}
+
+    graph.edge("fetch", "both")
+    graph.parallel("both", ["left", "right"], join="done")
+    graph.entry("fetch")
+    graph.exit("done")
+    async with world.engine(workflows=[graph]) as engine:
+        run = await engine.start(graph, {})
+        assert (await run.result())["size"] == 2 * LONG
+    assert loop_work.here == []
+    assert {"check", "seal", "pack"} <= loop_work.elsewhere
+
+
+async def test_small_values_stay_on_the_loop(world, loop_work, monkeypatch):
+    async with world.engine() as engine:
+        monkeypatch.setattr(engine, "off_loop", None)
+        assert len(await (await engine.start(returns_a_page, 15_000)).result()) == 15_000
+
+
+@pytest.mark.parametrize(
+    "value, large",
+    [
+        (None, False),
+        (12, False),
+        ("x" * 250_000, False),
+        ("x" * 250_001, True),
+        (b"x" * 250_001, True),
+        ({"a": {"b": ["x" * 250_001]}}, True),
+        ({"a": {"b": [1, 2.5, None, "x"]}}, False),
+        (list(range(5_000)), False),
+        (list(range(5_001)), True),
+        ([{"a": 1, "b": "x"}] * 2_000, True),
+        ({n: (n, n) for n in range(2_000)}, True),
+        (Turns, False),
+    ],
+)
+def test_a_value_is_large_by_its_bytes_or_its_parts(value, large):
+    assert largeness.is_large(value) is large
+
+
+def test_objects_are_large_by_their_fields():
+    class Fields:
+        def __init__(self, text):
+            self.text = text
+
+    class Struct(msgspec.Struct):
+        text: str
+
+    class Slots:
+        __slots__ = ("text",)
+
+        def __init__(self, text):
+            self.text = text
+
+    for cls in (Fields, Struct, Slots):
+        assert largeness.is_large([cls("x" * 250_001)])
+        assert not largeness.is_large([cls("x")])
+    holds_itself = []
+    holds_itself.append(holds_itself)
+    assert largeness.is_large(holds_itself)
+
+
+async def test_a_result_that_other_code_changes_meanwhile_is_stored(world, monkeypatch):
+    """A dictionary that grows while it is read off the loop is read once more on the loop, where it cannot grow."""
+    monkeypatch.setattr(largeness, "LARGE_BYTES", 1_000)
+    here = threading.get_ident()
+    shared = {"text": chatter(5_000), "more": [1.5, "x"]}
+    write = codec.Writer.plain
+    grown = []
+
+    def growing(self, value, depth=0):
+        if threading.get_ident() != here and value is shared:
+            grown.append(1)
+            raise RuntimeError("dictionary changed size during iteration")
+        return write(self, value, depth)
+
+    monkeypatch.setattr(codec.Writer, "plain", growing)  # before the codecs are made
+
+    @ks.step
+    async def look():
+        return shared
+
+    @ks.workflow
+    async def looking():
+        return len((await look())["text"])
 
     async with world.engine() as engine:
-        run = await engine.start(pages)
-        assert await run.result() == [300_000, 150_000, 10]
-        [large] = [one for one in await run.checkpoints() if one.kind == "step completed" and len(one.value) > 200_000]
-        assert large.value == f'"{text}"'.encode()
-    assert {one for one in where if one[1]} == {("check", True, False), ("pack", True, False)}
+        assert await (await engine.start(looking)).result() == 5_000
+    assert grown
 
 
 async def test_a_secret_in_a_large_result_is_still_refused(world, monkeypatch):
-    monkeypatch.setattr(attempt, "LARGE_BYTES", 1_000)
+    monkeypatch.setattr(largeness, "LARGE_BYTES", 1_000)
 
     @ks.step
     async def leak():
@@ -120,21 +345,21 @@ async def test_a_secret_in_a_large_result_is_still_refused(world, monkeypatch):
     async def leaking():
         return await leak()
 
-    async with world.engine() as engine:
+    async with world.engine(on_suspect="refuse") as engine:
         with pytest.raises(ks.RunFailed, match="looks like a secret"):
             await (await engine.start(leaking)).result()
 
 
 async def test_many_large_results_are_not_one_commit(world, monkeypatch):
     """Between them the others write, and are told."""
-    monkeypatch.setattr(attempt, "LARGE_BYTES", 200_000)
+    monkeypatch.setattr(largeness, "LARGE_BYTES", 200_000)
     monkeypatch.setattr(journal, "ENOUGH_BYTES", 100_000)
     sizes = []
     answered = journal.Journal._answered
 
-    def counted(self, batch, answers):
-        sizes.append(batch.packed_bytes)
-        return answered(self, batch, answers)
+    def counted(self, batch, answers, **options):
+        sizes.append(batch.large_bytes)
+        return answered(self, batch, answers, **options)
 
     monkeypatch.setattr(journal.Journal, "_answered", counted)
     blob = base64.b64encode(random.Random(1).randbytes(180_000)).decode()

@@ -8,10 +8,10 @@ import sys
 import pytest
 
 import keepstep as ks
-from keepstep.engine import namesakes
+from keepstep.kernel import namesakes
 from keepstep.model.ids import module_in, new_seed
 from keepstep.workflows.definition import Workflow
-from keepstep.workflows.place import is_same_module
+from keepstep.workflows.source import is_same_module
 from tests.engine.world import until
 
 pytestmark = pytest.mark.on_postgres
@@ -57,7 +57,7 @@ async def test_a_run_is_left_to_the_program_that_started_it(world, caplog):
     async with world.engine(workflows=[there]) as engine:
         await (await engine.get("r")).signal("go")
         await was_left(engine, "r")
-        with pytest.raises(ks.RunConflict, match=r"of module 'a'.*in module 'b'; give each a name of its own"):
+        with pytest.raises(ks.RunConflict, match=r"of module 'a'.*in module 'b'; give each its own name"):
             await engine.start(there, run_id="r")
     assert "@ks.workflow(name=...)" in caplog.text
     async with world.engine(workflows=[here]) as engine:
@@ -100,7 +100,7 @@ async def test_a_moved_workflow_takes_its_runs(world, taker):
         assert await (await engine.get("r")).result(30) == moved.place.module
 
 
-async def test_a_run_without_a_module_is_anybodys(world, monkeypatch):
+async def test_run_without_a_module_may_be_driven_by_any_program(world, monkeypatch):
     here, there = pipeline_of("a"), pipeline_of("b")
     monkeypatch.setattr(here, "module", "")  # as earlier versions stored it
     async with world.engine(workflows=[here], worker=False) as engine:
@@ -139,13 +139,16 @@ async def test_forks_and_successors_stay_with_the_program(world):
         ("a", "b", False),
         ("shop.a", "bar.a", False),
         ("shop", "workshop", False),
+        ("shop", "shop.__main__", True),
+        ("mall.shop.__main__", "shop", True),
+        ("shop.__main__", "bar.__main__", False),
     ],
 )
-def test_names_of_one_module(one, other, same):
+def test_module_is_the_same_with_and_without_its_package(one, other, same):
     assert is_same_module(one, other) is same
 
 
-def test_a_seed_keeps_its_chance_and_its_module():
+def test_seed_holds_its_random_part_and_its_module():
     assert module_in(new_seed("shop.a")) == "shop.a"
     assert module_in(new_seed()) == ""
     assert len(new_seed("x").partition("@")[0]) == len(new_seed()) == 16
@@ -169,10 +172,11 @@ print(repr(pipeline.module), repr(other.module))
         (["-c", "import shop.a"], "shop.a"),
         (["-m", "shop"], "shop"),
         (["shop"], "shop"),
+        (["-c", "import shop.__main__"], "shop"),
         (["-c", PROGRAM], ""),
     ],
 )
-def test_a_script_is_known_by_its_file_and_a_prompt_not_at_all(tmp_path, how, module):
+def test_script_has_the_module_of_its_file_and_a_prompt_none(tmp_path, how, module):
     (tmp_path / "shop").mkdir()
     for name in ("a", "__main__"):
         (tmp_path / "shop" / f"{name}.py").write_text(PROGRAM)

@@ -8,12 +8,12 @@ import apsw
 import pytest
 
 import keepstep as ks
-from keepstep.engine.audit import audit
-from keepstep.engine.doctor import examine
+from keepstep.care.doctor import examine
 from keepstep.errors import CheckpointCorrupt
+from keepstep.history.audit import audit
 from keepstep.model import Status
 from keepstep.ports import Row
-from keepstep.stores.records import born, check_origin, origin, unseal
+from keepstep.records.record import born, check_origin, origin, unseal
 from keepstep.testing.store_contract import at, queued, record
 from tests.engine.world import until_status
 

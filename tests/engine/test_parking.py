@@ -48,7 +48,7 @@ async def as_they_come():
 
 
 @pytest.mark.parametrize("wait", [in_gather, in_task_group, as_they_come, beside_one_that_idles])
-async def test_a_run_whose_last_open_branch_waits_is_put_away(world, wait):
+async def test_run_whose_last_open_branch_waits_is_parked(world, wait):
     @ks.workflow(name=f"parking:{wait.__name__}")
     async def waits():
         return await wait()
@@ -94,5 +94,42 @@ async def test_a_suspect_whose_sleep_is_over_goes_on(world):
         if life == 3:
             await until(lambda: asyncio.get_running_loop().time() > begun[-1] + 0.2, "the end of the sleep")
         engine = await world.started(recovery_limit=9)
-    assert await (await engine.get("r")).result(5) == "awake"
+    assert await (await engine.get("r")).result(60) == "awake"
     await engine.close()
+
+
+async def test_waiting_run_gives_its_place_in_a_full_worker_to_its_child(world):
+    @ks.workflow(name="child in turn")
+    async def child():
+        return "done"
+
+    @ks.workflow
+    async def parent():
+        return await (await ks.start(child)).result()
+
+    async with world.engine(max_runs=1, linger_seconds=60) as engine:
+        assert await (await engine.start(parent)).result(60) == "done"
+
+
+async def test_plain_timer_is_seen_after_asyncio_has_tidied_its_timers(world):
+    """asyncio replaces its list of timers when most of them are cancelled."""
+
+    @ks.workflow
+    async def limited():
+        loop = asyncio.get_running_loop()
+        before = loop._scheduled
+        for _ in range(300):
+            loop.call_later(60, print).cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert loop._scheduled is not before
+        try:
+            async with asyncio.timeout(0.3):
+                await ks.wait_for("never")
+        except TimeoutError:
+            return "in time"
+
+    async with world.engine(linger_seconds=0.01) as engine:
+        if not hasattr(asyncio.get_running_loop(), "_scheduled"):
+            pytest.skip("this loop does not show its timers")
+        assert await (await engine.start(limited)).result(10) == "in time"

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 import keepstep as ks
-from keepstep.engine import position
+from keepstep.kernel.graph import position
 from tests.engine.world import replay_from_every_prefix, until, until_recorded, until_status
 
 

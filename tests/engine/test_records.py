@@ -17,7 +17,7 @@ class Busy(Exception):
 
 
 @pytest.mark.on_postgres
-async def test_an_error_loses_what_told_it_from_others(world, effects):
+async def test_error_keeps_type_message_class_code_and_traceback(world, effects):
     errors = [OSError(errno.ECONNREFUSED, "nobody listens"), Busy("too many"), ValueError("no number")]
 
     @ks.step(retry=ks.Retry(attempts=3, base_seconds=0, on=(Exception,)))
@@ -58,7 +58,7 @@ async def test_an_error_loses_what_told_it_from_others(world, effects):
 
 @pytest.mark.live_only
 @pytest.mark.parametrize("output", [None, 0, False, "", []])
-async def test_an_output_that_is_nothing_much_is_taken_for_none(world, effects, output):
+async def test_falsy_output_is_recorded_as_it_is(world, effects, output):
     @ks.step
     async def gives():
         effects.append("gave")

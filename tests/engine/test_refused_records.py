@@ -10,17 +10,17 @@ import psycopg
 import pytest
 
 import keepstep as ks
-from keepstep.engine import context
 from keepstep.errors import StoreError
+from keepstep.kernel import driver
 from keepstep.ports import Advance
-from keepstep.stores.files import FilesStore
+from keepstep.stores.files.store import FilesStore
 from keepstep.stores.memory import MemoryStore
-from keepstep.stores.postgres import PostgresStore
-from keepstep.stores.sqlite import SQLiteStore
+from keepstep.stores.postgres.store import PostgresStore
+from keepstep.stores.sqlite.store import SQLiteStore
 from keepstep.workflows.definition import Step, Workflow
 from tests.postgres import empty_store, session_dsn
 
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 class Refusing:
@@ -67,8 +67,8 @@ def opened(kind, folder):
 
 @pytest.fixture
 def quickly(monkeypatch):
-    monkeypatch.setattr(context, "REFUSED_SECONDS", 0.001)
-    monkeypatch.setattr(context, "LONGEST_REFUSED_SECONDS", 0.002)
+    monkeypatch.setattr(driver, "REFUSED_SECONDS", 0.001)
+    monkeypatch.setattr(driver, "LONGEST_REFUSED_SECONDS", 0.002)
 
 
 def paying():
@@ -96,7 +96,7 @@ async def claimed_again(store, times):
 
 @pytest.mark.usefixtures("quickly")
 @pytest.mark.parametrize("kind", ["memory", "sqlite", "files", "postgres"])
-def test_a_body_whose_record_is_refused_is_not_performed_before_a_record_is_written(kind, tmp_path):
+def test_body_waits_for_a_record_after_its_own_was_refused(kind, tmp_path):
     async def main() -> None:
         shop, paid = paying()
         with opened(kind, tmp_path) as store:
@@ -114,7 +114,7 @@ def test_a_body_whose_record_is_refused_is_not_performed_before_a_record_is_writ
 
 
 @pytest.mark.usefixtures("quickly")
-def test_a_run_that_has_recorded_something_waits_for_its_next_record_too(tmp_path):
+def test_run_with_records_waits_for_its_next_record_too(tmp_path):
     async def main() -> None:
         shop, paid = paying()
         with opened("memory", tmp_path) as store:
@@ -153,17 +153,17 @@ def test_pauses_between_refused_records_grow():
 
     pauses: list[float] = []
     engine = SimpleNamespace(
-        teller=SimpleNamespace(observe=lambda *_, **__: None),
+        events=SimpleNamespace(observe=lambda *_, **__: None),
         give_back_later=lambda _, pause: pauses.append(pause),
     )
     for unrecorded, claimed in ((0, None), (0, 1), (1, 1), (2, 1), (50, 1), (5_000, 1)):
-        run = SimpleNamespace(id="order", engine=engine, detach=lambda _: None, unrecorded=unrecorded, claimed=claimed)
-        context.RunContext.halt(run, StoreError("full"))
+        run = SimpleNamespace(id="order", host=engine, detach=lambda _: None, unrecorded=unrecorded, claimed=claimed)
+        driver.RunDriver.halt(run, StoreError("full"))
     assert pauses == [0.5, 1.0, 2.0, 4.0, 60.0, 60.0]
 
 
 @pytest.mark.usefixtures("quickly")
-def test_a_role_that_may_not_insert_records_performs_each_step_once():
+def test_role_that_may_not_insert_records_repeats_no_step():
     role = "keepstep_no_insert"
 
     async def main(url: str, schema: str, server) -> None:

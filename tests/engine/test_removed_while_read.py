@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import keepstep as ks
-from keepstep.engine.doctor import examine
-from keepstep.engine.verify import verify
+from keepstep.care.doctor import examine
+from keepstep.care.verify import verify
 from keepstep.errors import RunNotFound
 
 

@@ -5,14 +5,14 @@ import asyncio
 import pytest
 
 import keepstep as ks
-from tests.engine.lives import Pace, live_then_many_lives
-from tests.engine.world import steps_of
+from tests.engine.lives import PollInterval, live_then_many_lives
+from tests.engine.world import steps_of, until_status
 
 pytestmark = pytest.mark.every_loop
 
 
-async def test_a_first_completed_wait_picks_another_winner_on_replay(world, effects):
-    pace = Pace(a=0.03, bb=0.001)
+async def test_first_completed_wait_has_the_same_winner_on_replay(world, effects):
+    pace = PollInterval(a=0.03, bb=0.001)
 
     @ks.step
     async def ask(name):
@@ -37,9 +37,9 @@ async def test_a_first_completed_wait_picks_another_winner_on_replay(world, effe
     assert await live_then_many_lives(world, first, pace, effects) == ["bb"]
 
 
-async def test_outcomes_that_come_together_are_told_together(world, effects):
+async def test_outcomes_that_come_together_are_delivered_one_by_one(world, effects):
     """Two steps end in one pass and share a commit; the code sees one, comes to rest, and then the other."""
-    pace = Pace(a=0.0, bb=0.0, ccc=0.0)
+    pace = PollInterval(a=0.0, bb=0.0, ccc=0.0)
 
     @ks.step
     async def ask(name):
@@ -67,8 +67,8 @@ async def test_outcomes_that_come_together_are_told_together(world, effects):
     assert sorted(name for names in seen for name in names) == ["a", "bb", "ccc"]
 
 
-async def test_a_cancelled_loser_runs_further_on_replay(world, effects):
-    pace = Pace(fast=0.03, slow=0.004)
+async def test_cancelled_loser_stops_at_the_same_step_on_replay(world, effects):
+    pace = PollInterval(fast=0.03, slow=0.004)
 
     @ks.step
     async def work(name, number):
@@ -103,8 +103,8 @@ async def test_a_cancelled_loser_runs_further_on_replay(world, effects):
     assert await live_then_many_lives(world, loser, pace, effects) == "fast"
 
 
-async def test_an_asyncio_timeout_round_a_step_ends_differently_on_replay(world, effects):
-    pace = Pace(slow=0.2)
+async def test_asyncio_timeout_around_a_step_ends_the_same_on_replay(world, effects):
+    pace = PollInterval(slow=0.2)
 
     @ks.step
     async def slow():
@@ -130,11 +130,38 @@ async def test_an_asyncio_timeout_round_a_step_ends_differently_on_replay(world,
     assert await live_then_many_lives(world, limited, pace, effects, lives=4) == "fallback"
 
 
-async def test_asyncio_as_completed_gives_another_order_on_replay(world, effects):
-    pace = Pace(a=0.02, bb=0.001, ccc=0.01)
+async def test_timeout_of_no_seconds_lets_no_step_begin(world, effects):
+    @ks.step
+    async def work(name):
+        effects.append(name)
+
+    @ks.workflow
+    async def limited():
+        try:
+            async with ks.timeout(0):
+                try:
+                    await ks.gather(work("one"), ks.gather(work("two")))
+                finally:
+                    await work("cleanup")
+        except ks.TimedOut:
+            await work("fallback")
+        async with ks.timeout(0):
+            pass  # as in asyncio, a block that waits for nothing is not ended
+        await work("after")
+        await ks.wait_for("go")
+
+    await live_then_many_lives(world, limited, PollInterval(), effects, lives=2)
+    assert effects == ["cleanup", "fallback", "after"]
+
+
+async def test_asyncio_as_completed_keeps_its_order_on_replay(world, effects):
+    pace = PollInterval(a=0.0, bb=0.0, ccc=0.0)
+    seen_first = {"ccc": asyncio.Event(), "a": asyncio.Event()}  # what the code must have seen before a body ends
 
     @ks.step
     async def ask(name):
+        if name in seen_first:
+            await seen_first[name].wait()
         await pace.take(name)
         effects.append(name)
         return name
@@ -142,6 +169,8 @@ async def test_asyncio_as_completed_gives_another_order_on_replay(world, effects
     @ks.step
     async def saw(names):
         effects.append(tuple(names))
+        for event in list(seen_first.values())[: len(names)]:
+            event.set()
         return names
 
     @ks.workflow
@@ -156,8 +185,8 @@ async def test_asyncio_as_completed_gives_another_order_on_replay(world, effects
     assert await live_then_many_lives(world, ordered, pace, effects, lives=4) == ["bb", "ccc", "a"]
 
 
-async def test_asyncio_wait_for_ends_differently_on_replay(world, effects):
-    pace = Pace(slow=0.2, b=0.0)
+async def test_asyncio_wait_for_ends_the_same_on_replay(world, effects):
+    pace = PollInterval(slow=0.2, b=0.0)
 
     @ks.step
     async def work(name):
@@ -177,8 +206,8 @@ async def test_asyncio_wait_for_ends_differently_on_replay(world, effects):
     assert await live_then_many_lives(world, limited, pace, effects, lives=3) == "b"
 
 
-async def test_a_shielded_step_is_lost_on_replay(world, effects):
-    pace = Pace(slow=0.05)
+async def test_shielded_step_is_kept_on_replay(world, effects):
+    pace = PollInterval(slow=0.05)
 
     @ks.step
     async def work(name):
@@ -201,8 +230,8 @@ async def test_a_shielded_step_is_lost_on_replay(world, effects):
     assert await live_then_many_lives(world, shielded, pace, effects, lives=3) == "slow"
 
 
-async def test_a_semaphore_in_the_code_lets_others_through_on_replay(world, effects):
-    pace = Pace(a=0.02, bb=0.01, ccc=0.0, dddd=0.005)
+async def test_semaphore_in_the_code_keeps_its_order_on_replay(world, effects):
+    pace = PollInterval(a=0.02, bb=0.01, ccc=0.0, dddd=0.005)
 
     @ks.step
     async def work(name, place):
@@ -226,8 +255,8 @@ async def test_a_semaphore_in_the_code_lets_others_through_on_replay(world, effe
     assert sorted(await live_then_many_lives(world, guarded, pace, effects, lives=4)) == ["a", "bb", "ccc", "dddd"]
 
 
-async def test_nested_gathers_and_task_groups_are_numbered_otherwise_on_replay(world, effects):
-    pace = Pace(a=0.01, bb=0.0)
+async def test_nested_gathers_and_groups_keep_their_numbers_on_replay(world, effects):
+    pace = PollInterval(a=0.01, bb=0.0)
 
     @ks.step
     async def work(name, path):
@@ -258,8 +287,8 @@ async def test_nested_gathers_and_task_groups_are_numbered_otherwise_on_replay(w
     assert len(effects) == len(set(effects)) == 10
 
 
-async def test_a_failed_task_of_a_group_leaves_its_siblings_running_on_replay(world, effects):
-    pace = Pace(bad=0.01, slow=0.2)
+async def test_failed_task_of_a_group_cancels_its_siblings_on_replay(world, effects):
+    pace = PollInterval(bad=0.01, slow=0.2)
 
     @ks.step
     async def work(name):
@@ -290,9 +319,9 @@ async def test_a_failed_task_of_a_group_leaves_its_siblings_running_on_replay(wo
     assert "slow" not in effects
 
 
-async def test_a_hand_over_between_branches_comes_out_otherwise_on_replay(world, effects):
+async def test_hand_over_between_branches_keeps_its_order_on_replay(world, effects):
     """One branch waits for an event that another sets after its step: the order is the recorded one."""
-    pace = Pace(a=0.01, bb=0.0)
+    pace = PollInterval(a=0.01, bb=0.0)
 
     @ks.step
     async def work(name, seen):
@@ -320,8 +349,8 @@ async def test_a_hand_over_between_branches_comes_out_otherwise_on_replay(world,
     assert await live_then_many_lives(world, handed, pace, effects, lives=3) == ["a", "bb", "bb"]
 
 
-async def test_a_queue_between_branches_deadlocks_or_reorders_on_replay(world, effects):
-    pace = Pace(make=0.003, use=0.001)
+async def test_queue_between_branches_keeps_its_order_on_replay(world, effects):
+    pace = PollInterval(make=0.003, use=0.001)
 
     @ks.step
     async def work(name, number):
@@ -382,7 +411,44 @@ async def test_outcome_waits_for_calls_that_followed_a_plain_wait(world, effects
         await ks.wait_for("go")
         return seen
 
-    assert await live_then_many_lives(world, stamped, Pace(), effects, lives=2) == []
+    assert await live_then_many_lives(world, stamped, PollInterval(), effects, lives=2) == []
+
+
+async def test_cancel_waits_for_the_call_that_it_cancelled_after_a_plain_wait(world, effects):
+    """A cancel that came while a step was under way is not delivered in the plain sleep before that step."""
+    asked, cleaning, hold = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    @ks.step
+    async def slow():
+        asked.set()
+        await asyncio.Event().wait()
+
+    @ks.step
+    async def undo():
+        cleaning.set()
+        await hold.wait()
+        effects.append("undo")
+
+    @ks.workflow
+    async def cleaned():
+        await asyncio.sleep(0.05)
+        try:
+            await slow()
+        finally:
+            await undo()
+
+    engine = await world.started()
+    run = await engine.start(cleaned, run_id="r")
+    await asked.wait()
+    await run.cancel()
+    await cleaning.wait()
+    await world.crash(engine)
+    hold.set()
+    async with world.engine() as engine:
+        run = await engine.get("r")
+        await until_status(run, "cancelled", "set aside")
+        assert await run.status() == "cancelled"
+    assert effects == ["undo"]
 
 
 # -- Keepstep's own ----------------------------------------------------------------------------------------------------
@@ -400,8 +466,8 @@ def worker_for(pace, effects):
     return work
 
 
-async def test_a_race_has_another_winner_on_replay(world, effects):
-    pace = Pace(a=0.05, bb=0.005)
+async def test_race_has_the_same_winner_on_replay(world, effects):
+    pace = PollInterval(a=0.05, bb=0.005)
     work = worker_for(pace, effects)
 
     @ks.workflow
@@ -418,8 +484,8 @@ async def test_a_race_has_another_winner_on_replay(world, effects):
     assert await live_then_many_lives(world, raced, pace, effects, lives=4) == ["bb", "bb"]
 
 
-async def test_as_completed_gives_another_order_on_replay(world, effects):
-    pace = Pace(a=0.3, bb=0.0, ccc=0.1)
+async def test_as_completed_keeps_its_order_on_replay(world, effects):
+    pace = PollInterval(a=0.3, bb=0.0, ccc=0.1)
     work = worker_for(pace, effects)
 
     @ks.step
@@ -438,8 +504,8 @@ async def test_as_completed_gives_another_order_on_replay(world, effects):
     assert await live_then_many_lives(world, ordered, pace, effects, lives=4) == ["bb", "ccc", "a"]
 
 
-async def test_a_durable_timeout_ends_differently_on_replay(world, effects):
-    pace = Pace(slow=0.3)
+async def test_durable_timeout_ends_the_same_on_replay(world, effects):
+    pace = PollInterval(slow=0.3)
     work = worker_for(pace, effects)
 
     @ks.workflow
@@ -460,8 +526,8 @@ async def test_a_durable_timeout_ends_differently_on_replay(world, effects):
     assert "slow" not in effects
 
 
-async def test_a_map_is_numbered_by_who_came_first(world, effects):
-    pace = Pace(a=0.01, bb=0.0, ccc=0.005)
+async def test_map_gives_results_in_the_order_of_its_items(world, effects):
+    pace = PollInterval(a=0.01, bb=0.0, ccc=0.005)
     work = worker_for(pace, effects)
     names = ["a", "bb", "ccc", "a", "bb", "ccc"]
 
@@ -475,8 +541,8 @@ async def test_a_map_is_numbered_by_who_came_first(world, effects):
 
 
 @pytest.mark.parametrize("concurrency", [1, 2, 50])
-async def test_the_keys_of_a_map_depend_on_its_concurrency(world, effects, concurrency):
-    work = worker_for(Pace(a=0.002, bb=0.0), effects)
+async def test_keys_of_a_map_do_not_depend_on_its_concurrency(world, effects, concurrency):
+    work = worker_for(PollInterval(a=0.002, bb=0.0), effects)
 
     @ks.workflow
     async def mapped():
@@ -499,8 +565,8 @@ async def test_the_keys_of_a_map_depend_on_its_concurrency(world, effects, concu
         }
 
 
-async def test_a_map_forgets_on_replay_what_it_collected(world, effects):
-    pace = Pace(a=0.01, bad=0.0)
+async def test_map_keeps_what_it_collected_on_replay(world, effects):
+    pace = PollInterval(a=0.01, bad=0.0)
     work = worker_for(pace, effects)
 
     @ks.workflow
@@ -513,8 +579,8 @@ async def test_a_map_forgets_on_replay_what_it_collected(world, effects):
     assert result == [["a", None, "a", None], [1, 3], 0.5, True]
 
 
-async def test_a_failing_map_leaves_the_others_running_on_replay(world, effects):
-    pace = Pace(bad=0.01, slow=0.3)
+async def test_failing_map_cancels_the_others_on_replay(world, effects):
+    pace = PollInterval(bad=0.01, slow=0.3)
     work = worker_for(pace, effects)
 
     @ks.workflow
@@ -531,8 +597,8 @@ async def test_a_failing_map_leaves_the_others_running_on_replay(world, effects)
     assert "slow" not in effects
 
 
-async def test_a_quorum_waits_for_others_on_replay(world, effects):
-    pace = Pace(a=0.3, bb=0.0, ccc=0.01)
+async def test_quorum_waits_for_the_same_items_on_replay(world, effects):
+    pace = PollInterval(a=0.3, bb=0.0, ccc=0.01)
     work = worker_for(pace, effects)
 
     @ks.workflow
@@ -544,8 +610,8 @@ async def test_a_quorum_waits_for_others_on_replay(world, effects):
     assert await live_then_many_lives(world, quorum, pace, effects, lives=3) == [None, "bb", "ccc"]
 
 
-async def test_a_chain_starts_over_on_replay(world, effects):
-    pace = Pace(add=0.002)
+async def test_chain_repeats_no_step_on_replay(world, effects):
+    pace = PollInterval(add=0.002)
     progress = []
 
     @ks.step
@@ -565,8 +631,8 @@ async def test_a_chain_starts_over_on_replay(world, effects):
     assert progress[-3:] == [(1, 3), (2, 3), (3, 3)]
 
 
-async def test_a_gather_that_keeps_errors_gives_others_on_replay(world, effects):
-    pace = Pace(a=0.01, bad=0.0)
+async def test_gather_that_keeps_errors_gives_the_same_on_replay(world, effects):
+    pace = PollInterval(a=0.01, bad=0.0)
     work = worker_for(pace, effects)
 
     @ks.workflow

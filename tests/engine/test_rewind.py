@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 import keepstep as ks
-from keepstep.engine.doctor import examine
-from keepstep.engine.history import Superseded
-from keepstep.engine.verify import verify
-from keepstep.stores.records import Record
+from keepstep.care.doctor import examine
+from keepstep.care.verify import verify
+from keepstep.kernel.replay import Superseded
+from keepstep.records.record import Record
 from tests.engine.world import steps_of, told, until, until_status
 
 pytestmark = pytest.mark.on_postgres
@@ -56,7 +56,7 @@ async def is_sound(engine):
     return not [found for found in (await examine(engine)).findings if found.severity == "error"]
 
 
-async def test_what_was_kept_never_runs_again_and_what_was_not_runs_once(world, effects):
+async def test_kept_steps_never_run_again_and_the_others_run_once(world, effects):
     program = Counting(effects)
     async with world.engine() as engine:
         run = await engine.start(program.workflow, run_id="r")
@@ -75,7 +75,7 @@ async def test_what_was_kept_never_runs_again_and_what_was_not_runs_once(world, 
     assert program.keys[0] != program.keys[1], "after a rewind the idempotency key is another"
 
 
-async def test_back_to_before_a_step_and_to_the_beginning(world, effects):
+async def test_run_goes_back_to_before_a_step_and_to_the_beginning(world, effects):
     program = Counting(effects)
     async with world.engine() as engine:
         run = await engine.start(program.workflow, run_id="r")
@@ -87,7 +87,7 @@ async def test_back_to_before_a_step_and_to_the_beginning(world, effects):
     assert effects.count_of() == {"one": 2, "two": 2, "three": 3}
 
 
-async def test_again_and_again_and_into_what_was_left(world, effects):
+async def test_run_goes_back_repeatedly_and_into_superseded_records(world, effects):
     program = Counting(effects)
     async with world.engine() as engine:
         run = await engine.start(program.workflow, run_id="r")
@@ -172,7 +172,7 @@ async def test_a_retry_is_undone_by_a_rewind_to_before_it(world, effects):
     assert effects.count_of() == {"one": 1, "shaky": 2, "two": 2}
 
 
-async def test_a_parked_run_hears_a_freed_signal_again(world, effects):
+async def test_parked_run_reads_a_freed_signal_again(world, effects):
     program = Counting(effects)
 
     @ks.workflow
@@ -219,7 +219,7 @@ async def test_a_paused_run_goes_on_and_is_not_paused_again(world, effects):
         run = await engine.start(pausing, run_id="r")
         await until(lambda: "slow" in effects)
         await run.pause("to look")
-        await until(lambda: engine.live["r"].pausing is not None)
+        await until(lambda: engine.live["r"].stop.pause is not None)
         goes.set()
         await until_status(run, "paused")
         await run.rewind(step="one")
@@ -228,7 +228,7 @@ async def test_a_paused_run_goes_on_and_is_not_paused_again(world, effects):
 
 
 @pytest.mark.live_only
-async def test_what_is_driven_cancelled_or_continued_is_refused(world, effects):
+async def test_driven_cancelled_or_continued_run_is_not_rewound(world, effects):
     goes = asyncio.Event()
 
     @ks.step
@@ -248,7 +248,7 @@ async def test_what_is_driven_cancelled_or_continued_is_refused(world, effects):
     async with world.engine() as engine:
         run = await engine.start(busy, run_id="r")
         await until(lambda: effects)
-        with pytest.raises(ks.RunConflict, match="pause it first"):
+        with pytest.raises(ks.RunConflict, match="pause it before you rewind it"):
             await run.rewind(0)
         await run.cancel()
         await until_status(run, "cancelled")
@@ -256,7 +256,7 @@ async def test_what_is_driven_cancelled_or_continued_is_refused(world, effects):
             await run.rewind(0)
         series = await engine.start(again, 0, run_id="s")
         await series.result(30)
-        with pytest.raises(ks.RunConflict, match="goes on as 's~2'"):
+        with pytest.raises(ks.RunConflict, match="was continued as 's~2'; rewind the newest"):
             await series.rewind(0)
         with pytest.raises(ks.RunNotFound):
             await engine.rewind("nobody", to=0)
@@ -264,13 +264,13 @@ async def test_what_is_driven_cancelled_or_continued_is_refused(world, effects):
 
 @pytest.mark.one_store
 @pytest.mark.live_only
-async def test_a_place_that_is_not_there_is_refused(world, effects):
+async def test_rewind_to_an_unknown_place_is_refused(world, effects):
     async with world.engine() as engine:
         run = await engine.start(Counting(effects).workflow, run_id="r")
         await run.result(30)
         last = (await run.run()).seq
         for wrong in (-1, last, last + 1, True, "2"):
-            with pytest.raises(ks.DefinitionError, match="records 1 to 5"):
+            with pytest.raises(ks.DefinitionError, match="from 0 to 4"):
                 await run.rewind(wrong)
         with pytest.raises(ks.DefinitionError, match="no step 'four'; it has one#1, two#1, three#1"):
             await run.rewind(step="four")
@@ -326,7 +326,7 @@ async def test_children_get_new_ids_and_those_left_are_cancelled(world, effects)
     assert effects == ["work 1", "work 2", "work 2"]
 
 
-async def test_a_child_that_was_kept_is_heard_again(world, effects):
+async def test_result_of_a_kept_child_is_read_again(world, effects):
     @ks.step
     async def work():
         effects.append("work")
@@ -419,7 +419,7 @@ def test_what_counts_after_a_rewind_is_what_counted_then():
     assert gone(12, *again) == [2, 3, 7, 8, 9, 10, 11], "what the first rewind had left stays left"
 
 
-async def test_a_pause_that_the_end_of_the_run_has_overtaken_is_over_when_it_is_rewound(world):
+async def test_pause_overtaken_by_the_end_is_over_after_a_rewind(world):
     gate = asyncio.Event()
 
     @ks.step
@@ -435,15 +435,15 @@ async def test_a_pause_that_the_end_of_the_run_has_overtaken_is_over_when_it_is_
         run = await engine.start(ends_while_it_is_to_pause)
         await until(lambda: run.id in engine.live and engine.live[run.id].performing)
         await run.pause("too late")
-        await until(lambda: engine.live[run.id].pausing)
+        await until(lambda: engine.live[run.id].stop.pause)
         gate.set()
         if not world.replaying:  # which puts the run down after its last step, and so pauses it
-            assert await run.result(timeout=10) == "ended"
+            assert await run.result(timeout=60) == "ended"
             await run.rewind(to=0)
-            assert await run.result(timeout=10) == "ended"
+            assert await run.result(timeout=60) == "ended"
 
 
-def test_a_number_that_makes_no_sense_supersedes_nothing_that_is_there():
+def test_rewind_point_out_of_range_is_clamped():
     assert gone(9, superseded(5, beyond=10**30)) == []
     assert gone(9, superseded(5, beyond=-7)) == [1, 2, 3, 4]
     assert gone(9, superseded(5, beyond=-7), superseded(8, beyond=-1)) == [1, 2, 3, 4, 5, 6, 7]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import Counter
 
 from hypothesis import given, settings
@@ -14,6 +13,7 @@ from keepstep.model import Kind
 from keepstep.ports import CURRENT
 from keepstep.stores.memory import MemoryStore
 from keepstep.workflows.definition import Step, Workflow
+from tests.nightly import examples
 
 #: Bodies that began, by run, key and generation.
 began: Counter[tuple[str, str, int]] = Counter()
@@ -132,7 +132,7 @@ def _judge(program, history, at, rewound, generation):
     assert not missing, f"{program} at {at}: {missing} did not run again"
 
 
-@settings(max_examples=int(os.environ.get("KEEPSTEP_EXAMPLES", "30")), deadline=None)
+@settings(max_examples=examples(10, nightly=30), deadline=None)
 @given(programs, st.lists(st.floats(0, 1), min_size=1, max_size=3))
 def test_a_run_that_goes_back_ends_as_it_did(program, cuts):
     began.clear()

@@ -81,11 +81,12 @@ async def test_a_pydantic_schema_stores_what_it_made_of_a_value(world, whole):
     graph = ordering(ks.State(id=1).merge(change) if whole else change)
     async with world.engine() as engine:
         run = await engine.start(graph, id="1")
-        assert await run.result() == {"id": 1, "total": 5, "lines": [Line(sku="a", count=2)]}
+        left = {} if whole else {"speed": "slow"}  # a whole state replaces all
+        assert await run.result() == {"id": 1, "total": 5, "lines": [Line(sku="a", count=2)], **left}
         assert (await run.state(1))["id"] == 1
 
 
-async def test_a_start_that_says_the_same_in_other_words_is_the_same_run(world):
+async def test_start_with_an_equivalent_input_is_the_same_run(world):
     async with world.engine() as engine:
         graph = ordering(None)
         await (await engine.start(graph, {"total": "4"}, id="1", run_id="r")).result()
@@ -93,7 +94,7 @@ async def test_a_start_that_says_the_same_in_other_words_is_the_same_run(world):
         assert (await again.result())["id"] == 1
 
 
-async def test_what_branches_give_together_is_held_to_the_schema(world):
+async def test_merged_results_of_branches_are_held_to_the_schema(world):
     class Sums(pydantic.BaseModel):
         many: list[int] = []
 
@@ -152,6 +153,8 @@ def test_what_fits_already_stays_the_same_object():
     made = Schema(Doc).converted({"tags": tags, "points": points}, "it")
     assert made["tags"] is tags
     assert made["points"] is points
+    lines = [Line(sku="a"), Line(sku="b")]
+    assert Schema(Order).converted({"lines": lines}, "it")["lines"] is lines
 
 
 def test_a_struct_as_a_schema_converts_too():
@@ -195,11 +198,11 @@ async def test_without_the_code_an_edit_of_a_state_with_a_schema_is_refused(worl
             stranger.fork("r", state={"id": "nine"}),
             stranger.fork("r", results={"pick": {"speed": "warp"}}),
         ):
-            with pytest.raises(ks.DefinitionError, match="its state is held to Order, which only the code"):
+            with pytest.raises(ks.DefinitionError, match="the values must be checked with Order"):
                 await act
         await run.edit(next="pick")  # needs no schema
         fork = await stranger.fork("r")
-        with pytest.raises(ks.DefinitionError, match="its state is held to Order"):
+        with pytest.raises(ks.DefinitionError, match="the values must be checked with Order"):
             await stranger.fork(fork.id, state={"id": 2})
 
 
@@ -208,10 +211,10 @@ async def test_an_edit_that_got_past_the_schema_sets_the_run_aside(world, monkey
     """A process of an older version does not know of the schema, and writes what it is told."""
     graph = await stopped(world)
 
-    async def unchecked(engine, run, values, where):
+    async def unchecked(engine, run, values, where, state):
         return values
 
-    monkeypatch.setattr("keepstep.engine.states.fitting", unchecked)
+    monkeypatch.setattr("keepstep.history.state_edits.fitting", unchecked)
     async with world.engine(worker=False, workflows=[]) as stranger:
         await (await stranger.get("r")).edit(values)
     monkeypatch.undo()

@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import keepstep as ks
-from keepstep.engine.children import is_word_of
-from keepstep.engine.series import newest_run
+from keepstep.checks import check_id
+from keepstep.history.series import newest_run, next_run
+from keepstep.kernel.children import is_word_of
 from keepstep.model import Kind, Run, Status
-from keepstep.model.ids import MAX_ID, check_id, child_id, is_child_id, is_id
+from keepstep.model.ids import MAX_ID, child_id, is_child_id, is_id
 from keepstep.model.series import SERIES, first_of, number_of, successor_id
+from keepstep.records.record import born
 from keepstep.stores.memory import MemoryStore
-from keepstep.stores.records import born
 from keepstep.testing.store_contract.ground import Holder, queued, record
 from tests.engine.world import until, until_status
 
@@ -88,7 +89,7 @@ def test_a_successor_of_an_earlier_version_is_known_by_its_creator():
     assert (first_of(run), number_of(run), successor_id(run)) == ("daily", 3, "daily~4")
 
 
-def test_words_of_earlier_versions_are_heard_and_others_are_proven():
+def test_result_of_a_child_is_recognised_in_old_and_new_form():
     old, new = {"status": "completed", "child": "c~3"}, {"status": "completed", "child": "c", "run": "c~3"}
     other = {"status": "completed", "child": "c~1", "run": "c~1~2"}
     assert [is_word_of(msgspec.json.encode(word), "c") for word in (old, new, other)] == [True, True, False]
@@ -152,7 +153,7 @@ async def test_an_id_that_another_call_gave_its_child_fails_the_start(world):
     async with world.engine() as engine:
         result, problem = await (await engine.start(parent, run_id="p")).result(30)
         assert result == "kid"
-        assert "'kid' is taken by a run that 'series loop#2' of run 'p' has not started" in problem
+        assert "'kid' is taken by a run that 'series loop#2' of run 'p' did not start" in problem
 
 
 # -- one id reaches the newest -----------------------------------------------------------------------------------------
@@ -180,6 +181,62 @@ async def test_signals_and_cancels_reach_a_child_that_has_continued(world):
             await until(continued)
             await run.signal("go")
             assert await run.result(30) == result
+
+
+async def test_the_first_id_retries_the_newest_run_that_failed(world):
+    broken = [True]
+
+    @ks.step
+    async def count(left):
+        if broken and not left:
+            raise ks.Permanent("broken")
+        return left
+
+    @ks.workflow
+    async def counting(left):
+        if await count(left):
+            ks.continue_as(left - 1)
+        return ks.run_id()
+
+    async with world.engine() as engine:
+        run = await engine.start(counting, 2, run_id="c")
+        for retry in (run.retry, lambda: engine.retry("c")):
+            with pytest.raises(ks.RunFailed, match="run 'c~3' failed"):
+                await run.result(30)
+            await retry()
+        with pytest.raises(ks.RunFailed):
+            await run.result(30)
+        broken.clear()
+        await run.retry("mended")
+        assert await run.result(30) == "c~3"
+        with pytest.raises(ks.AlreadyFinished, match="run 'c~3' is completed"):
+            await run.retry()
+
+
+async def test_the_first_id_cancels_the_newest_run_that_is_set_aside(world):
+    changed = []
+
+    @ks.step
+    async def note(text):
+        return text
+
+    @ks.workflow
+    async def changing(left):
+        if left:
+            ks.continue_as(left - 1)
+        await note("new" if changed else "old")
+        return await ks.wait_for("word")
+
+    async with world.engine() as engine:
+        run = await engine.start(changing, 1, run_id="c")
+        await run.reached("waiting")
+    changed.append(1)
+    async with world.engine() as engine:
+        run = await engine.get("c")
+        await run.signal("word")
+        await run.reached("set aside")
+        await run.cancel("no longer needed")
+        assert await run.status() == "cancelled"
 
 
 async def test_a_signal_to_a_run_that_has_ended_still_fails_the_step(world):
@@ -259,6 +316,54 @@ def test_the_newest_of_a_long_series_takes_few_reads():
     assert len(read) < 40
 
 
+def test_the_newest_is_found_while_a_series_goes_on_and_is_purged():
+    store = MemoryStore()
+    last = long_series(store, 9)
+    store.delete_runs(["r~2"])
+    list_runs = store.list_runs
+
+    def purged_behind(query):
+        """Give each run in turn as the newest, and remove it before it can be read."""
+        page = list_runs(replace(query, limit=9))
+        oldest = page.runs[-1]
+        if oldest.id != last:
+            store.delete_runs([oldest.id])
+        return replace(page, runs=(oldest,))
+
+    store.list_runs = purged_behind
+    assert next_run(store, store.get_run("r")).id == last
+
+
+def test_search_for_the_newest_ends_if_it_cannot_be_read():
+    store = MemoryStore()
+    long_series(store, 3)
+    first = store.get_run("r")
+    store.get_run = lambda name: None
+    with pytest.raises(ks.RunNotFound, match="which has been removed"):
+        next_run(store, first)
+
+
+async def test_a_series_that_goes_on_while_it_is_read_is_not_said_to_have_ended():
+    store = MemoryStore()
+    long_series(store, 3)
+    get_run, begun = store.get_run, []
+
+    def just_before(name):
+        """The first read of the first run comes a moment before it is continued."""
+        run = get_run(name)
+        if name == "r" and not begun:
+            begun.append(name)
+            return replace(run, status=Status.RUNNING, continued_as=None)
+        return run
+
+    store.get_run = just_before
+    async with ks.open(store, worker=False) as engine:
+        run = await engine.get("r")
+        begun.clear()
+        assert await run.status() is Status.RUNNING
+        assert await run.status() is Status.QUEUED
+
+
 # -- purging -----------------------------------------------------------------------------------------------------------
 
 
@@ -276,7 +381,7 @@ async def test_a_purge_keeps_the_first_run_of_a_living_series(world):
         assert not (await engine.list()).runs
 
 
-async def test_a_result_that_was_removed_is_not_made_up(world):
+async def test_removed_result_is_reported_as_removed(world):
     async with world.engine() as engine:
         run = await engine.start(loop, 2, run_id="r")
         assert await run.result(30) == "r~3"
@@ -285,3 +390,29 @@ async def test_a_result_that_was_removed_is_not_made_up(world):
         await engine.care.erase("r~3")
         with pytest.raises(ks.RunNotFound, match="continued as 'r~2', which has been removed"):
             await (await engine.get("r")).result(30)
+
+
+async def test_purge_keeps_the_first_run_while_the_newest_of_its_series_stays(world):
+    async with world.engine() as engine:
+        run = await engine.start(listening, 3, run_id="r")
+        await until_status(run, Status.WAITING)
+        began = (await (await run.latest()).run()).created_at
+        await run.signal("word", "the end")
+        assert await run.result(30) == "the end"
+        await engine.care.purge(before=began)
+        assert await (await engine.get("r")).result(30) == "the end"
+        assert (await (await engine.start(listening, 3, run_id="r")).latest()).id == "r~4"
+        await engine.care.purge()
+        assert not (await engine.list()).runs
+
+
+async def test_runs_of_an_earlier_series_are_not_taken_for_those_of_a_new_one(world):
+    async with world.engine() as engine:
+        assert await (await engine.start(loop, 3, run_id="r")).result(30) == "r~4"
+        await engine.care.erase("r")
+        run = await engine.start(listening, 1, run_id="r")
+        await until_status(run, Status.WAITING)
+        newest = await run.latest()
+        assert (await newest.run()).workflow == "series listening"
+        await run.signal("word", "new")
+        assert await run.result(30) == "new"

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 import keepstep as ks
-from keepstep.engine import stall
+from keepstep.kernel import stall
 from tests.engine.world import until, until_at_last_wait, until_status
 
 pytestmark = [pytest.mark.live_only, pytest.mark.one_store]

@@ -22,7 +22,7 @@ async def doubling(number, *, twice=False):
     return await double(once) if twice else once
 
 
-async def test_a_known_run_id_starts_a_second_run(world, effects):
+async def test_known_run_id_starts_no_second_run(world, effects):
     @ks.step
     async def work(number):
         effects.append(number)
@@ -42,7 +42,7 @@ async def test_a_known_run_id_starts_a_second_run(world, effects):
     assert effects == [1]
 
 
-async def test_a_known_run_id_with_another_input_gives_the_old_result(world):
+async def test_known_run_id_with_another_input_is_a_conflict(world):
     @ks.workflow
     async def other(number):
         return number
@@ -54,12 +54,12 @@ async def test_a_known_run_id_with_another_input_gives_the_old_result(world):
         assert conflict.value.existing.id == "r"
         with pytest.raises(ks.RunConflict, match="another input"):
             await engine.start(doubling, 1, twice=True, run_id="r")
-        with pytest.raises(ks.RunConflict, match="workflow 'doubling', not 'other'"):
+        with pytest.raises(ks.RunConflict, match="workflow 'doubling', not of 'other'"):
             await engine.start(other, 1, run_id="r")
         assert await run.result(30) == 2
 
 
-async def test_the_same_input_in_another_order_is_a_conflict(world):
+async def test_same_input_in_another_order_is_no_conflict(world):
     @ks.workflow
     async def taking(options, names):
         return len(options)
@@ -70,36 +70,60 @@ async def test_the_same_input_in_another_order_is_a_conflict(world):
         assert await run.result(30) == 2
 
 
-@pytest.mark.parametrize("name", ["run_id", "queue", "priority", "delay", "key", "deadline", "tags"])
-def test_an_option_of_start_swallows_a_parameter(name):
+@pytest.mark.parametrize("name", ["run_id", "queue", "priority", "delay", "key", "deadline", "tags", "dedupe"])
+def test_parameter_named_like_an_option_of_start_is_refused(name):
     namespace = {}
     exec(f"async def program({name}): pass", namespace)
     with pytest.raises(ks.DefinitionError, match=f"{name}.*option of start"):
         ks.workflow(namespace["program"])
 
 
-async def test_a_wrong_argument_is_found_by_the_worker(world):
+async def test_wrong_argument_is_refused_by_start(world):
     async with world.engine() as engine:
         for arguments, options in ((), {}), ((1, 2), {}), ((1,), {"wrong": 1}):
-            with pytest.raises(ks.DefinitionError, match="cannot be started so"):
+            with pytest.raises(ks.DefinitionError, match="cannot be started with this input"):
                 await engine.start(doubling, *arguments, **options)
         assert (await engine.list()).runs == ()
         with pytest.raises(ks.DefinitionError, match="decorate it"):
             await engine.start(lambda: None)
-        with pytest.raises(ks.DefinitionError, match="no workflow is named 'nobody'"):
+        with pytest.raises(ks.DefinitionError, match="no workflow 'nobody'"):
             await engine.start("nobody")
         assert await (await engine.start(doubling.bind(3, twice=True))).result(30) == 12
         assert await (await engine.start("doubling", 3)).result(30) == 6
 
 
 @pytest.mark.parametrize("run_id", ["", "a/b", "..", ".hidden", "x" * 201, " space", "new\nline", 7])
-async def test_a_dangerous_id_is_accepted(run_id):
+async def test_dangerous_id_is_refused(run_id):
     async with ks.Engine("memory:") as engine:
         with pytest.raises(ks.DefinitionError):
             await engine.start(doubling, 1, run_id=run_id)
 
 
-async def test_a_delayed_run_starts_at_once(world):
+@pytest.mark.parametrize(
+    "option", [{"delay": -1}, {"delay": True}, {"delay": "1"}, {"priority": False}, {"priority": 0.0}]
+)
+async def test_invalid_delay_or_priority_is_refused(option, monkeypatch):
+    """Also where the workflow, as one of a file may, has a default for it."""
+    [(name, value)] = option.items()
+    for starting in ({}, {"priority": 3}):
+        monkeypatch.setattr(doubling, "starting", starting)
+        async with ks.Engine("memory:") as engine:
+            with pytest.raises(ks.DefinitionError, match=f"a {name} must be .* not {value!r}"):
+                await engine.start(doubling, 1, **option)
+            assert (await engine.list()).runs == ()
+
+
+async def test_invalid_delay_of_a_child_is_refused(world):
+    @ks.workflow
+    async def parent():
+        await ks.start(doubling, 1, delay=-1)
+
+    async with world.engine() as engine:
+        with pytest.raises(ks.RunFailed, match="a delay must be a number of seconds from 0"):
+            await (await engine.start(parent)).result(30)
+
+
+async def test_delayed_run_starts_after_its_delay(world):
     async with world.engine() as engine:
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -109,7 +133,7 @@ async def test_a_delayed_run_starts_at_once(world):
         assert loop.time() - began >= 0.14
 
 
-async def test_tags_and_filters_find_the_wrong_runs(world):
+async def test_tags_and_filters_find_the_right_runs(world):
     async with world.engine(worker=False) as engine:
         await engine.start(doubling, 1, run_id="a", tags={"user": "x"})
         await engine.start(doubling, 1, run_id="b", tags={"user": "y"})
@@ -121,7 +145,7 @@ async def test_tags_and_filters_find_the_wrong_runs(world):
             await engine.start(doubling, 1, tags={"ks:series": "a"})
 
 
-async def test_a_worker_claims_runs_whose_workflow_it_does_not_know(world):
+async def test_worker_leaves_runs_of_unknown_workflows_queued(world):
     @ks.workflow
     async def foreign():
         return "foreign"
@@ -135,10 +159,30 @@ async def test_a_worker_claims_runs_whose_workflow_it_does_not_know(world):
             assert await run.result(30) == "foreign"
 
 
+async def test_worker_drives_runs_of_its_queues_only(world):
+    """Neither at their birth nor later does it take others: not even its own children there."""
+
+    @ks.workflow
+    async def parent():
+        return await (await ks.start(doubling, 3, queue="files"))
+
+    async with world.engine(queues=["mail"]) as engine:
+        other = await engine.start(doubling, 1, queue="files")
+        parent_run = await engine.start(parent, queue="mail")
+        assert await (await engine.start(doubling, 2, queue="mail")).result(30) == 4
+        assert await other.status() is ks.Status.QUEUED
+        assert {run.queue for run in (await engine.list(ks.RunQuery(workflow=doubling.name))).runs if run.epoch} == {
+            "mail"
+        }
+        async with world.engine(queues=["files", "else"]):
+            assert await other.result(30) == 2
+            assert await parent_run.result(30) == 6
+
+
 @pytest.mark.live_only
 @pytest.mark.one_store
 @pytest.mark.parametrize("known", [True, False])
-async def test_a_run_waits_for_a_claim_where_it_was_started(world, monkeypatch, known):
+async def test_run_is_leased_at_creation_by_a_worker_that_knows_it(world, monkeypatch, known):
     """A worker that knows the workflow has the run from its birth; another one leaves it to be claimed (K23)."""
 
     @ks.workflow
@@ -161,7 +205,7 @@ async def test_a_run_waits_for_a_claim_where_it_was_started(world, monkeypatch, 
     assert [(run.worker, run.status, run.epoch) for run in born] == [lease]
 
 
-async def test_an_engine_without_a_worker_drives_runs(world):
+async def test_engine_without_a_worker_drives_no_runs(world):
     async with world.engine(worker=False) as client:
         run = await client.start(doubling, 4, run_id="r")
         with pytest.raises(ks.TimedOut, match="not finished within"):
@@ -171,7 +215,7 @@ async def test_an_engine_without_a_worker_drives_runs(world):
             assert await run.result(30) == 8
 
 
-async def test_an_accepted_run_leaves_no_trace_when_the_process_dies(world, effects):
+async def test_accepted_run_survives_the_death_of_its_process(world, effects):
     @ks.step
     async def work():
         effects.append("worked")
@@ -191,7 +235,7 @@ async def test_an_accepted_run_leaves_no_trace_when_the_process_dies(world, effe
     assert "worked" in effects
 
 
-async def test_a_closed_engine_hangs(world):
+async def test_closed_engine_refuses_calls(world):
     engine = await world.started()
     run = await engine.start(doubling, 1)
     await run.result(30)
@@ -202,7 +246,7 @@ async def test_a_closed_engine_hangs(world):
             await act()
 
 
-async def test_two_waiters_for_one_result_get_two(world):
+async def test_waiters_for_one_result_get_the_same(world):
     async with world.engine() as engine:
         run = await engine.start(doubling, 1, run_id="r")
         again = await engine.get("r")
@@ -211,7 +255,7 @@ async def test_two_waiters_for_one_result_get_two(world):
             await engine.get("nobody")
 
 
-async def test_a_failed_run_has_a_result(world):
+async def test_failed_run_raises_its_error_from_result(world):
     @ks.workflow
     async def failing():
         raise LookupError("no such thing")
@@ -229,7 +273,7 @@ async def test_a_failed_run_has_a_result(world):
 # -- blocking code -----------------------------------------------------------------------------------------------------
 
 
-def test_blocking_code_cannot_use_an_engine(tmp_path):
+def test_blocking_code_can_use_an_engine(tmp_path):
     @ks.workflow
     def approving(number):
         ks.publish("state", "waiting")
@@ -239,7 +283,7 @@ def test_blocking_code_cannot_use_an_engine(tmp_path):
     with ks.open(tmp_path / "runs.db") as engine:
         run = engine.start(approving, 4, run_id="r")
         run.signal("approved", "yes")
-        assert run.result(10) == [8, "yes"]
+        assert run.result(60) == [8, "yes"]
         assert run.status() is ks.Status.COMPLETED
         assert engine.get("r").result() == [8, "yes"]
         assert run.published() == {"state": "waiting"}
@@ -250,7 +294,7 @@ def test_blocking_code_cannot_use_an_engine(tmp_path):
         engine.get("r")
 
 
-def test_a_script_runs_a_finished_run_again(tmp_path, effects):
+def test_script_does_not_repeat_a_finished_run(tmp_path, effects):
     @ks.step
     def work():
         effects.append("worked")
@@ -265,12 +309,12 @@ def test_a_script_runs_a_finished_run_again(tmp_path, effects):
     assert effects == ["worked"]
 
 
-async def test_a_script_cannot_run_inside_a_notebook(tmp_path):
+async def test_script_runs_inside_a_notebook(tmp_path):
     """A notebook's loop is running; ks.run has one of its own."""
     assert ks.run(doubling, 4, url=tmp_path / "runs.db") == 8
 
 
-def test_an_error_in_a_blocking_engine_is_lost(tmp_path):
+def test_error_in_a_blocking_engine_is_raised(tmp_path):
     @ks.workflow
     async def failing():
         raise ValueError("told")
@@ -281,7 +325,7 @@ def test_an_error_in_a_blocking_engine_is_lost(tmp_path):
         ks.run(doubling, 1, url="nosuch:thing")
 
 
-async def test_paused_runs_are_waiting_for_result_for_ever(world):
+async def test_result_of_a_paused_run_times_out(world):
     @ks.workflow
     async def waiting():
         await ks.wait_for("go")
@@ -295,8 +339,8 @@ async def test_paused_runs_are_waiting_for_result_for_ever(world):
 
 
 @pytest.mark.live_only
-async def test_whoever_waits_for_an_engine_that_closes_is_told(world):
-    """The one who waited for the store's answer waited for ever."""
+async def test_start_without_an_answer_is_refused_when_the_engine_closes(world):
+    """Else: the caller that waits for the store's answer waits for ever."""
 
     @ks.workflow
     async def plain():
@@ -315,7 +359,7 @@ async def test_whoever_waits_for_an_engine_that_closes_is_told(world):
 
 
 @pytest.mark.live_only
-async def test_what_was_asked_before_an_engine_without_a_worker_closes_is_still_written(world):
+async def test_start_asked_before_the_engine_closes_is_written(world):
     @ks.workflow
     async def plain():
         return 1
@@ -328,7 +372,7 @@ async def test_what_was_asked_before_an_engine_without_a_worker_closes_is_still_
     assert (await waiting).id == "r"
 
 
-def test_ids_of_one_time_are_neighbours_and_no_two_are_the_same():
+def test_run_ids_sort_by_time_and_are_unique():
     then, now = ([new_run_id(at) for _ in range(500)] for at in (1_000_000.0, 1_000_001.9))
     assert max(then) < min(now)
     assert len({*then, *now}) == 1000

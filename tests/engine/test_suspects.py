@@ -70,10 +70,10 @@ async def test_a_long_suspect_does_not_starve_its_neighbours(world):
     engine = await crashed_twice(world, gate, "suspect")
     await until(lambda: "suspect" in gate.at_work)
     run = await engine.start(quick)
-    assert await run.result(10) == "done"
+    assert await run.result(60) == "done"
     assert gate.at_work == {"suspect"}
     gate.open.set()
-    assert await (await engine.get("suspect")).result(10) == "suspect"
+    assert await (await engine.get("suspect")).result(60) == "suspect"
     await engine.close()
 
 
@@ -92,7 +92,7 @@ async def test_a_suspect_is_not_starved_by_fresh_runs_nor_by_a_long_one(world):
     await engine.start(again, 0)
     gate.open.set()
     for name in ("a", "b"):
-        assert await (await engine.get(name)).result(15) == name
+        assert await (await engine.get(name)).result(60) == name
     assert "long" in others.at_work
     await world.crash(engine)
 
@@ -110,12 +110,12 @@ async def test_two_suspects_never_work_together(world):
     assert gate.at_work == {first}
     gate.open.set()
     for name in ("a", "b", "c"):
-        assert await (await engine.get(name)).result(10) == name
+        assert await (await engine.get(name)).result(60) == name
     assert gate.most == 1
     await world.crash(engine)
 
 
-async def test_a_run_that_only_waits_is_not_set_aside_for_the_deaths_of_its_worker(world):
+async def test_waiting_run_is_not_set_aside_for_deaths_of_its_worker(world):
     """Each life makes progress in the child alone; the parent waits for it, and executes nothing."""
     allowed, done = 0, 0
 
@@ -152,12 +152,12 @@ async def test_a_run_that_only_waits_is_not_set_aside_for_the_deaths_of_its_work
             await until_status(ancestor, "waiting")
         engine = await world.crash_and_recover(engine, linger_seconds=60)
     allowed = 6
-    assert await (await engine.get("r")).result(10) == "all of it"
+    assert await (await engine.get("r")).result(60) == "all of it"
     await engine.close()
 
 
 @pytest.mark.one_store
-async def test_a_suspect_that_only_waits_is_put_away_at_once(world):
+async def test_suspect_that_only_waits_is_parked_at_once(world):
     @ks.workflow
     async def waiting():
         return await ks.wait_for("go")
@@ -173,7 +173,7 @@ async def test_a_suspect_that_only_waits_is_put_away_at_once(world):
     run = await engine.get("r")
     assert ((await run.run()).recoveries, await run.status()) == (2, "waiting")
     await run.signal("go", 7)
-    assert await run.result(10) == 7
+    assert await run.result(60) == 7
     await engine.close()
 
 
@@ -203,6 +203,6 @@ async def test_a_worker_never_drives_more_runs_than_it_may(world, way):
     await until(lambda: len(gate.at_work) == 4)
     gate.open.set()
     for name in runs:
-        assert await (await engine.get(f"new-{name}" if way == "started" else name)).result(15) == name
+        assert await (await engine.get(f"new-{name}" if way == "started" else name)).result(60) == name
     assert (most, gate.most) == (4, 4)
     await engine.close()

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 import keepstep as ks
-from tests.engine.lives import Pace, live_then_many_lives
+from tests.engine.lives import PollInterval, live_then_many_lives
 from tests.engine.world import until, until_at_last_wait, until_status
 
 pytestmark = pytest.mark.every_loop
@@ -63,7 +63,7 @@ async def test_task_group_cancels_its_tasks_in_the_same_order_on_replay(world, e
         await ks.wait_for("go")
         return undone
 
-    undone = await live_then_many_lives(world, saga, Pace(), effects)
+    undone = await live_then_many_lives(world, saga, PollInterval(), effects)
     assert sorted(undone) == sorted(NAMES)
 
 
@@ -76,7 +76,7 @@ async def test_done_tasks_of_a_wait_have_the_same_order_on_replay(world, effects
         await ks.wait_for("go")
         return got
 
-    got = await live_then_many_lives(world, waiting, Pace(), effects)
+    got = await live_then_many_lives(world, waiting, PollInterval(), effects)
     assert sorted(got) == sorted(NAMES)
 
 
@@ -92,7 +92,7 @@ async def test_sets_of_calls_have_the_same_order_on_replay(world, effects):
         await ks.wait_for("go")
         return got
 
-    got = await live_then_many_lives(world, calling, Pace(), effects)
+    got = await live_then_many_lives(world, calling, PollInterval(), effects)
     assert sorted(got) == sorted(2 * NAMES)
 
 
@@ -119,7 +119,7 @@ async def test_deeply_nested_tasks_come_to_rest_before_the_next_outcome(world, e
         await ks.wait_for("go")
         return got[:2]
 
-    assert await live_then_many_lives(world, deep, Pace(), effects, lives=2) == ["a", "b"]
+    assert await live_then_many_lives(world, deep, PollInterval(), effects, lives=2) == ["a", "b"]
 
 
 @pytest.mark.one_store
@@ -145,7 +145,7 @@ async def until_at_rest(engine, run_id):
     """Come back when the engine has seen the run at rest since it was asked."""
     context = engine.live[run_id]
     context.watch()
-    await until(lambda: context not in engine.rest._waiting)
+    await until(lambda: context not in engine.idle_watch._waiting)
 
 
 async def test_run_that_waits_through_an_async_generator_is_parked(world):
@@ -204,7 +204,7 @@ async def test_branch_that_cancels_the_main_task_ends_the_run(world, effects):
 
 
 @pytest.mark.live_only
-async def test_cancel_from_outside_is_no_end_of_a_run(world):
+async def test_cancel_from_outside_does_not_end_a_run(world):
     @ks.workflow
     async def waiting():
         await asyncio.Event().wait()
@@ -214,7 +214,7 @@ async def test_cancel_from_outside_is_no_end_of_a_run(world):
     await until(lambda: engine.live["r"].main is not None)
     context = engine.live["r"]
     context.main.cancel()
-    await until(lambda: context.detached)
+    await until(lambda: context.stop.detached)
     assert not (await run.status()).finished
     await world.crash(engine)
 

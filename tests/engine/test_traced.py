@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import keepstep as ks
-from keepstep.engine.traced import Moment, marks_of, moments, shape_of
+from keepstep.drawing import State
+from keepstep.drawing.run_marks import Moment, marks_of, moments, shape_of
 from keepstep.model import Kind, Run, Status
-from keepstep.workflows.pictures import State
 from keepstep.workflows.shape import Arrow, Node, Shape
 from tests.workflows.drawn import shapes
 
@@ -62,7 +62,7 @@ def test_the_first_step_is_under_way_as_soon_as_a_run_has_begun():
     assert marks_of(FORKED, run(Status.QUEUED), []) == {}
 
 
-def test_each_branch_is_somewhere_else():
+def test_each_branch_has_its_own_position():
     passed = [done("a#1", "p"), done("p#1.c/c#1", "d")]
     assert told(FORKED, Status.RUNNING, *passed) == {
         "a": "completed",
@@ -86,12 +86,12 @@ def test_each_branch_is_somewhere_else():
     }
 
 
-def test_a_branch_that_has_come_to_the_join_waits_there_for_the_others():
+def test_branch_at_the_join_waits_for_the_others():
     """It led there by an edge of its own; the join is not under way before all are there."""
     assert "z" not in told(FORKED, Status.RUNNING, done("a#1", "p"), done("p#1.b/b#1", "z"))
 
 
-def test_what_was_under_way_beside_a_failure_was_given_up():
+def test_step_under_way_beside_a_failure_is_cancelled():
     assert told(FORKED, Status.FAILED, done("a#1", "p"), failed("p#1.b/b#1")) == {
         "a": "completed",
         "p": "failed",
@@ -186,7 +186,7 @@ async def test_what_was_rewound_no_longer_counts(world, to):
     graph.exit("three")
     engine = await world.started()
     handle = await engine.start(graph, run_id="r")
-    await handle.result(10)
+    await handle.result(60)
     stored = await handle.run()
     full = marks_of(graph.shape(), stored, await moments(engine, stored))
     assert {mark.state for mark in full.values()} == {State.COMPLETED}

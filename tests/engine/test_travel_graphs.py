@@ -64,17 +64,17 @@ async def test_a_long_graph_goes_back_beyond_a_consolidated_state(world, effects
     graph.exit("turn")
     async with world.engine(workflows=[graph]) as engine:
         run = await engine.start(graph, run_id="r")
-        assert await run.result(10) == {"count": 200}
+        assert await run.result(60) == {"count": 200}
         kinds = [one.kind.value for one in await run.checkpoints()]
         assert kinds.count("consolidated state") >= 2
         effects.clear()
         for number in (190, 70, 10):
             await run.rewind(step=f"turn#{number}")
-            assert await run.result(10) == {"count": 200}
+            assert await run.result(60) == {"count": 200}
             assert len(effects) == 201 - number
             effects.clear()
         fork = await engine.fork("r", step="turn#150", run_id="f")
-        assert await fork.result(10) == {"count": 200}
+        assert await fork.result(60) == {"count": 200}
         assert len(effects) == 51
         assert await is_sound(engine)
 
@@ -115,7 +115,7 @@ async def test_finished_branches_stay_done(world, effects):
         assert sorted(effects) == ["done", "mail", "tweet"]
 
 
-async def test_a_fork_with_another_state_and_another_next_step(world, effects):
+async def test_fork_takes_another_state_and_another_next_step(world, effects):
     graph = writing(effects)
     async with world.engine(workflows=[graph]) as engine:
         run = await engine.start(graph, run_id="r")
@@ -202,7 +202,7 @@ async def test_a_migration_to_a_step_that_is_not_there_is_refused(world, effects
     async with world.engine(workflows=[new]) as engine:
         run = await engine.get("r")
         await run.resume()
-        with pytest.raises(ks.RunSetAside, match="'critic' is no step of graph 'review'") as refused:
+        with pytest.raises(ks.RunSetAside, match="graph 'review' has no step 'critic'") as refused:
             await run.result(30)
         assert isinstance(refused.value.__cause__, errors.RebuildFailed)
     new = review(effects, "draft", "judge", "publish", version="2", migrate=lambda old: (None, "judge"))
@@ -237,7 +237,7 @@ async def test_what_is_done_inside_a_parallel_part_is_not_migrated_away(world, e
     async with world.engine(workflows=[new]) as engine:
         run = await engine.get("r")
         await run.signal("go")
-        with pytest.raises(ks.RunSetAside, match=r"inside 'send', of which send#1\.tweet/tweet#1 is done"):
+        with pytest.raises(ks.RunSetAside, match=r"inside 'send', and send#1\.tweet/tweet#1, which is done"):
             await run.result(30)
     async with world.engine(workflows=[sending()]) as engine:
         run = await engine.get("r")
@@ -284,7 +284,7 @@ async def test_another_step_is_next_while_one_is_to_be_tried_again(world, effect
         await until_status(run, "waiting")
         tried = await seq_of(run, "fetch#1", "step failed")
         with pytest.raises(
-            errors.DefinitionError, match=rf"had begun fetch#1 at seq {tried}.*; fork it at {tried - 1}"
+            errors.DefinitionError, match=rf"began fetch#1 at seq {tried}.*; fork it at seq {tried - 1}"
         ):
             await engine.fork("r", next="guess", run_id="f")
         fork = await engine.fork("r", at=tried - 1, next="guess", run_id="f")
@@ -312,9 +312,9 @@ async def test_another_step_is_not_next_while_one_is_in_doubt(world, effects):
     async with world.engine(workflows=[graph]) as engine:
         run = await engine.start(graph, run_id="r")
         await until_status(run, "waiting")
-        with pytest.raises(errors.RunConflict, match=r"pay#1 began and may or may not have happened; resolve it first"):
+        with pytest.raises(errors.RunConflict, match=r"pay#1 may or may not have happened; resolve it first"):
             await run.edit({}, next="thank")
-        with pytest.raises(errors.DefinitionError, match=r"had begun pay#1 at seq \d+"):
+        with pytest.raises(errors.DefinitionError, match=r"began pay#1 at seq \d+"):
             await engine.fork("r", next="thank")
         await run.resolve("pay#1", "result", {"paid": 5})
         assert await run.result(30) == {"paid": 5, "thanked": True}
@@ -341,7 +341,7 @@ async def test_the_state_is_not_changed_inside_a_parallel_part(world, effects, o
     async with world.engine(workflows=[graph]) as engine:
         run = await engine.start(graph, {"x": 1}, run_id="r")
         await until_status(run, "waiting")
-        with pytest.raises(ks.DefinitionError, match=r"was inside 'send' at seq 2, .* fork it at 1 or before"):
+        with pytest.raises(ks.DefinitionError, match=r"at seq 2: step 'send' was running .* Fork at seq 1 or before"):
             await engine.fork("r", run_id="f", **other)
         with pytest.raises(ks.RunNotFound):
             await engine.get("f")
@@ -350,7 +350,7 @@ async def test_the_state_is_not_changed_inside_a_parallel_part(world, effects, o
         x = other.get("state", {"x": 1})["x"]
         assert await fork.result(30) == {"x": x}
         assert effects[-1] == f"done {x}"
-        with pytest.raises(ks.RunConflict, match="is inside 'send', which began with the state before"):
+        with pytest.raises(ks.RunConflict, match=r"step 'send' of run .* is running with the old state"):
             await run.edit(other.get("state"), next=other.get("next"))
     async with world.engine(worker=False, workflows=[graph]) as engine:
         run = await engine.get("r")
@@ -396,7 +396,7 @@ async def test_a_dag_goes_back_and_is_forked(world, effects):
         assert await is_sound(engine)
 
 
-async def test_a_consolidation_before_which_another_change_came_is_of_what_is_there_then(world, effects, monkeypatch):
+async def test_consolidation_after_another_change_keeps_that_change(world, effects, monkeypatch):
     graph = writing(effects)
     async with world.engine(workflows=[graph]) as engine, world.engine(workflows=[graph], worker=False) as other:
         run = await engine.start(graph, run_id="r")

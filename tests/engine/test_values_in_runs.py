@@ -47,7 +47,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize("value", VALUES, ids=[type(value).__name__ + str(n) for n, value in enumerate(VALUES)])
-async def test_a_value_comes_back_as_something_else_after_a_recovery(world, value, effects):
+async def test_value_comes_back_unchanged_after_a_recovery(world, value, effects):
     @ks.step
     async def give(value: Order | Colour | object) -> Order | Colour | object:
         effects.append(value)
@@ -77,7 +77,7 @@ async def test_a_value_comes_back_as_something_else_after_a_recovery(world, valu
     await engine.close()
 
 
-async def test_a_result_changed_later_changes_the_history(world, effects):
+async def test_result_changed_later_leaves_the_history_unchanged(world, effects):
     @ks.step
     async def give():
         effects.append(kept)
@@ -108,7 +108,7 @@ async def test_a_result_changed_later_changes_the_history(world, effects):
         assert give_record.value == b'["a"]'
 
 
-async def test_an_argument_changed_after_the_call_reaches_the_body_changed(world):
+async def test_argument_changed_after_the_call_reaches_the_body_unchanged(world):
     @ks.step
     async def count(items):
         return len(items)
@@ -124,7 +124,7 @@ async def test_an_argument_changed_after_the_call_reaches_the_body_changed(world
         assert await (await engine.start(changing)).result(30) == 2
 
 
-async def test_the_input_is_shared_between_caller_and_run(world):
+async def test_input_is_not_shared_between_caller_and_run(world):
     @ks.workflow
     async def taking(items):
         items.append("run")
@@ -140,7 +140,7 @@ async def test_the_input_is_shared_between_caller_and_run(world):
         assert await run.result(30) == ["mine", "run"]
 
 
-async def test_a_failed_step_raises_another_error_live_than_on_replay(world, effects):
+async def test_failed_step_raises_the_same_error_live_and_on_replay(world, effects):
     """Live as on replay it is StepFailed, built from the record: the body's own exception never reaches the code."""
 
     class Custom(Exception):
@@ -185,7 +185,7 @@ async def test_a_failed_step_raises_another_error_live_than_on_replay(world, eff
     await engine.close()
 
 
-async def test_a_result_that_cannot_be_stored_is_half_written(world, effects):
+async def test_unstorable_result_fails_the_step_and_is_not_written(world, effects):
     @ks.step
     async def bad():
         effects.append("bad")
@@ -206,7 +206,7 @@ async def test_a_result_that_cannot_be_stored_is_half_written(world, effects):
     assert effects == ["bad"]
 
 
-async def test_an_argument_that_cannot_be_stored_is_passed_on_anyway(world, effects):
+async def test_unstorable_argument_is_refused_before_the_body(world, effects):
     @ks.step
     async def take(client, number):
         effects.append(number)
@@ -222,7 +222,7 @@ async def test_an_argument_that_cannot_be_stored_is_passed_on_anyway(world, effe
     assert effects == []
 
 
-async def test_an_ignored_parameter_counts_for_the_digest(world, effects):
+async def test_ignored_parameter_does_not_count_for_the_digest(world, effects):
 
     @ks.step(ignore=("client",))
     async def take(client, number):
@@ -246,7 +246,7 @@ async def test_an_ignored_parameter_counts_for_the_digest(world, effects):
     await engine.close()
 
 
-async def test_a_workflows_result_that_cannot_be_stored_hangs_the_run(world):
+async def test_unstorable_workflow_result_fails_the_run(world):
     @ks.workflow
     async def bad():
         return object()
@@ -256,7 +256,7 @@ async def test_a_workflows_result_that_cannot_be_stored_hangs_the_run(world):
             await (await engine.start(bad)).result(30)
 
 
-async def test_an_input_that_cannot_be_stored_starts_a_run(world):
+async def test_unstorable_input_starts_no_run(world):
     @ks.workflow
     async def taking(thing):
         return 1
@@ -268,7 +268,7 @@ async def test_an_input_that_cannot_be_stored_starts_a_run(world):
             await engine.get("r")
 
 
-async def test_a_value_over_the_limit_is_stored_or_the_step_not_named(world, effects):
+async def test_value_over_the_limit_is_refused_with_the_step_named(world, effects):
     @ks.step
     async def large(size):
         effects.append(size)
@@ -289,7 +289,7 @@ async def test_a_value_over_the_limit_is_stored_or_the_step_not_named(world, eff
     assert "1,000" in message
 
 
-async def test_a_large_value_is_damaged_by_compression(world):
+async def test_large_value_survives_compression(world):
     @ks.step
     async def large():
         return ["x" * 1000] * 300

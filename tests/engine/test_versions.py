@@ -142,14 +142,14 @@ async def test_each_version_migrates_from_the_one_before(world, effects):
     [
         ({"nobody#1": "x#1"}, "has not recorded 'nobody#1'; it has"),
         ({"fetch#1": "pack#1"}, "which is recorded too"),
-        ({"fetch#1": "download"}, "a name and its count"),
-        (["fetch#1"], "it gives {old key: new key} or None"),
+        ({"fetch#1": "download"}, "a name and a count"),
+        (["fetch#1"], "it must return {old key: new key} or None"),
         ({"fetch#1": "x#1", "pack#1": "x#1"}, "the same key"),
     ],
 )
 @pytest.mark.one_store
 @pytest.mark.live_only
-async def test_a_migration_that_cannot_be_is_left_to_a_person(world, effects, answer, words):
+async def test_invalid_migration_sets_the_run_aside(world, effects, answer, words):
     steps = Steps(effects)
     await parked(world, shipping(steps, "fetch", "pack", "send"))
     before = list(effects)
@@ -182,7 +182,7 @@ async def test_a_migration_that_fails_is_mended_and_retried(world, effects):
     assert effects == ["fetch", "pack", "send"]
 
 
-async def test_a_child_is_not_renamed(world, effects):
+async def test_migration_that_renames_a_child_is_refused(world, effects):
     @ks.workflow
     async def child():
         await ks.wait_for("go")
@@ -200,13 +200,13 @@ async def test_a_child_is_not_renamed(world, effects):
     async with world.engine(workflows=[new, child]) as engine:
         run = await engine.get("r")
         await run.resume()
-        with pytest.raises(ks.RunSetAside, match="'child#1' is of a child run"):
+        with pytest.raises(ks.RunSetAside, match="'child#1' belongs to a child run"):
             await run.result(30)
 
 
 @pytest.mark.one_store
 @pytest.mark.live_only
-def test_migrate_is_a_function():
+def test_migrate_must_be_a_function():
     with pytest.raises(ks.DefinitionError, match="migrate= is a function"):
         ks.workflow(name="x", migrate="x")(lambda: None)
 
@@ -299,7 +299,7 @@ async def test_a_changed_graph_is_set_aside_with_the_difference(world, effects):
     assert effects == ran
 
 
-async def test_a_dag_that_does_not_fit_leaves_the_loop_in_peace(world, effects):
+async def test_dag_that_does_not_fit_raises_nothing_into_the_loop(world, effects):
     """The mismatch comes to light while outcomes are told, where other runs wait for theirs."""
 
     def checked(**options):
@@ -336,7 +336,7 @@ async def test_a_dag_that_does_not_fit_leaves_the_loop_in_peace(world, effects):
     assert effects == ["check"]
 
 
-async def test_a_step_of_a_dag_that_was_skipped_stays_so_without_its_predicate(world, effects):
+async def test_skipped_step_of_a_dag_stays_so_without_its_predicate(world, effects):
     def checked(**options):
         dag = ks.Dag("checked", on_change="compatible")
 
@@ -449,7 +449,7 @@ async def test_a_compatible_graph_may_gain_steps_inside_a_part(world, effects):
     assert effects == ["fetch a", "mail", "post", "audit", "done"]
 
 
-async def test_a_compatible_graph_whose_next_step_is_gone_is_not_done(world, effects):
+async def test_compatible_graph_without_its_next_step_is_set_aside(world, effects):
     """The edge was taken and recorded; that its end is gone is no end of the run."""
     row = ["draft", "critic", "publish"]
     await parked(world, review(effects, *row, interrupt_before=["critic"]))

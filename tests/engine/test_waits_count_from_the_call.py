@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 import keepstep as ks
-from keepstep.engine import wakeups
+from keepstep.kernel import wakeups
 from keepstep.ports import SystemClock
 from tests.engine.world import until, until_status
 
@@ -275,7 +275,7 @@ async def test_wait_beside_a_long_step_keeps_its_end_over_a_crash(world, monkeyp
 
 @pytest.mark.live_only
 @pytest.mark.one_store
-async def test_wait_that_no_commit_tells_of_begins_anew(world):
+async def test_wait_without_a_recorded_start_begins_anew(world):
     clock, hold = Shifted(world), asyncio.Event()
 
     @ks.step
@@ -441,8 +441,8 @@ async def test_open_wait_is_part_of_a_consolidated_state(world):
 
 async def test_wait_of_a_run_parked_by_an_older_version_counts_from_its_last_outcome(world, monkeypatch):
     """Such a version records no starts, and its runs must not sleep for another month when they wake."""
-    from keepstep.engine import parking
-    from keepstep.engine.runner import Runner
+    from keepstep.kernel import parking
+    from keepstep.kernel.runner import Runner
 
     new = Runner.started
 
@@ -479,7 +479,7 @@ async def test_wait_of_a_run_parked_by_an_older_version_counts_from_its_last_out
 @pytest.mark.parametrize("older", [False, True])
 async def test_changed_duration_is_found_to_the_last_digit(world, older, monkeypatch):
     """Older versions keep six digits, and what they recorded is told as before."""
-    from keepstep.engine.runner import Runner
+    from keepstep.kernel.runner import Runner
 
     clock, length = Shifted(world), [1_000_000.25]
 
@@ -499,7 +499,7 @@ async def test_changed_duration_is_found_to_the_last_digit(world, older, monkeyp
     with monkeypatch.context() as patch:
         if older:
             patch.setattr(Runner, "started", staticmethod(old))
-            patch.setattr("keepstep.engine.waits.digest_of", lambda seconds: f"{seconds:g}" if seconds else "")
+            patch.setattr("keepstep.kernel.waits.digest_of", lambda seconds: f"{seconds:g}" if seconds else "")
         engine = await world.started(clock=clock)
         run = await engine.start(napping, run_id="r")
         await until_status(run, "waiting")

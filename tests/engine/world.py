@@ -6,19 +6,23 @@ import asyncio
 import inspect
 import os
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
+import msgspec
+
 import keepstep as ks
-from keepstep.engine.quiet import only_waits
-from keepstep.engine.tasks import uninstall
-from keepstep.model import Status
+from keepstep.kernel.idle import only_waits
+from keepstep.kernel.strands import uninstall
+from keepstep.model import RunQuery, Status
 from keepstep.policies.recovery import ALONE_FROM
 from keepstep.ports import Create, Send, instant
-from keepstep.stores.keys import Keys
+from keepstep.records.data import unlisted
+from keepstep.records.keys import Keys
+from keepstep.records.record import Record, unseal
 from keepstep.stores.memory import MemoryStore
 from keepstep.stores.open import open_store
-from keepstep.stores.records import unseal
+from keepstep.stores.reading import all_runs, rows_of
 
 KEYS = Keys("first", {"first": b"k" * 32})
 #: Set to see that encryption changes nothing else: every test of the engine then runs with it.
@@ -76,8 +80,7 @@ class World:
         worker = engine.worker
         if worker is not None:
             worker._stopping = True
-            worker._ended.set()
-            worker._beat.set()
+            worker.heart.stop()
             if worker._poll_timer is not None:
                 worker._poll_timer.cancel()
         for context in list(engine.live.values()):
@@ -90,7 +93,7 @@ class World:
         engine._pool.shutdown(wait=True)
         if self.kind == "memory":
             if worker is not None:
-                self._memory.bury(worker.id)
+                self._memory.mark_dead(worker.id)
         else:
             engine.store.close()
 
@@ -107,12 +110,24 @@ class World:
         """The store itself, to look into; close it if it is not memory."""
         return open_store(self.url)
 
+    def unlisted_data(self):
+        """Keys in the data of records in memory that the table of keys does not have; planted rubbish has none."""
+        if self.kind != "memory" or self.encrypted:
+            return []
+        found = []
+        for run in all_runs(self._memory, RunQuery()):
+            for row in rows_of(self._memory, run if isinstance(run, str) else run.id):
+                with suppress(msgspec.MsgspecError):
+                    record = msgspec.json.decode(row.record, type=Record)
+                    found += [f"{row.kind}: {one}" for one in unlisted(row.kind, record.data or {})]
+        return sorted(set(found))
+
 
 # -- looking at a run --------------------------------------------------------------------------------------------------
 
 
 #: Seconds that a test waits for a moment before it says that it never came; on a busy machine moments take long.
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 async def until(condition, what="the moment"):

@@ -14,8 +14,8 @@ import apsw
 import keepstep as ks
 from keepstep.model import Status
 from keepstep.ports import Advance, ClaimRequest
-from keepstep.stores.records import Record, StoredError, seal
-from keepstep.stores.sqlite import SQLiteStore
+from keepstep.records.record import Record, StoredError, seal
+from keepstep.stores.sqlite.store import SQLiteStore
 
 tries: dict[str, int] = {}
 

@@ -26,33 +26,38 @@ import apsw
 import msgspec
 
 from keepstep import cli
-from keepstep.cli import exits, look, target, words
-from keepstep.engine import rewind as rewinding
-from keepstep.engine.audit import audit
-from keepstep.engine.censor import Censor
-from keepstep.engine.compare import compare
+from keepstep.care.transfer import import_runs
+from keepstep.care.verify import verify
+from keepstep.checks import check_id, check_name
+from keepstep.cli import errors, formatting, inspect, target
+from keepstep.cli import hints as _hints  # noqa: F401 - imported before anything is parsed
 from keepstep.engine.encryption import Encryption
 from keepstep.engine.handle import RunHandle
-from keepstep.engine.history import History
-from keepstep.engine.retry import taken_back
-from keepstep.engine.transfer import import_runs
-from keepstep.engine.verify import verify
+from keepstep.engine.process import Process
 from keepstep.errors import KeepstepError, NotSerializable, RetryAfter, StoreError
+from keepstep.history import rewind as rewinding
+from keepstep.history.audit import audit
+from keepstep.history.diff import compare
+from keepstep.history.retry import plan_retry
+from keepstep.kernel.redaction import Redaction
+from keepstep.kernel.replay import History
 from keepstep.model import FINISHED, Kind, Run, RunQuery, Signal, Status, WorkerInfo
-from keepstep.model.ids import check_id, check_name, child_id
+from keepstep.model.ids import child_id
 from keepstep.policies import Retry
 from keepstep.policies.retry_after import asked_wait
 from keepstep.ports import ClaimRequest, Create, Row, Send
-from keepstep.stores.liveness import network_file_system
+from keepstep.records.record import MAX_VALUE, Record, checkpoint, origin, seal, unseal
 from keepstep.stores.memory import MemoryStore
 from keepstep.stores.open import open_store
-from keepstep.stores.records import MAX_VALUE, Record, checkpoint, origin, seal, unseal
-from keepstep.stores.sqlite import SQLiteStore
+from keepstep.stores.os_locks import network_file_system
+from keepstep.stores.sqlite.store import SQLiteStore
 from keepstep.values import Redactor
-from keepstep.workflows.declarative_build import Builder, Names
-from keepstep.workflows.declarative_cel import VARIABLES, compiled
-from keepstep.workflows.declarative_check import examine
+from keepstep.views.overview import Overview
 from keepstep.workflows.definition import KNOWN
+from keepstep.workflows.files.build import Builder, Names
+from keepstep.workflows.files.check import examine
+from keepstep.workflows.files.conditions import VARIABLES, compiled
+from keepstep.workflows.schema import with_members
 
 from . import program
 from .guard import nothing_but_parsing
@@ -172,19 +177,20 @@ def value(data: bytes) -> None:
         except NotSerializable:
             return  # JSON of someone else's, nested deeper than we write it
         assert CODEC.digest(CODEC.decode(again, "fuzz")) == CODEC.digest(found)
-    words.brief(words.plain(data))
+    formatting.brief(formatting.plain(data))
 
 
 @parser
 def shown(data: bytes) -> None:
     """Whatever is stored can be shown, on any terminal, as JSON or on a line."""
     with nothing_but_parsing():
-        shown_value = words.plain(data)
-        told(words.brief(shown_value))
+        shown_value = formatting.plain(data)
+        told(formatting.brief(shown_value))
         told(json.dumps(shown_value, ensure_ascii=False))
         run = Run("r", "w", Status.RUNNING, NOW, input=data, output=data, progress=data)
-        told(json.dumps(words.run_as_json(run, whole=True), ensure_ascii=False))
-        told(look._shown(run, {"key": shown_value}, "", None, None, traceback=True, spent=None))
+        told(json.dumps(formatting.run_as_json(run, whole=True), ensure_ascii=False))
+        view = Overview(run, None, None, (), (), None, None, None)
+        told(inspect._shown(inspect._Facts(view, {"key": shown_value}, None, None), traceback=True))
 
 
 @parser
@@ -198,10 +204,10 @@ def record(data: bytes) -> None:
 
 
 def shown_checkpoint(one: Any) -> None:
-    told(json.dumps(words.checkpoint_as_json(one), ensure_ascii=False))
+    told(json.dumps(formatting.checkpoint_as_json(one), ensure_ascii=False))
     run = Run(one.run, "w", Status.RUNNING, NOW)
-    told(look._timeline(run, [one], set(), full=True))
-    words.local(one.finished_at)
+    told(inspect._timeline(run, [one], set(), full=True))
+    formatting.local(one.finished_at)
 
 
 def resealed(lines: list[bytes], run: Run) -> Create:
@@ -234,24 +240,34 @@ def archive(data: bytes) -> None:
             import_runs(MemoryStore(), io.BytesIO(data), "runs.jsonl", actor="fuzz")
 
 
-class Looking:
+class Looking(Process):
     """As much of an engine as looking at a run needs."""
 
     def __init__(self, store: Any) -> None:
         self.store = store
-        self.workflows: dict[str, Any] = {}
-        self.live: dict[str, Any] = {}
+        self._given = {}
+        self.live = {}
+        self.closed = True  # so that values are worked on where they are
         self.encryption = Encryption(None)
-        self.censor = Censor(Redactor(()), MAX_VALUE, self.encryption)
+        self.redaction = Redaction(Redactor(()), MAX_VALUE, self.encryption)
         self.actor = "fuzz"
+        self.waiting = self
+        self.changes = 0
 
-    async def read(self, function: Callable[..., Any], *args: Any) -> Any:
+    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
 
-    call = read
-
-    async def changed(self, seconds: float) -> None:
+    async def ended(self, run_id: str, seen: int) -> None:
         raise StoreError("nothing changes here")
+
+    async def changed(self, seconds: float | None = None) -> bool:
+        raise StoreError("nothing changes here")
+
+    def reader(self, *runs: str) -> Any:
+        return contextlib.nullcontext(self)
+
+    def follow(self, *runs: str) -> None:
+        pass
 
 
 @parser
@@ -288,7 +304,7 @@ async def read_history(engine: Any, run: Run, rows: list[Row]) -> None:
     with contextlib.suppress(KeepstepError):
         await audit(engine, "r")
     with contextlib.suppress(KeepstepError):
-        await taken_back(engine, run)
+        await plan_retry(engine, run)
     for at in (0, run.seq // 2, run.seq - 1):
         with contextlib.suppress(KeepstepError):
             await rewinding._plan(engine, run, at, None)
@@ -406,7 +422,8 @@ def questions(store: SQLiteStore) -> Iterator[Callable[[], Any]]:
     for status in [None, *Status]:
         wanted = frozenset() if status is None else frozenset({status})
         yield lambda wanted=wanted: [
-            (words.run_as_json(run), look._row(run, dead=True)) for run in store.list_runs(RunQuery(status=wanted)).runs
+            (formatting.run_as_json(run), inspect._row(run, dead=True))
+            for run in store.list_runs(RunQuery(status=wanted)).runs
         ]
     yield lambda: store.list_runs(RunQuery(tags={"kind": "fuzz"}))
     for name in names:
@@ -433,15 +450,21 @@ def input_text(data: bytes) -> None:
     text = text_of(data[1:])
     if text.startswith("@") or text == "-":
         return
-    with nothing_but_parsing(), contextlib.suppress(KeepstepError, exits.Refused):
+    with nothing_but_parsing(), contextlib.suppress(KeepstepError, errors.Refused):
         stored_input(workflow, *target.read_input(workflow, text, ()))
+
+
+for _class in (Order, Packed, Point, Model):  # their annotations are resolved once, before anything is read
+    with_members({}, _class)
+for _workflow in WORKFLOWS:
+    _workflow.types  # noqa: B018 - likewise
 
 
 @parser
 def input_words(data: bytes) -> None:
     """Arguments written after a workflow's name, parted by NUL as an operating system parts them."""
     workflow = WORKFLOWS[data[0] % len(WORKFLOWS)] if data else WORKFLOWS[0]
-    with nothing_but_parsing(), contextlib.suppress(KeepstepError, exits.Refused):
+    with nothing_but_parsing(), contextlib.suppress(KeepstepError, errors.Refused):
         stored_input(workflow, *target.read_input(workflow, None, text_of(data[1:]).split("\0")))
 
 
@@ -462,7 +485,7 @@ def names(data: bytes) -> None:
             assert check_id(child_id(found, "a/b#1", 0))
         with contextlib.suppress(KeepstepError):
             assert len(check_name(text, "step").encode()) <= 200
-        with contextlib.suppress(exits.Refused):
+        with contextlib.suppress(errors.Refused):
             target.split(text)
 
 
@@ -577,7 +600,7 @@ def command_line(data: bytes) -> None:
     clear(home / "runs.db")
     (home / "runs.db").write_bytes(program.stored())
     code, out, err = called(home, [*command[:1], "--store", "runs.db", *command[1:], *given])
-    assert code in range(exits.TIMED_OUT + 1), (code, out, err)
+    assert code in range(errors.TIMED_OUT + 1), (code, out, err)
     assert "Traceback" not in err, err
 
 
@@ -603,7 +626,7 @@ def warm() -> None:
     )
     CODEC.decode(b'{"$":"Packed","v":{"key":{"$":"uuid","v":"00000000-0000-0000-0000-000000000000"}}}')
     for workflow, text in zip(WORKFLOWS, _INPUTS, strict=True):
-        with contextlib.suppress(exits.Refused, KeepstepError):
+        with contextlib.suppress(errors.Refused, KeepstepError):
             stored_input(workflow, *target.read_input(workflow, text, ()))
     error = ConnectionError()
     error.retry_after = "Sun, 15 Nov 2026 00:00:00 GMT"  # type: ignore[attr-defined]

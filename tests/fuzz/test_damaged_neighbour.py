@@ -20,10 +20,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import keepstep as ks
-from keepstep.engine.doctor import examine
+from keepstep.care.doctor import examine
 from keepstep.errors import CheckpointCorrupt, KeepstepError
-from keepstep.stores.files_names import run_folder
-from keepstep.stores.files_text import sealed
+from keepstep.stores.files.names import run_folder
+from keepstep.stores.files.text import sealed
 from keepstep.workflows.definition import Workflow
 from tests.postgres import empty_store, session_dsn
 
@@ -31,7 +31,7 @@ EXAMPLES = int(os.environ.get("KEEPSTEP_EXAMPLES", "0")) or 15
 PROPERTY = settings(
     max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 async def patient() -> object:
@@ -44,7 +44,7 @@ PATIENT = Workflow(patient, name="fuzz patient")
 @pytest.mark.parametrize(
     "column, value", [("status", "flying"), ("status", b"\xff"), ("status", 1e300), ("wakes", "{"), ("wakes", '["a')]
 )
-def test_what_is_sent_beside_a_signal_to_a_damaged_run_arrives(tmp_path, column, value):
+def test_signals_beside_one_to_a_damaged_run_arrive(tmp_path, column, value):
     path = tmp_path / "runs.db"
 
     async def main() -> None:
@@ -80,6 +80,7 @@ BLOBS = st.one_of(st.sampled_from([b"", b"{}", b"null", b"\xff", b'{"a": 1}']), 
 POSTGRES_VALUES = {
     "text": st.one_of(TEXTS, st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=20)),
     "bigint": NUMBERS,
+    "smallint": st.integers(-(2**15), 2**15 - 1),
     "timestamp with time zone": st.sampled_from(
         ["infinity", "-infinity", "4714-11-24 BC", "294276-12-31", "0001-01-01 00:00:00+14", "9999-12-31", "1970-01-01"]
     ),
@@ -180,7 +181,7 @@ def filled_schema(request):
 
 @PROPERTY
 @given(data=st.data())
-def test_any_value_in_a_row_of_postgresql_keeps_nobody_from_the_others(filled_schema, data):
+def test_any_value_in_a_row_of_postgresql_harms_no_other_run(filled_schema, data):
     url, restore = filled_schema
     schema = url.rpartition("schema=")[2]
     restore()
@@ -211,7 +212,7 @@ def test_any_value_in_a_row_of_postgresql_keeps_nobody_from_the_others(filled_sc
 
 @PROPERTY
 @given(data=st.data())
-def test_any_value_in_a_row_of_sqlite_keeps_nobody_from_the_others(filled_database, data):
+def test_any_value_in_a_row_of_sqlite_harms_no_other_run(filled_database, data):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "runs.db")
         shutil.copy(filled_database, path)
@@ -279,7 +280,7 @@ def with_field(value: Any, place: tuple[str | int, ...], new: object) -> Any:
 
 @PROPERTY
 @given(data=st.data())
-def test_any_value_in_an_entry_of_a_files_store_keeps_nobody_from_the_others(filled_folder, data):
+def test_any_value_in_an_entry_of_a_files_store_harms_no_other_run(filled_folder, data):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "runs")
         shutil.copytree(filled_folder, path)
@@ -326,7 +327,7 @@ def altered(data: st.DataObject, stored: Any) -> Any:
 
 @PROPERTY
 @given(data=st.data())
-def test_a_damaged_data_key_or_ciphertext_keeps_nobody_from_the_others(filled_encrypted, data):
+def test_damaged_data_key_or_ciphertext_harms_no_other_run(filled_encrypted, data):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "runs.db")
         shutil.copy(filled_encrypted, path)

@@ -12,9 +12,9 @@ from keepstep.errors import CheckpointCorrupt, SchemaMismatch, StoreUnavailable
 from keepstep.model import WorkerInfo
 from keepstep.policies.retry_after import asked_wait
 from keepstep.ports import ClaimRequest
+from keepstep.records.record import unseal
 from keepstep.stores.open import open_store
-from keepstep.stores.records import unseal
-from keepstep.stores.sqlite import SQLiteStore
+from keepstep.stores.sqlite.store import SQLiteStore
 from keepstep.testing import run
 from keepstep.workflows.definition import Workflow
 
@@ -49,7 +49,7 @@ def test_the_id_of_a_dead_worker_leads_to_no_other_file(path, tmp_path):
     assert victim.read_text(encoding="ascii") == "somebody's"
 
 
-def test_a_number_in_place_of_a_value_is_not_taken_for_so_many_bytes(path):
+def test_number_in_place_of_a_value_is_corruption(path):
     damage(path, "UPDATE keepstep_checkpoint SET body = ? WHERE run = 'done-1' AND seq = 1", 10**12)
     store = SQLiteStore(path)
     with pytest.raises(CheckpointCorrupt):
@@ -65,7 +65,7 @@ def test_a_schema_that_no_store_has_is_refused(path, version):
 
 
 @pytest.mark.parametrize("seconds", [1e10, 1e300, float("inf"), float("nan"), -1.0])
-def test_no_wait_is_longer_than_dates_are(seconds):
+def test_wait_beyond_all_dates_is_refused(seconds):
     async def waits() -> None:
         await ks.wait_for("x", timeout=seconds, default=None)
 
@@ -74,12 +74,12 @@ def test_no_wait_is_longer_than_dates_are(seconds):
             pass
 
     for code in (waits, times_out):
-        with pytest.raises(ks.RunFailed, match="must take between 0 and"):
+        with pytest.raises(ks.RunFailed, match="must be between 0 and"):
             run(ks.workflow(name=f"fuzz {code.__name__}")(code))
 
 
 @pytest.mark.parametrize("option", [{"delay": 1e300}, {"delay": float("nan")}, {"deadline": 1e300}])
-def test_no_run_starts_or_ends_after_all_dates(option):
+def test_delay_or_deadline_beyond_all_dates_is_refused(option):
     async def start() -> None:
         async with ks.open("memory:", worker=False) as engine:
             await engine.start(program.waiting, "x", **option)
@@ -97,18 +97,18 @@ def test_arguments_may_have_the_names_of_ours():
 
 
 @pytest.mark.parametrize("name", ["x" * 5000, f"sqlite:///{'x' * 5000}", "a/" * 3000])
-def test_a_name_that_no_file_can_have(name):
+def test_name_that_no_file_can_have_is_refused(name):
     with pytest.raises(StoreUnavailable):
         open_store(name)
 
 
 @pytest.mark.parametrize("name", ["a\0b", "\udcff.db"])
-def test_a_name_that_sqlite_cannot_open(name):
+def test_name_that_sqlite_cannot_open_is_refused(name):
     with pytest.raises(ks.DefinitionError):
         open_store(name)
 
 
-def test_a_service_that_asks_for_more_than_a_number_holds():
+def test_retry_after_beyond_a_float_is_ignored():
     error = ConnectionError()
     error.retry_after = 10**400
     assert asked_wait(error, 0.0) is None
@@ -124,7 +124,7 @@ def test_a_service_that_asks_for_more_than_a_number_holds():
         (["show", "x" * 100_000], 3),
     ],
 )
-def test_words_that_no_store_knows(path, words, code):
+def test_malformed_words_give_an_exit_code_and_no_traceback(path, words, code):
     found, _, told = called(path.parent, [words[0], "--store", "runs.db", *words[1:]])
     assert found == code, told
     assert "Traceback" not in told

@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 
 from keepstep import errors
 from keepstep.errors import DefinitionError
+from keepstep.kernel.stored_errors import class_of
 from keepstep.model import ErrorInfo
-from keepstep.policies import Classifier, ErrorClass, by_type, class_of_status, classify
+from keepstep.policies import Classifier, ErrorClass, by_type, checked_rules, class_of_status, classify
+from keepstep.policies.retry_after import asked_wait
 
 
 def made(name, bases=(Exception,), **attributes):
@@ -36,13 +38,11 @@ def caused(error, cause):
         (errors.Permanent("no"), "permanent"),
         (errors.NotSerializable("x"), "permanent"),
         (errors.ReplayMismatch("x"), "permanent"),
-        (errors.AgentRefused("x"), "permanent"),
         (errors.RetryAfter(1), "rate limited"),
         (errors.StepTimedOut("x"), "timeout"),
         (errors.TimedOut("x"), "timeout"),
         (errors.StoreFull("x"), "resource exhausted"),
         (errors.StoreUnavailable("x"), "transient"),
-        (errors.AgentUnavailable("x"), "transient"),
         (TimeoutError(), "timeout"),
         (TimeoutError("x"), "timeout"),
         (subprocess.TimeoutExpired("ls", 1), "timeout"),
@@ -75,7 +75,7 @@ def caused(error, cause):
         (made("SerializationFailure"), "transient"),
     ],
 )
-def test_by_type(error, expected):
+def test_error_is_classed_by_type(error, expected):
     assert classify(error) == expected
 
 
@@ -96,7 +96,7 @@ def test_by_type(error, expected):
         (999_999, "unknown"),
     ],
 )
-def test_by_errno(number, expected):
+def test_error_is_classed_by_errno(number, expected):
     assert classify(OSError(number, "x")) == expected
     assert classify(made("Odd", (OSError,), errno=number)) == expected
 
@@ -134,12 +134,12 @@ STATUSES = {
         lambda s: {"status_code": None, "code": "some_name", "response": SimpleNamespace(status_code=s)},
     ],
 )
-def test_by_http_status(status, expected, attributes):
+def test_error_is_classed_by_http_status(status, expected, attributes):
     assert classify(made("Answered", **attributes(status))) == expected
     assert class_of_status(status) == expected
 
 
-def test_a_status_of_the_standard_library():
+def test_status_of_the_standard_library_is_read():
     headers = email.message.Message()
     with urllib.error.HTTPError("http://x", 503, "busy", headers, None) as error:
         assert classify(error) == "transient"
@@ -147,7 +147,7 @@ def test_a_status_of_the_standard_library():
 
 
 @pytest.mark.parametrize("value", [200, 302, 0, 1000, True, "4xx", None, object(), lambda: 503])
-def test_what_is_no_error_status_says_nothing(value):
+def test_value_that_is_no_error_status_is_ignored(value):
     assert classify(made("Answered", status=value, code=value)) == "unknown"
 
 
@@ -172,7 +172,7 @@ def test_what_is_no_error_status_says_nothing(value):
         ("", "unknown"),
     ],
 )
-def test_by_message(message, expected):
+def test_error_is_classed_by_message(message, expected):
     assert classify(RuntimeError(message)) == expected
 
 
@@ -231,7 +231,7 @@ def test_a_failed_step_keeps_its_class():
     assert classify(errors.StepFailed("x", error=ErrorInfo(type="E", message="m"))) == "unknown"
 
 
-def test_a_chain_that_bites_its_tail_or_never_ends():
+def test_cyclic_or_very_long_chain_of_causes_is_unknown():
     one, two = RuntimeError("one"), RuntimeError("two")
     one.__cause__, two.__cause__ = two, one
     assert classify(one) == "unknown"
@@ -241,7 +241,7 @@ def test_a_chain_that_bites_its_tail_or_never_ends():
     assert classify(error) == "unknown"
 
 
-def test_an_error_that_fails_to_be_looked_at():
+def test_error_that_fails_on_inspection_is_unknown():
     class Hostile(Exception):
         def __str__(self):
             raise RuntimeError("no")
@@ -267,7 +267,7 @@ def test_every_error_has_a_class(message, value):
 # -- the classes themselves --------------------------------------------------------------------------------------------
 
 
-def test_which_classes_are_retried_and_which_trip_the_breaker():
+def test_classes_say_if_they_retry_and_trip_the_breaker():
     assert {c.value for c in ErrorClass if not c.retryable} == {
         "validation",
         "authentication",
@@ -306,3 +306,65 @@ def test_a_rule_may_answer_with_the_name_of_a_class():
 def test_a_rule_must_be_callable():
     with pytest.raises(DefinitionError):
         Classifier(("network",))
+
+
+# -- answers that are dictionaries -------------------------------------------------------------------------------------
+
+
+def answered(code, status, **headers):
+    """An error as botocore raises it."""
+    about = {"HTTPStatusCode": status, "HTTPHeaders": headers}
+    return made("ClientError", response={"Error": {"Code": code, "Message": "x"}, "ResponseMetadata": about})
+
+
+@pytest.mark.parametrize(
+    "code, status, expected",
+    [
+        ("ThrottlingException", 400, "rate limited"),
+        ("TooManyRequestsException", 429, "rate limited"),
+        ("AccessDeniedException", 400, "authorization"),
+        ("NoSuchKey", 404, "permanent"),
+        ("SlowDown", 503, "transient"),
+        ("ValidationException", 400, "validation"),
+    ],
+)
+def test_answer_that_is_a_dictionary_is_classed_by_code_and_status(code, status, expected):
+    assert classify(answered(code, status)) == expected
+
+
+def test_wait_that_a_dictionary_asks_for_is_found():
+    assert asked_wait(answered("SlowDown", 503, **{"retry-after": "7"})).seconds == 7
+
+
+@pytest.mark.parametrize(
+    "response", [{}, {"Error": 1, "ResponseMetadata": 2}, {"ResponseMetadata": {"HTTPStatusCode": "x"}}]
+)
+def test_foreign_dictionary_decides_nothing(response):
+    assert classify(made("Odd", response=response)) == "unknown"
+
+
+# -- rules of users ----------------------------------------------------------------------------------------------------
+
+
+def test_rules_come_before_built_in_ones_in_their_order():
+    rules = checked_rules([lambda _: None, lambda _: "transient", lambda _: "timeout"], "classify=")
+    assert class_of(ValueError("x"), rules) == "transient"
+    assert class_of(ValueError("x"), ()) == "validation"
+
+
+def test_rules_of_a_classifier_are_taken_over():
+    rules = checked_rules([Classifier((by_type(ErrorClass.NETWORK, KeyError),)), lambda _: "timeout"], "classify=")
+    assert class_of(KeyError(), rules) == "network"
+    assert class_of(ValueError(), rules) == "timeout"
+
+
+@pytest.mark.parametrize("rule", [lambda _: 1 / 0, lambda _: "no such class", lambda _: 7])
+def test_rule_that_fails_is_logged_and_left_out(rule, caplog):
+    assert class_of(ValueError("x"), (rule,)) == "validation"
+    assert "it is left out" in caplog.text
+
+
+@pytest.mark.parametrize("given", ["network", 7, [7]])
+def test_rules_that_are_no_functions_are_refused(given):
+    with pytest.raises(DefinitionError, match="step 's': classify= takes a function"):
+        checked_rules(given, "step 's': classify=")

@@ -23,7 +23,7 @@ from keepstep.policies import Durability, when
         (Durability.every(3), Durability.every(3)),
     ],
 )
-def test_as_written_at_a_workflow(written, meant):
+def test_every_written_form_is_understood(written, meant):
     assert Durability.named(written) == meant
 
 
@@ -37,11 +37,11 @@ def test_some_never_flush_by_themselves(choice):
 
 
 @pytest.mark.parametrize("text", ["every_step", "every=7", "steps=pay,mail", "manual", "at_exit", "off"])
-def test_its_text_is_read_again(text):
+def test_text_of_a_durability_is_read_back(text):
     assert str(Durability.named(text)) == text
 
 
-def test_a_predicate_is_told_by_its_text():
+def test_predicate_is_shown_by_its_text():
     assert str(Durability.when(when.exists("paid"))) == "when=exists('paid')"
 
 
@@ -50,7 +50,7 @@ def test_steps_flush_by_their_name():
     assert [chosen.flushes(1, name) for name in ("pay", "mail", "payer", "")] == [True, True, False, False]
 
 
-def test_a_predicate_is_asked_about_the_state_and_without_one_about_the_name():
+def test_predicate_gets_the_state_or_else_the_name():
     assert Durability.when(when.exists("paid")).flushes(1, "pay", {"paid": 1})
     assert not Durability.when(when.exists("paid")).flushes(1, "pay", {})
     assert Durability.when(lambda name: name.startswith("p")).flushes(1, "pay")

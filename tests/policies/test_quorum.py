@@ -26,7 +26,7 @@ from keepstep.policies import All, Any, Quorum, Verdict, coverage, degraded
         (Quorum(4), 3, 0, 0, "impossible"),
     ],
 )
-def test_enough(policy, total, succeeded, failed, verdict):
+def test_policies_say_when_enough_have_succeeded(policy, total, succeeded, failed, verdict):
     assert policy.enough(total, succeeded, failed) == verdict
 
 
@@ -53,7 +53,7 @@ def test_a_quorum_is_a_whole_number(n):
         Quorum(n)
 
 
-def test_coverage():
+def test_coverage_is_the_share_that_succeeded():
     assert coverage(4, 1) == 0.25
     assert coverage(0, 0) == 1.0
     assert not degraded(10, 7)

@@ -20,7 +20,7 @@ policies = st.builds(
     base_seconds=st.floats(0, 1e6),
     factor=st.floats(1, 1e6),
     cap_seconds=st.floats(0, 1e6),
-    jitter=st.floats(0, 1),
+    jitter=st.floats(0, 1) | st.just("full"),
     backoff=st.sampled_from(["exponential", "linear", "immediate", "none"]),
 )
 randoms = st.floats(0, 1, exclude_max=True)
@@ -47,7 +47,7 @@ def test_giving_up_says_how_many_attempts_there_were():
 
 
 @pytest.mark.parametrize("policy", [Retry.none(), Retry(attempts=1), Retry(attempts=7, backoff="none")])
-def test_a_single_attempt(policy):
+def test_single_attempt_is_not_retried(policy):
     assert policy.attempts == 1
     assert isinstance(policy.decide(1, ErrorClass.TRANSIENT), GiveUp)
 
@@ -67,11 +67,11 @@ def test_exponential_is_the_default():
     assert waits(Retry(attempts=9), 7) == [1, 2, 4, 8, 16, 30, 30]
 
 
-def test_linear():
+def test_linear_backoff_grows_by_the_base():
     assert waits(Retry(attempts=9, base_seconds=10, backoff="linear"), 5) == [10, 20, 30, 30, 30]
 
 
-def test_immediate():
+def test_immediate_backoff_does_not_wait():
     assert waits(Retry(attempts=9, backoff="immediate", jitter=1), 3, random=0.9) == [0, 0, 0]
 
 
@@ -80,6 +80,17 @@ def test_jitter_spreads_the_wait_both_ways():
     assert waits(policy, 1, random=0.0) == [5]
     assert waits(policy, 1, random=0.5) == [10]
     assert waits(policy, 1, random=0.75) == [12.5]
+
+
+def test_full_jitter_draws_from_the_whole_wait():
+    policy = Retry(attempts=9, base_seconds=20, jitter="full")
+    assert [waits(policy, 3, random=chance) for chance in (0.0, 0.5, 1.0)] == [[0, 0, 0], [10, 15, 15], [20, 30, 30]]
+
+
+@pytest.mark.parametrize("jitter", ["some", 1.1, -1])
+def test_jitter_that_is_no_share_is_refused(jitter):
+    with pytest.raises(DefinitionError, match="jitter"):
+        Retry(jitter=jitter)
 
 
 def test_the_cap_is_applied_after_the_jitter():
@@ -202,7 +213,7 @@ def test_an_exit_is_not_a_failure(error):
         ("permanent", 0, 0, 0),
     ],
 )
-def test_the_table_of_classes(error_class, retries, base, factor):
+def test_by_class_follows_the_table_of_classes(error_class, retries, base, factor):
     policy = Retry.by_class()
     found = [policy.decide(attempt, error_class) for attempt in range(1, retries + 2)]
     assert found[:-1] == [Again(min(30.0, base * factor**n)) for n in range(retries)]
@@ -275,7 +286,7 @@ def test_a_date_without_a_clock_is_not_understood():
     assert Retry().decide(1, "rate limited", error) == Again(1.0)
 
 
-def test_a_retry_after_attribute_and_a_wrapped_answer():
+def test_retry_after_is_read_from_an_attribute_or_a_cause():
     error = RuntimeError("wrapped")
     error.retry_after = 12
     assert Retry().decide(1, "unknown", error) == Again(12.0)
@@ -289,7 +300,7 @@ def test_a_service_cannot_put_a_run_to_sleep_for_years():
 
 
 @given(st.floats(0, LONGEST_ASKED_SECONDS), policies, randoms)
-def test_at_least_as_long_as_asked(seconds, policy, random):
+def test_wait_is_at_least_as_long_as_asked(seconds, policy, random):
     decision = policy.decide(1, "rate limited", Answered({"Retry-After": repr(seconds)}), random=random)
     assert isinstance(decision, GiveUp) or decision.after_seconds >= seconds
 

@@ -25,7 +25,7 @@ limits = st.one_of(st.none(), st.floats(0.001, 1e6))
         (Timeout(5, 10), 8, 2),
     ],
 )
-def test_remaining(timeout, elapsed, remaining):
+def test_remaining_time_is_the_smaller_limit(timeout, elapsed, remaining):
     assert timeout.remaining(elapsed) == remaining
     assert timeout.expired(elapsed) == (remaining == 0)
 
@@ -50,7 +50,7 @@ def test_an_attempt_never_outlives_either_limit(attempt, step, elapsed):
         (Timeout(1, 2), Timeout(1, 2)),
     ],
 )
-def test_as_written_at_a_step(written, meant):
+def test_every_written_form_is_understood(written, meant):
     assert Timeout.of(written) == meant
 
 

@@ -94,7 +94,7 @@ class Program:
 
     def see(self, number, what):
         """The code has seen something. What it sees when it is put away, or after its end, does not count."""
-        if not self.run.detached and not self.over:
+        if not self.run.stop.detached and not self.over:
             self.log.append(f"{number} {what}")
             self.sum = hashlib.sha256(f"{self.sum}|{number} {what}".encode()).hexdigest()[:12]
 

@@ -20,15 +20,16 @@ from random import Random
 from unittest import mock
 
 import keepstep as ks
-from keepstep.engine import dry, parking
-from keepstep.engine.dry import Recorded
 from keepstep.engine.engine import Engine
-from keepstep.engine.virtual import VirtualClock, VirtualLoop, at_work
+from keepstep.history.dry_replay import TURN_SECONDS, Recorded, replayed_here
+from keepstep.history.virtual_time import VirtualClock, VirtualLoop
+from keepstep.kernel import parking
 from keepstep.model import Kind, RunQuery
 from keepstep.ports import SystemClock
+from keepstep.records.record import origin, unseal
 from keepstep.stores.memory import MemoryStore
-from keepstep.stores.records import origin, unseal
-from keepstep.testing import crash
+from keepstep.testing.faults import crash
+from keepstep.testing.virtual import at_work
 from tests.replay import random_programs
 from tests.replay.random_programs import SEEN, WORDS, Maker, Seen, signals_of, smaller
 
@@ -151,8 +152,8 @@ class Trial:
             self.counts["replays"] += 1
             workflow = self.workflow if run.workflow == self.workflow.name else random_programs.child
             history = Recorded(replace(run, seq=length), tuple(rows[:length]))
-            with mock.patch.object(dry, "_TURN_SECONDS", 0.1 if self.loop.virtual else 0.02):
-                told = self.loop.run(dry._Replay(workflow, history).replayed())
+            turn_seconds = TURN_SECONDS if self.loop.virtual else 0.02
+            told = self.loop.run(replayed_here(workflow, history, turn_seconds))
             check(told.fits, f"a replay of {length} of {len(rows)} records of {run.id}: {told.problem}")
             log = seen.logs[run.id][-1]
             wanted = final if length == len(rows) else final[: len(log)]
@@ -178,15 +179,15 @@ class Trial:
             for _ in range(self.draw.randint(1, 4))
         ]
         options = {"clock": disk.store.clock, "recovery_limit": 1000, "linger_seconds": self.draw.choice((0.0, 60.0))}
+        options["life_seconds"] = PATIENCE_SECONDS
 
         async def judge(_, lives):
             self.counts["kills"] += lives.crashes
 
-        with mock.patch.object(crash, "LIFE_SECONDS", PATIENCE_SECONDS):
-            try:
-                await crash.crash_at(disk, self.play, judge, points, recorder=SEEN[0], **options)
-            except AssertionError as error:
-                raise Broken(str(error)) from None
+        try:
+            await crash.crash_at(disk, self.play, judge, points, recorder=SEEN[0], **options)
+        except AssertionError as error:
+            raise Broken(str(error)) from None
         return disk.store, len(points)
 
     async def undisturbed(self, **options):

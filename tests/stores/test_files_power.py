@@ -13,9 +13,9 @@ import pytest
 from keepstep.errors import StoreError, StoreFull, StoreUnavailable
 from keepstep.model import Kind, Signal, Status, WorkerInfo
 from keepstep.ports import ClaimRequest, Create, Rekey, Send, Verdict
-from keepstep.stores.files import FilesStore
-from keepstep.stores.records import seal
-from keepstep.testing.faulty_files import KEEP, LOSE, Chance, FaultyFiles, tree, write_tree
+from keepstep.records.record import seal
+from keepstep.stores.files.store import FilesStore
+from keepstep.testing.faults.faulty_files import KEEP, LOSE, Chance, FaultyFiles, tree, write_tree
 from keepstep.testing.store_contract import Holder, SteppedClock, at, commit, everything, queued, record, started
 
 pytestmark = pytest.mark.crash
@@ -95,7 +95,7 @@ def known(disk, number):
     return [states[max(before - 1, 0)], states[min(before, len(states) - 1)]]
 
 
-def test_at_every_moment_all_that_was_acknowledged_is_there_and_nothing_is_half_done(place):
+def test_acknowledged_work_is_whole_at_every_moment(place):
     clock = SteppedClock()
     disk = lived(place / "first", clock)
     number = 0
@@ -117,7 +117,7 @@ def test_at_every_moment_all_that_was_acknowledged_is_there_and_nothing_is_half_
 
 
 @pytest.mark.parametrize("skipped", ["files", "folders"])
-def test_without_syncs_the_same_test_finds_what_is_lost(place, monkeypatch, skipped):
+def test_without_syncs_acknowledged_work_is_found_lost(place, monkeypatch, skipped):
     real = FaultyFiles.sync
 
     def sync(self, fd):
@@ -126,11 +126,11 @@ def test_without_syncs_the_same_test_finds_what_is_lost(place, monkeypatch, skip
 
     monkeypatch.setattr(FaultyFiles, "sync", sync)
     with pytest.raises((AssertionError, StoreError)):
-        test_at_every_moment_all_that_was_acknowledged_is_there_and_nothing_is_half_done(place)
+        test_acknowledged_work_is_whole_at_every_moment(place)
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
-def test_a_call_that_fails_once_is_told_and_the_change_can_be_made_again(place, error):
+def test_call_that_fails_once_is_reported_and_can_be_repeated(place, error):
     """At each call in turn: the store says that it failed, or does it all the same; afterwards nothing is missing."""
     clock = SteppedClock()
     calls = len(lived(place / "first", clock).calls)
@@ -168,7 +168,7 @@ def test_a_call_that_fails_once_is_told_and_the_change_can_be_made_again(place, 
     assert all(isinstance(one, StoreFull) is (error == errno.ENOSPC and not one.unknown) for one in told)
 
 
-def test_a_folder_that_could_not_be_synced_is_synced_before_it_is_told_of(place):
+def test_folder_that_failed_to_sync_is_synced_before_it_is_read(place):
     disk = FaultyFiles(place)
     store = FilesStore(place / "runs", clock=SteppedClock(), disk=disk)
     store.renew_leases(WorkerInfo("w1"))

@@ -12,11 +12,11 @@ import pytest
 import keepstep as ks
 from keepstep.errors import CheckpointCorrupt, KeepstepError, StoreUnavailable
 from keepstep.ports import Create, Rekey, Verdict
-from keepstep.stores.files import FilesStore
-from keepstep.stores.files_disk import Disk
-from keepstep.stores.files_names import run_folder
-from keepstep.stores.keys import Keys
-from keepstep.stores.sealed import SealedStore
+from keepstep.records.keys import Keys
+from keepstep.stores.encrypted import EncryptedStore
+from keepstep.stores.files.disk import Disk
+from keepstep.stores.files.names import run_folder
+from keepstep.stores.files.store import FilesStore
 from keepstep.testing.store_contract import commit, get, queued, started
 
 OLD, NEW = os.urandom(32), os.urandom(32)
@@ -141,21 +141,21 @@ def test_a_rekey_that_broke_off_is_finished_when_done_again(path, opened):
         disk.left = breaks_at
         broken = opened(disk=disk)
         try:
-            SealedStore(broken, BOTH).rekey()
+            EncryptedStore(broken, BOTH).rekey()
         except StoreUnavailable:
             broken.close()
         else:
             break
-        again = SealedStore(opened(), BOTH)
+        again = EncryptedStore(opened(), BOTH)
         again.rekey()
         assert holders_of(b"1:old:", path) == []
         assert {again.cipher(get(again, name)) is None for name in ("r", "child")} == {False}
     assert breaks_at > 5
 
 
-def test_a_worker_that_goes_on_with_the_retired_key_leaves_none_of_it_after_the_next_rekey(path, opened):
+def test_next_rekey_removes_a_retired_key_that_a_worker_still_used(path, opened):
     writer = filled_with_a_family(opened())
-    sealed = SealedStore(opened(), BOTH)
+    sealed = EncryptedStore(opened(), BOTH)
     sealed.rekey()
     born = Create(queued("late", data_key=wrapped("late")))
     assert writer.write(creates=[born]).verdict is Verdict.DONE  # its store has rewritten entries in memory
@@ -172,31 +172,31 @@ def test_a_worker_that_goes_on_with_the_retired_key_leaves_none_of_it_after_the_
 def test_a_run_in_plain_text_keeps_no_retired_key_of_its_children(path, opened):
     writer = started(opened(), "r")
     writer.write(creates=[Create(queued("child", data_key=wrapped("child")))])
-    sealed = SealedStore(opened(), BOTH)
+    sealed = EncryptedStore(opened(), BOTH)
     done, _ = sealed.rekey()
     assert (done.changed, done.plain) == (1, 1)
     assert holders_of(b"1:old:", path) == []
     assert get(sealed.inner, "r").data_key == ""
 
 
-def test_what_a_replaced_run_has_left_holds_no_retired_key(path, opened):
+def test_leftovers_of_a_replaced_run_hold_no_retired_key(path, opened):
     store = opened()
     commit(store, Create(queued("r", data_key=wrapped("r"))))
     folder = path / run_folder("r")
     assert commit(store, Create(queued("r", data_key=wrapped("r", BOTH)), over=0)).verdict is Verdict.DONE
     assert commit(store, Create(queued("r", data_key=wrapped("r", BOTH)), over=0)).verdict is Verdict.DONE
     (folder / "000002.json").write_bytes((folder / "000001.json").read_bytes()[:-9])
-    SealedStore(store, BOTH).rekey()
+    EncryptedStore(store, BOTH).rekey()
     assert holders_of(b"1:old:", path) == []
     assert get(opened(), "r").data_key.startswith("1:new:")
 
 
-def test_a_run_with_a_damaged_earlier_entry_is_told_and_keeps_none_of_the_others(path, opened):
+def test_damaged_run_is_reported_and_the_others_are_rekeyed(path, opened):
     store = opened()
     filled_with_a_family(store)
     entry = path / run_folder("r") / "000001.json"
     entry.write_bytes(entry.read_bytes().replace(b"running", b"rolling"))
-    fresh = SealedStore(opened(), BOTH)
+    fresh = EncryptedStore(opened(), BOTH)
     done, _ = fresh.rekey()
     assert done.damaged == 1
     assert {name.split("/")[2] for name in holders_of(b"1:old:", path)} == {"r"}

@@ -12,9 +12,9 @@ import pytest
 from keepstep.errors import StoreUnavailable
 from keepstep.model import Flaw, RunPage, RunQuery, Signal, Status, WorkerInfo
 from keepstep.ports import ClaimRequest, Create, Rekey, Send, Verdict
-from keepstep.stores.files import FilesStore
-from keepstep.stores.files_disk import Disk
-from keepstep.stores.files_names import run_folder
+from keepstep.stores.files.disk import Disk
+from keepstep.stores.files.names import run_folder
+from keepstep.stores.files.store import FilesStore
 from keepstep.testing.store_contract import commit, get, parked, queued, started
 from keepstep.testing.store_contract.ground import START
 
@@ -159,7 +159,7 @@ class Breaking(Disk):
         super().remove_empty(path)
 
 
-def test_an_erase_that_broke_off_anywhere_is_finished_when_it_is_done_again(tmp_path):
+def test_erase_that_broke_off_anywhere_is_finished_by_the_next(tmp_path):
     name = "patient-ann"
     for changes in itertools.count():
         path = tmp_path / str(changes)

@@ -14,9 +14,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from keepstep.errors import CheckpointCorrupt
-from keepstep.stores.files_names import entry_name, entry_number, folder_name, run_folder
-from keepstep.stores.files_text import _FIELDS, put, sealed, take, unsealed
-from keepstep.stores.records import Claimed, Record, StoredError
+from keepstep.records.record import Claimed, Record, StoredError
+from keepstep.stores.files.names import entry_name, entry_number, folder_name, run_folder
+from keepstep.stores.files.text import _FIELDS, put, sealed, take, unsealed
 
 # -- names -------------------------------------------------------------------------------------------------------------
 
@@ -47,7 +47,7 @@ def test_a_folder_is_always_one_harmless_name(run_id):
 @example("Ä", "A\u0308")
 @example("x" * 200, "x" * 199 + "y")
 @example("a b", "a-b")
-def test_two_ids_have_two_folders_also_where_case_and_accents_do_not_count(one, two):
+def test_two_ids_have_two_folders_even_without_case_and_accents(one, two):
     def folded(run_id):
         return unicodedata.normalize("NFKD", folder_name(run_id)).casefold()
 
@@ -142,6 +142,6 @@ def test_the_order_of_a_records_fields_is_fixed():
 @pytest.mark.parametrize(
     "text", [b"", b"[]", b"{}", b"null", b'{"seal":1}', b"\xff", b'{"a":1,"seal":"0"}', b"[" * 9999]
 )
-def test_a_file_that_is_none_of_ours_is_told_as_such(text):
+def test_file_of_another_program_is_refused_by_name(text):
     with pytest.raises(CheckpointCorrupt, match=r"000007\.json"):
         unsealed(text, "000007.json")

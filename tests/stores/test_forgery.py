@@ -19,11 +19,11 @@ import keepstep as ks
 from keepstep.errors import CheckpointCorrupt, StoreError
 from keepstep.model import Status
 from keepstep.ports import Row
+from keepstep.records.keys import Keys
+from keepstep.records.record import origin, unseal
 from keepstep.stores import rules
-from keepstep.stores.keys import Keys
+from keepstep.stores.encrypted import EncryptedStore
 from keepstep.stores.memory import MemoryStore
-from keepstep.stores.records import origin, unseal
-from keepstep.stores.sealed import SealedStore
 
 KEYS = Keys("one", {"one": b"1" * 32})
 
@@ -73,7 +73,7 @@ def copied():
 
 def read(store, name="a"):
     """Everything that a reader with the key is told of a run, verified as the engine does it."""
-    sealed = SealedStore(store, KEYS)
+    sealed = EncryptedStore(store, KEYS)
     run = sealed.get_run(name)
     records = list(unseal(sealed.list_checkpoints(name), name, 0, origin(run)))
     if (len(records), records[-1][1]) != (run.seq, run.checksum):
@@ -101,10 +101,10 @@ def relinked(store, name="a"):
             text = msgspec.json.encode({**record, "previous": previous, "seq": place + 1, "run": name})
         entry.rows[place] = Row(place + 1, record["kind"], text, row.body)
         previous = sha256(text + (row.body or b"")).hexdigest()
-    entry.checksum = previous
     entry.signals = [
         rules.seal_signal(replace(signal, run=name), seq, signal.sent_at) for seq, signal in enumerate(entry.signals, 1)
     ]
+    entry.head = msgspec.structs.replace(entry.head, seq=len(entry.rows), checksum=previous, signals=len(entry.signals))
 
 
 def refused_or_unchanged(store):
@@ -115,7 +115,7 @@ def refused_or_unchanged(store):
     assert told == TRUTH
 
 
-def test_the_truth_is_told_again():
+def test_untouched_and_relinked_copies_read_the_same():
     store = copied()
     assert read(store) == TRUTH
     relinked(store)
@@ -123,7 +123,7 @@ def test_the_truth_is_told_again():
 
 
 @given(st.data(), st.booleans())
-def test_a_flipped_bit_anywhere(data, relink):
+def test_flipped_bit_is_refused_or_changes_nothing(data, relink):
     store = copied()
     entry = store._runs["a"]
     where = data.draw(st.sampled_from(["record", "body", "signal", "input", "data_key"]))
@@ -161,7 +161,7 @@ def test_a_flipped_bit_anywhere(data, relink):
 
 
 @given(st.data(), st.booleans(), st.sampled_from(["body", "row", "row of another run", "body of another run"]))
-def test_swapped_records(data, relink, what):
+def test_swapped_records_are_refused_or_change_nothing(data, relink, what):
     store = copied()
     rows, others = store._runs["a"].rows, store._runs["b"].rows
     one, two = data.draw(st.integers(0, len(rows) - 1)), data.draw(st.integers(0, len(others) - 1))
@@ -183,7 +183,7 @@ def test_swapped_records(data, relink, what):
 
 
 @given(st.data())
-def test_a_record_removed_or_cut_short(data):
+def test_removed_or_cut_record_is_refused_or_changes_nothing(data):
     store = copied()
     entry = store._runs["a"]
     place = data.draw(st.integers(0, len(entry.rows) - 1))
@@ -198,7 +198,7 @@ def test_a_record_removed_or_cut_short(data):
 
 
 @given(st.integers(0, 5), st.sampled_from(["value", "outcome", "step", "data"]))
-def test_a_record_in_plain_text_in_place_of_an_encrypted_one(place, field):
+def test_plain_record_in_place_of_an_encrypted_one_is_refused(place, field):
     store = copied()
     entry = store._runs["a"]
     row = entry.rows[place]
@@ -212,7 +212,7 @@ def test_a_record_in_plain_text_in_place_of_an_encrypted_one(place, field):
 
 
 @pytest.mark.parametrize("field, value", [("outcome", "failure"), ("step", "work#9"), ("attempt", 7), ("ordinal", 9)])
-def test_what_stays_readable_cannot_be_changed_either(field, value):
+def test_change_of_a_readable_field_is_refused(field, value):
     for place in range(len(STORE._runs["a"].rows)):
         store = copied()
         entry = store._runs["a"]
@@ -237,18 +237,20 @@ def test_what_stays_readable_cannot_be_changed_either(field, value):
         {"kind": "step completed", "step": "work#9", "value": 1},
     ],
 )
-def test_a_record_that_would_steer_the_run_is_not_taken_in_plain_text(record):
+def test_plain_record_that_would_steer_the_run_is_refused(record):
     store = copied()
     entry = store._runs["a"]
     text = {"run": "a", "seq": 9, "format": 2, "previous": "", "finished_at": "2026-01-01T00:00:00Z", **record}
     entry.rows.append(Row(len(entry.rows) + 1, record["kind"], msgspec.json.encode(text)))
-    entry.status = Status.WAITING  # so that nothing is expected of its last record
+    entry.head = msgspec.structs.replace(
+        entry.head, status=Status.WAITING
+    )  # so that nothing is expected of its last record
     relinked(store)
     with pytest.raises(CheckpointCorrupt, match="is not encrypted, and must be"):
         read(store)
 
 
-def test_a_record_that_sets_the_run_aside_is_taken():
+def test_plain_record_that_sets_the_run_aside_is_accepted():
     store = copied()
     entry = store._runs["a"]
     error = {"type": "Repaired", "message": "see to it"}
@@ -262,14 +264,14 @@ def test_a_record_that_sets_the_run_aside_is_taken():
         "data": {"act": "repair"},
     }
     entry.rows.append(Row(len(entry.rows) + 1, "error", msgspec.json.encode(text)))
-    entry.status = Status.SET_ASIDE
+    entry.head = msgspec.structs.replace(entry.head, status=Status.SET_ASIDE)
     relinked(store)
     told = read(store)
     assert told[2].message == "see to it"
     assert told[3][:-1] == TRUTH[3]
 
 
-def test_swapped_messages():
+def test_swapped_messages_are_refused():
     for theirs in (False, True):
         store = copied()
         one, two = store._runs["a"].signals[0], store._runs["b" if theirs else "a"].signals[1]
@@ -279,7 +281,7 @@ def test_swapped_messages():
             read(store)
 
 
-def test_a_whole_run_under_the_name_of_another():
+def test_whole_run_under_the_name_of_another_is_refused():
     store = copied()
     theirs = STORE._runs["b"]
     store._runs["a"] = replace(theirs, run=replace(theirs.run, id="a"), rows=list(theirs.rows))
@@ -288,7 +290,7 @@ def test_a_whole_run_under_the_name_of_another():
         read(store)
 
 
-def test_a_run_whose_encryption_is_taken_away():
+def test_run_whose_data_key_is_removed_is_refused():
     store = copied()
     entry = store._runs["a"]
     entry.run = replace(entry.run, data_key="")

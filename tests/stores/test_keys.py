@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import keepstep as ks
 from keepstep.errors import CheckpointCorrupt, EncryptionError
 from keepstep.ports import Row
-from keepstep.stores.keys import Cipher, Keys, is_encrypted, key_id
-from keepstep.stores.records import Record, StoredError, opened, seal, unseal
+from keepstep.records.keys import Cipher, Keys, is_encrypted, key_id
+from keepstep.records.record import Record, StoredError, opened, seal, unseal
 
 ONE, TWO = b"1" * 32, b"2" * 32
 TEXT = base64.b64encode(ONE).decode()
@@ -61,7 +61,7 @@ def test_nothing_cut_short_is_taken_for_what_was_written(plain, length):
         cipher.reveal(hidden[: min(length, len(hidden) - 1)], "record", b"text")
 
 
-def test_what_was_written_elsewhere_is_refused():
+def test_ciphertext_of_another_place_is_refused():
     cipher = Cipher("r", ONE)
     hidden = cipher.hide(b"v", "signal", "go", "id-1")
     assert cipher.reveal(hidden, "signal", "go", "id-1") == b"v"
@@ -106,7 +106,7 @@ def test_a_function_is_asked_once_for_each_key():
     assert asked == ["one", "two"]
 
 
-def test_a_function_that_fails_is_told_without_its_words():
+def test_function_that_fails_is_reported_without_its_message():
     def fetch(name):
         raise RuntimeError(f"no access with token hunter2 to {name}")
 
@@ -121,7 +121,7 @@ def test_keys_come_from_the_environment(monkeypatch, tmp_path):
     for unset in (lambda: None, lambda: monkeypatch.setenv("KEEPSTEP_KEYS", " ")):
         unset()
         assert Keys.if_in_env() is None
-        with pytest.raises(ks.DefinitionError, match="no keys in the environment variable KEEPSTEP_KEYS"):
+        with pytest.raises(ks.DefinitionError, match="the environment variable KEEPSTEP_KEYS is not set, or empty"):
             Keys.from_env()
     with pytest.raises(ks.DefinitionError, match="OTHER"):
         Keys.from_env("OTHER")
@@ -149,7 +149,7 @@ def test_keys_come_from_the_environment(monkeypatch, tmp_path):
         (",", "holds no key"),
     ],
 )
-def test_what_is_wrong_in_the_environment_is_told_without_showing_it(monkeypatch, value, said):
+def test_wrong_environment_is_reported_without_its_value(monkeypatch, value, said):
     monkeypatch.setenv("KEEPSTEP_KEYS", value)
     with pytest.raises(ks.DefinitionError, match=said) as told:
         Keys.from_env()
@@ -158,33 +158,33 @@ def test_what_is_wrong_in_the_environment_is_told_without_showing_it(monkeypatch
 
 
 @pytest.mark.parametrize("key", [b"short", "c2hvcnQ=", 7, None])
-def test_a_key_that_is_none_is_refused(key):
+def test_key_of_a_wrong_size_or_type_is_refused(key):
     with pytest.raises(ks.DefinitionError, match="'one' must be 32 bytes"):
         Keys("one", {"one": key})
 
 
-def test_the_current_key_must_be_there_and_have_a_decent_name():
+def test_current_key_must_be_known_and_have_a_valid_id():
     with pytest.raises(ks.DefinitionError, match="'two' is not among the keys: one"):
         Keys("two", {"one": ONE})
-    with pytest.raises(ks.DefinitionError, match="a key's id is"):
+    with pytest.raises(ks.DefinitionError, match="a key's id must be"):
         Keys("o:ne", {"o:ne": ONE})
 
 
 @pytest.mark.parametrize("wrapped", ["", "1", "1:one", "1::x", "2:one:abcd", "1:o ne:abcd"])
-def test_a_data_key_that_is_none_of_ours_is_told(wrapped):
+def test_unreadable_data_key_is_refused(wrapped):
     with pytest.raises(EncryptionError, match="not readable"):
         key_id(wrapped)
 
 
-def test_keys_show_themselves_nowhere():
+def test_keys_are_neither_shown_nor_pickled():
     keys = Keys("one", {"one": TEXT})
     assert repr(keys) == "<Keys current='one'>"
-    with pytest.raises(TypeError, match="not pickled"):
+    with pytest.raises(TypeError, match="cannot be pickled"):
         pickle.dumps(keys)
     assert "1111" not in repr(keys.new_cipher("r")[1])
 
 
-def test_without_the_package_one_is_told_what_to_install(monkeypatch):
+def test_missing_package_is_reported_with_its_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
     with pytest.raises(ks.DefinitionError, match=r"pip install 'keepstep\[encryption\]'"):
         Keys("one", {"one": ONE})
@@ -208,7 +208,7 @@ BODY = (
 CHECKSUM = "5dcb8feb433925903bdf51f1f6ee115edbd7330d8921b5120487bb00babf9063"
 
 
-def test_what_the_first_version_stored_is_read():
+def test_values_of_the_first_version_are_read():
     cipher = Keys("one", {"one": ONE}).cipher("r", WRAPPED)
     assert cipher.reveal_text(INPUT, "input") == b"[[1],{}]"
     assert cipher.reveal_text(PAYLOAD, "signal", "go", "i") == b"5"

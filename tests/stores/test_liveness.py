@@ -6,11 +6,13 @@ import fcntl
 import os
 import threading
 import time
+from collections import Counter
 
 import pytest
 
-from keepstep.stores import liveness
-from keepstep.stores.liveness import Turnstile
+from keepstep.stores import os_locks
+from keepstep.stores.sqlite import writer
+from keepstep.stores.sqlite.writer import Turnstile
 
 
 @pytest.fixture
@@ -44,10 +46,27 @@ def is_locked(path):
 
 
 def until(condition):
-    ends = time.monotonic() + 20
+    ends = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < ends
         time.sleep(0.001)
+
+
+class Hand:
+    """The time of the turnstiles, moved by hand; with `moves`, their own waits move it, too."""
+
+    def __init__(self, monkeypatch, *, moves=False):
+        self.now, self.moves, self.polls = 0.0, moves, Counter()
+        monkeypatch.setattr(writer, "time", self)
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.polls[threading.current_thread()] += 1
+        if self.moves:
+            self.now += seconds
+        time.sleep(0.0001)
 
 
 class Waiter(threading.Thread):
@@ -59,13 +78,13 @@ class Waiter(threading.Thread):
         self.start()
 
     def run(self):
-        assert self.turnstile.enter(20)
+        assert self.turnstile.enter(60)
         self.has_it.set()
-        self.go.wait(20)
+        self.go.wait(60)
         self.turnstile.leave()
 
 
-def test_who_has_just_left_does_not_come_before_who_waits(turnstile, path):
+def test_waiting_writer_comes_before_one_that_has_just_left(turnstile, path):
     """A lock alone goes to whoever is faster, and that is the one that has not to be woken."""
     busy, quiet = turnstile(), turnstile()
     for _ in range(50):
@@ -74,14 +93,15 @@ def test_who_has_just_left_does_not_come_before_who_waits(turnstile, path):
         until(lambda: is_locked(f"{path}-next"))
         busy.leave()
         assert not busy.enter(0), "it came first, though another waited"
-        assert waiter.has_it.wait(20)
+        assert waiter.has_it.wait(60)
         waiter.go.set()
-        assert busy.enter(20)
+        assert busy.enter(60)
         waiter.join()
         busy.leave()
 
 
-def test_all_who_wait_have_their_turn_before_the_busy_one_has_it_for_long(turnstile):
+def test_all_waiting_writers_have_their_turn_before_a_busy_one(turnstile, monkeypatch):
+    Hand(monkeypatch)  # nobody is late, however slow the machine is
     busy, others = turnstile(), [turnstile() for _ in range(3)]
     assert busy.enter(0)
     waiters = [Waiter(one) for one in others]
@@ -91,18 +111,19 @@ def test_all_who_wait_have_their_turn_before_the_busy_one_has_it_for_long(turnst
     while not all(waiter.has_it.is_set() for waiter in waiters):
         time.sleep(0.0005)  # as long as a commit takes, at the least
         busy.leave()
-        assert busy.enter(20)
+        assert busy.enter(60)
         turns += 1
     busy.leave()
     assert turns < 100
 
 
-def test_one_that_is_stopped_while_it_is_next_stops_nobody(turnstile, path):
+def test_stopped_waiter_stops_no_other_writer(turnstile, path, monkeypatch):
+    Hand(monkeypatch, moves=True)
     mine = turnstile()
     stopped = os.open(f"{path}-next", os.O_RDWR)
     fcntl.flock(stopped, fcntl.LOCK_EX)
     assert not mine.enter(0), "it may be about to come"
-    assert mine.enter(20)
+    assert mine.enter(60)
     mine.leave()
     assert mine.enter(0), "it is not waited for each time"
     mine.leave()
@@ -112,19 +133,22 @@ def test_one_that_is_stopped_while_it_is_next_stops_nobody(turnstile, path):
     mine.leave()
 
 
-def test_a_long_turn_makes_nobody_impolite(turnstile, path, monkeypatch):
-    monkeypatch.setattr(liveness, "COURTESY_SECONDS", 0.01)
+def test_waiters_keep_their_order_during_a_long_turn(turnstile, path, monkeypatch):
+    hand = Hand(monkeypatch)
     long, first, second = turnstile(), turnstile(), turnstile()
     assert long.enter(0)
     waiters = [Waiter(first)]
     until(lambda: is_locked(f"{path}-next"))
     waiters.append(Waiter(second))
-    time.sleep(0.05)  # so that the second one has waited for longer than it would for one that is stopped
+    until(lambda: hand.polls[waiters[1]])
+    hand.now += 10 * writer.YIELD_SECONDS  # the second one has waited for longer than it would for one that is stopped
+    seen = hand.polls[waiters[1]] + 1
+    until(lambda: hand.polls[waiters[1]] > seen)
     assert not any(waiter.has_it.is_set() for waiter in waiters)
     long.leave()
-    assert waiters[0].has_it.wait(20)
+    assert waiters[0].has_it.wait(60)
     waiters[0].go.set()
-    assert waiters[1].has_it.wait(20)
+    assert waiters[1].has_it.wait(60)
     waiters[1].go.set()
     for waiter in waiters:
         waiter.join()
@@ -132,18 +156,18 @@ def test_a_long_turn_makes_nobody_impolite(turnstile, path, monkeypatch):
     assert not is_locked(f"{path}-next")
 
 
-def test_a_turnstile_that_is_closed_while_it_waits_lets_both_locks_go(turnstile, path):
+def test_turnstile_closed_while_it_waits_releases_both_locks(turnstile, path):
     busy, mine = turnstile(), turnstile()
     assert busy.enter(0)
     assert not mine.enter(0.05)
     mine.close()
     busy.leave()
     until(lambda: not is_locked(path) and not is_locked(f"{path}-next"))
-    assert busy.enter(20)
+    assert busy.enter(60)
     busy.leave()
 
 
-def test_who_has_waited_in_vain_is_not_waited_for(turnstile, path):
+def test_writer_that_gave_up_waiting_is_not_waited_for(turnstile, path):
     busy, mine = turnstile(), turnstile()
     assert busy.enter(0)
     assert not mine.enter(0.05)
@@ -153,19 +177,47 @@ def test_who_has_waited_in_vain_is_not_waited_for(turnstile, path):
     busy.leave()
 
 
-def test_who_did_not_wait_for_one_that_was_stopped_waits_again_for_others(turnstile, path, monkeypatch):
+def test_writer_that_passed_a_stopped_one_waits_for_others_again(turnstile, path, monkeypatch):
     """Else a busy one that was once kept waiting would come before all who wait, for as long as someone does."""
-    monkeypatch.setattr(liveness, "_DISCOURTESY_SECONDS", 0.1)
+    hand = Hand(monkeypatch, moves=True)
     busy = turnstile()
     someone = os.open(f"{path}-next", os.O_RDWR)
     fcntl.flock(someone, fcntl.LOCK_EX)
-    assert busy.enter(20)
+    assert busy.enter(60)
     busy.leave()
-    ends, turns = time.monotonic() + 0.2, 0
-    while time.monotonic() < ends:
-        if busy.enter(0):
-            turns += 1
-            busy.leave()
-    assert turns, "it did not go on without the one that is stopped"
+    for _ in range(3):
+        hand.now += writer._BYPASS_SECONDS / 4
+        assert busy.enter(0), "it did not go on without the one that is stopped"
+        busy.leave()
+    hand.now += writer._BYPASS_SECONDS / 4
     assert not busy.enter(0), "it never waits again"
     os.close(someone)
+
+
+# -- who holds a lock --------------------------------------------------------------------------------------------------
+
+
+def locks(monkeypatch, tmp_path, *held):
+    """Make the system tell of these locks: a kind, a process and a file each."""
+    lines = [
+        f"{number}: {kind} ADVISORY  WRITE {pid} fe:00:{file.stat().st_ino} 0 EOF"
+        for number, (kind, pid, file) in enumerate(held, 1)
+    ]
+    told = tmp_path / "locks"
+    told.write_text("\n".join(lines))
+    monkeypatch.setattr(os_locks, "_LOCKS", told)
+
+
+def test_the_process_that_has_the_turn_is_named_before_one_that_waits_or_reads(monkeypatch, tmp_path):
+    turn, shared = tmp_path / "turnstile", tmp_path / "shm"
+    turn.touch(), shared.touch()
+    own, other = os.getpid(), os.getppid()
+    name = os_locks.lock_holder
+    locks(monkeypatch, tmp_path, ("POSIX", own, shared), ("POSIX", 4_999_999, shared), ("FLOCK", other, turn))
+    assert name(str(turn), str(shared)) == f"process {other}"
+    locks(monkeypatch, tmp_path, ("FLOCK", own, turn), ("POSIX", other, shared))
+    assert name(str(turn), str(shared)) == f"process {other}"
+    locks(monkeypatch, tmp_path, ("FLOCK", own, turn))
+    assert name(str(turn), str(shared)) == f"process {own}"
+    locks(monkeypatch, tmp_path)
+    assert name(str(turn), str(shared)) == "another process"

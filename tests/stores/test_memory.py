@@ -27,12 +27,12 @@ def claim(store, worker):
     return store.claim_runs(ClaimRequest(worker, frozenset({"digest"}), 10))
 
 
-def test_a_buried_worker_is_dead_at_once():
+def test_worker_that_is_marked_dead_loses_its_runs_at_once():
     store = MemoryStore(clock=SteppedClock())
     store.renew_leases(WorkerInfo("w1"))
     writer = started(store, "r")
     assert ids(claim(store, "w2")) == []
-    store.bury("w1")
+    store.mark_dead("w1")
     assert [(worker.id, worker.alive) for worker in store.list_workers()] == [("w1", False), ("w2", True)]
     (taken,) = claim(store, "w2").claims
     assert (taken.taken_from, taken.run.status) == ("w1", Status.RECOVERING)

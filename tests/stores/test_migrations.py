@@ -6,10 +6,10 @@ import apsw
 import pytest
 
 from keepstep.errors import SchemaMismatch
+from keepstep.records.record import check_origin
 from keepstep.stores import migrations
 from keepstep.stores.migrations import Script, pending, scripts
-from keepstep.stores.records import check_origin
-from keepstep.stores.sqlite import SQLiteStore
+from keepstep.stores.sqlite.store import SQLiteStore
 from keepstep.testing.store_contract import SteppedClock, everything, started
 
 
@@ -40,7 +40,7 @@ def test_an_empty_file_gets_every_script(path):
     SQLiteStore(path).close()
     assert version(path) == str(len(scripts("sqlite")))
     tables = {name for (name,) in raw(path, "SELECT name FROM sqlite_schema WHERE type = 'table'")}
-    own = {"run", "head", "checkpoint", "signal", "worker", "meta"}
+    own = {"run", "head", "checkpoint", "signal", "worker", "meta", "gate", "share"}
     assert tables == {f"keepstep_{name}" for name in own} | {"sqlite_sequence"}
 
 

@@ -14,7 +14,7 @@ from keepstep.errors import DefinitionError, DuplicateName, UnknownStore
 from keepstep.stores import open as open_module
 from keepstep.stores.memory import MemoryStore
 from keepstep.stores.open import has_option, open_store, schemes
-from keepstep.stores.sqlite import SQLiteStore
+from keepstep.stores.sqlite.store import SQLiteStore
 from keepstep.testing.store_contract import SteppedClock
 
 asked = []
@@ -67,7 +67,7 @@ def test_memory_is_new_each_time():
     assert one is not open_store("memory:")
 
 
-def test_a_store_passes_through():
+def test_open_store_is_returned_as_it_is():
     store = MemoryStore()
     assert open_store(store) is store
     with pytest.raises(DefinitionError, match="open already"):
@@ -78,7 +78,7 @@ def test_a_store_passes_through():
 
 @pytest.mark.parametrize("url", ["sqlite:", "sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite://host/x"])
 def test_a_url_without_a_file_is_refused(url):
-    with pytest.raises(DefinitionError, match="names no file"):
+    with pytest.raises(DefinitionError, match="must name a file"):
         open_store(url)
 
 
@@ -87,7 +87,7 @@ def test_an_unknown_scheme_lists_the_known_ones():
         open_store("redis://host/0")
 
 
-def test_a_mistyped_scheme_is_set_right():
+def test_mistyped_scheme_is_answered_with_the_nearest():
     with pytest.raises(UnknownStore, match=r"no store is registered for 'sqlit:'; did you mean sqlite:\?"):
         open_store("sqlit:///runs.db")
     with pytest.raises(UnknownStore) as told:
@@ -110,7 +110,7 @@ def test_memory_has_no_name(url):
 
 
 @pytest.mark.parametrize("url", ["memory:", "sqlite:///{}/runs.db", "files:{}/runs", "{}/runs.db"])
-def test_an_unknown_option_is_told_as_nobodys(tmp_path, url):
+def test_unknown_option_is_refused_by_name(tmp_path, url):
     with pytest.raises(
         TypeError, match=r"neither ks\.open nor the store for '(memory|sqlite|files):' has an option 'colour'"
     ):
@@ -133,19 +133,19 @@ def test_a_package_that_cannot_be_loaded_is_named(monkeypatch):
     with pytest.raises(DefinitionError, match="AttributeError"):
         open_store("lost:x")
     registered(monkeypatch, EntryPoint("lost", "json:__name__", "keepstep.stores"))
-    with pytest.raises(DefinitionError, match="it is no function"):
+    with pytest.raises(DefinitionError, match="must be a callable, not"):
         open_store("lost:x")
     open_store("memory:")  # the others are not touched
 
 
-def test_what_is_no_store_is_told_with_what_it_lacks(monkeypatch):
+def test_object_that_is_no_store_is_refused_with_what_it_lacks(monkeypatch):
     registered(monkeypatch, EntryPoint("half", f"{__name__}:open_half", "keepstep.stores"))
     monkeypatch.setattr(EntryPoint, "load", lambda _: lambda url, clock: object())
-    with pytest.raises(DefinitionError, match=r"gave object, which is no store: it lacks .*commit, .*close"):
+    with pytest.raises(DefinitionError, match=r"returned object, which is not a store: it lacks .*commit, .*close"):
         open_store("half:x")
 
 
-def test_a_function_that_cannot_be_called_as_it_must_be_is_named(monkeypatch):
+def test_function_with_a_wrong_signature_is_named(monkeypatch):
     registered(monkeypatch, EntryPoint("odd", f"{__name__}:open_odd", "keepstep.stores"))
     for odd in (lambda url: None, lambda: None, lambda url, clock, more: None):
         monkeypatch.setattr(EntryPoint, "load", lambda _, odd=odd: odd)
@@ -156,7 +156,7 @@ def test_a_function_that_cannot_be_called_as_it_must_be_is_named(monkeypatch):
         open_store("odd:x")
 
 
-def test_a_store_of_another_package_is_told_not_to_make_itself_if_it_can_be(monkeypatch):
+def test_create_option_of_another_package_is_recognised(monkeypatch):
     registered(monkeypatch, EntryPoint("far", f"{__name__}:open_far", "keepstep.stores"))
     monkeypatch.setattr(EntryPoint, "load", lambda _: lambda url, clock=None, create=True: None)
     assert has_option("far:x", "create")
@@ -184,7 +184,7 @@ def test_another_package_adds_a_store(monkeypatch):
         open_store("other://there")
 
 
-def test_what_is_not_used_is_not_loaded():
+def test_stores_that_are_not_used_are_not_loaded():
     program = "import sys, keepstep.stores.open as o; o.open_store('memory:'); sys.exit('apsw' in sys.modules)"
     source = str(Path(keepstep.__file__).parents[1])
     assert subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": source}, check=False).returncode == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import psycopg
 import pytest
@@ -12,17 +13,19 @@ import pytest
 from keepstep.errors import StoreUnavailable
 from keepstep.model import RunQuery, Signal, Status, WorkerInfo
 from keepstep.ports import ClaimRequest, Create, Send, Verdict, WouldBlock
-from keepstep.stores import postgres_connection, postgres_within
-from keepstep.stores.keys import Keys
-from keepstep.stores.postgres import PostgresStore
-from keepstep.stores.sealed import SealedStore
+from keepstep.records.keys import Keys
+from keepstep.stores.encrypted import EncryptedStore
+from keepstep.stores.postgres import erase as postgres_erase
+from keepstep.stores.postgres import pool as postgres_connection
+from keepstep.stores.postgres import user_transaction
+from keepstep.stores.postgres.store import PostgresStore
 from keepstep.testing.store_contract import SteppedClock, commit, get, parked, queued, started
 from tests.postgres import empty_store, session_dsn, store_url
 
 
 @pytest.fixture
 def store(monkeypatch):
-    for module in (postgres_connection, postgres_within):
+    for module in (postgres_connection, user_transaction):
         monkeypatch.setattr(module, "LOCK_SECONDS", 0.05)
     with empty_store() as url:
         store = PostgresStore(url, clock=SteppedClock())
@@ -68,7 +71,7 @@ def test_a_locked_run_is_left_out_and_its_neighbours_are_written(store):
     assert not store._locks.suspects([held.change()])
 
 
-def test_what_would_tell_a_locked_run_something_waits_as_a_whole(store):
+def test_change_that_signals_a_locked_run_waits_as_a_whole(store):
     started(store, "r")
     child, other = started(store, "child"), started(store, "other")
     with locked(store):
@@ -98,7 +101,7 @@ def test_a_lock_of_a_moment_is_waited_for(store, monkeypatch):
     held = started(store, "r")
     with locked(store) as other:
         store._locks.suspect([held.change()])
-        monkeypatch.setattr("keepstep.stores.postgres_locks.time.sleep", lambda seconds: other.rollback())
+        monkeypatch.setattr("keepstep.stores.postgres.locks.time.sleep", lambda seconds: other.rollback())
         assert commit(store, held.change()).verdict is Verdict.DONE
 
 
@@ -112,7 +115,7 @@ def test_a_lock_of_the_whole_table_holds_up_all_and_loses_nothing(store):
     assert verdicts(store.commit(changes)) == [Verdict.DONE] * 2
 
 
-def test_a_transactional_step_of_a_locked_run_is_undone_and_not_called_again_in_vain(store):
+def test_step_of_a_locked_run_is_undone_and_called_again_once_free(store):
     held, calls = started(store, "r"), []
     change = held.change(within=lambda tx: calls.append(tx.execute("SELECT current_setting('lock_timeout')")))
     with locked(store):
@@ -123,28 +126,39 @@ def test_a_transactional_step_of_a_locked_run_is_undone_and_not_called_again_in_
     assert len(calls) == 2
 
 
-def test_an_erasure_waits_for_who_reads_the_tables_just_now(store, monkeypatch):
-    """However long that takes; afterwards its connection is as impatient as before."""
+def test_erasure_lets_others_write_while_it_waits_for_a_reader(store, monkeypatch):
+    """And goes on when the reader has ended; afterwards its connection waits for locks as long as before."""
     commit(store, Create(queued("r")))
-    with contextlib.closing(psycopg.connect(session_dsn(), autocommit=True)) as other, ThreadPoolExecutor(1) as pool:
+    with contextlib.closing(psycopg.connect(session_dsn(), autocommit=True)) as other:
         other.execute("BEGIN")
-        monkeypatch.setattr(
-            store._eraser, "_outlast", lambda connection: other.execute(READING.format(head=head(store)))
-        )
-        erased = pool.submit(store.delete_runs, ["r"], scrub=True)
-        waits = "SELECT FROM pg_locks WHERE relation = %s::regclass AND NOT granted"
-        with psycopg.connect(session_dsn(), autocommit=True) as admin:
-            while not admin.execute(waits, (head(store),)).fetchall():
-                time.sleep(0.005)
-            time.sleep(2 * postgres_connection.LOCK_SECONDS)
-        assert not erased.done()
-        other.rollback()
-        assert erased.result(20) == 1
+        monkeypatch.setattr(store._eraser, "_outlast", lambda _: other.execute(READING.format(head=head(store))))
+        passed = []
+
+        def pause(seconds):
+            passed.append(commit(store, Create(queued(f"new-{len(passed)}"))).verdict)
+            if len(passed) == 2:
+                other.rollback()
+
+        monkeypatch.setattr(postgres_erase, "time", Mock(sleep=pause, monotonic=time.monotonic))
+        assert store.delete_runs(["r"], scrub=True) == 1
+        assert passed == [Verdict.DONE, Verdict.DONE]
     settings = store._pool.run(lambda connection: connection.execute("SHOW lock_timeout").fetchone())
     assert settings == ("50ms",)
 
 
-def test_whoever_finds_another_making_the_tables_waits_for_that(monkeypatch):
+def test_erasure_names_the_session_that_keeps_reading(store, monkeypatch):
+    monkeypatch.setattr(postgres_erase, "_OUTLAST_SECONDS", 0.1)
+    commit(store, Create(queued("r")))
+    reader = psycopg.connect(session_dsn(), application_name="a long report", autocommit=True)
+    with contextlib.closing(reader) as other, monkeypatch.context() as patch:
+        other.execute("BEGIN")
+        patch.setattr(store._eraser, "_outlast", lambda _: other.execute(READING.format(head=head(store))))
+        with pytest.raises(StoreUnavailable, match=r"not yet erased.*\(a long report\).*erase again"):
+            store.delete_runs(["r"], scrub=True)
+    assert store.delete_runs(["r"], finished=True, scrub=True) == 1
+
+
+def test_opening_waits_while_another_process_makes_the_tables(monkeypatch):
     monkeypatch.setattr(postgres_connection, "LOCK_SECONDS", 0.05)
     url = store_url("keepstep_test_made_later")
     key = postgres_connection.Address(url).key("migrate")
@@ -155,7 +169,7 @@ def test_whoever_finds_another_making_the_tables_waits_for_that(monkeypatch):
             time.sleep(0.005)
         time.sleep(2 * postgres_connection.LOCK_SECONDS)
         other.execute("SELECT pg_advisory_unlock(%s)", (key,))
-        opened.result(20).close()
+        opened.result(60).close()
         other.execute("DROP SCHEMA keepstep_test_made_later CASCADE")
 
 
@@ -177,11 +191,11 @@ def test_nothing_else_waits_for_a_locked_run(store):
     assert store.delete_runs(["r"]) == 1
 
 
-def test_a_key_that_a_locked_run_still_needs_is_not_said_to_be_of_no_more_use(store):
+def test_rekey_that_meets_a_locked_run_is_refused_and_done_later(store):
     old = Keys("old", {"old": b"o" * 32})
     for run in ("a", "r"):
         commit(store, Create(queued(run, data_key=old.new_cipher(run)[0])))
-    sealed = SealedStore(store, Keys("new", {"new": b"n" * 32, "old": b"o" * 32}))
+    sealed = EncryptedStore(store, Keys("new", {"new": b"n" * 32, "old": b"o" * 32}))
     with locked(store), pytest.raises(StoreUnavailable, match="has locked the head of run 'r'"):
         sealed.rekey()
     done, _ = sealed.rekey()

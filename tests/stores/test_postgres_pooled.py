@@ -15,8 +15,8 @@ from keepstep.engine import engine as engine_module
 from keepstep.errors import StoreError
 from keepstep.model import Signal, WorkerInfo
 from keepstep.ports import ClaimRequest, Send
-from keepstep.stores import postgres_sessions
-from keepstep.stores.postgres import PostgresStore
+from keepstep.stores.postgres import liveness, sessions
+from keepstep.stores.postgres.store import PostgresStore
 from keepstep.testing.store_contract import commit, started
 from tests.engine.world import until
 from tests.pooler import NAME, Pooler
@@ -71,28 +71,28 @@ async def work_on(url):
 
     async with ks.open(url, workflows=[working], linger_seconds=0.0, stop_seconds=1.0) as engine:
         runs = [await engine.start(working) for _ in range(5)]
-        return [await run.result(15) for run in runs]
+        return [await run.result(60) for run in runs]
 
 
 def test_a_proxy_that_pools_transactions_is_refused_with_what_to_do(pooled):
     with pytest.raises(StoreError) as told:
         PostgresStore(pooled(transactions=True))
-    for words in ("gives its sessions to several clients", "taken for dead", "pool_mode = session", "proxy=true"):
+    for words in ("shares its sessions between clients", "could be marked dead", "pool_mode = session", "proxy=true"):
         assert words in str(told.value)
     assert not advisory_locks()
 
 
-def test_it_is_refused_also_where_each_client_seems_to_have_a_session_of_its_own(pooled, monkeypatch):
+def test_pooling_proxy_is_refused_even_with_several_pools(pooled, monkeypatch):
     """Several processes of a proxy, or a busy one: only what becomes of a lock tells."""
-    monkeypatch.setattr(postgres_sessions, "_CLEAN_SECONDS", 0.1)
-    with pytest.raises(StoreError, match="gives its sessions to several clients"):
+    monkeypatch.setattr(sessions, "_CLEAN_SECONDS", 0.1)
+    with pytest.raises(StoreError, match="shares its sessions between clients"):
         PostgresStore(pooled(transactions=True, pools=2))
 
 
-def test_it_is_refused_also_if_the_session_of_someone_who_has_left_comes_to_us(pooled, monkeypatch):
+def test_pooling_proxy_is_refused_even_with_an_inherited_session(pooled, monkeypatch):
     looks = iter((False, True, None))
-    monkeypatch.setattr(postgres_sessions, "_held_by_me", lambda *_: next(looks))
-    with pytest.raises(StoreError, match="gives its sessions to several clients"):
+    monkeypatch.setattr(sessions, "_held_by_me", lambda *_: next(looks))
+    with pytest.raises(StoreError, match="shares its sessions between clients"):
         PostgresStore(pooled(transactions=True))
 
 
@@ -104,15 +104,15 @@ def test_a_proxy_that_pools_sessions_changes_nothing(pooled):
     mine._presence.ask(lambda connection: None)
     assert held.write().seq == 2
     assert mine.begin_commit([held.change()]).wait()  # and so the statement is prepared there
-    heard, called = mine._presence.heard, asyncio.Event()
+    received, called = mine._presence.received, asyncio.Event()
     mine._presence.alerts.append(called.set)
     commit(mine, Send(Signal("r", "x")))  # nobody is told of what they did themselves
     mine._presence.ask(lambda connection: connection.execute("SELECT 1"))
-    assert (mine._presence.heard, mine._presence.called, called.is_set()) == (heard, {}, False)
+    assert (mine._presence.received, mine._presence.received_by, called.is_set()) == (received, {}, False)
     commit(theirs, Send(Signal("r", "y")))
     theirs._presence.ask(lambda connection: None)
     mine._presence.ask(lambda connection: connection.execute("SELECT 1"))
-    assert mine._presence.called == {"w1": 1}
+    assert mine._presence.received_by == {"w1": 1}
     assert theirs.claim_runs(ClaimRequest("w2", frozenset({"digest"}), 10)).claims == ()
     for store in (mine, theirs):
         store.close()
@@ -141,6 +141,7 @@ def test_an_engine_closes_though_the_server_does_not_answer_any_more(pooled, mon
         starting = asyncio.ensure_future(engine.start(nothing, run_id="r"))
         await until(lambda: engine.journal._in_flight, "the commit under way")
         assert (engine.journal._underway is not None) is (way == "begun")
+        monkeypatch.setattr(liveness, "PATIENCE_SECONDS", 0.5)
         await engine.close()
         with pytest.raises(StoreError):
             await starting

@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+import keepstep as ks
+from keepstep.errors import DefinitionError
+from keepstep.stores import open as opening
+from keepstep.stores.memory import MemoryStore
 from tests import page
 
 ROOT = Path(__file__).parents[2]
@@ -83,3 +87,46 @@ def test_a_broken_package_is_named_and_leaves_the_others_alone(call, installed):
 
 def test_an_unknown_scheme_lists_the_installed_one(call):
     assert "did you mean keyed:?; known here: files:, keyed:, memory:" in call("-c", PROGRAM, "keyd:runs").stderr
+
+
+# -- while the program runs --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own(monkeypatch):
+    monkeypatch.setattr(opening, "_OWN", {})
+
+
+@pytest.mark.usefixtures("own")
+def test_a_program_registers_a_store_while_it_runs():
+    asked = []
+
+    def open_mine(url, *, clock=None, size=1):
+        asked.append((url, size))
+        return MemoryStore(clock=clock)
+
+    ks.register_store("Mine", open_mine)
+    ks.register_store("mine", open_mine)  # again, as when a module is imported twice
+    opening.open_store("mine:here", size=3).close()
+    assert asked == [("mine:here", 3)]
+    assert "mine" in opening.schemes()
+    assert opening.has_option("mine:here", "size")
+    with ks.open("mine:there") as engine:
+        assert engine.list().runs == ()
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize(
+    "scheme, opener, told",
+    [
+        ("sqlite", MemoryStore, "is registered for 'sqlite:' already"),
+        ("taken", MemoryStore, "is registered for 'taken:' already"),
+        ("x", MemoryStore, "scheme must be two or more letters"),
+        ("with space", MemoryStore, "scheme must be two or more letters"),
+        ("mine", 5, "open must be a function"),
+    ],
+)
+def test_a_registration_that_cannot_be_meant_is_refused(scheme, opener, told):
+    ks.register_store("taken", lambda url, *, clock=None: MemoryStore(clock=clock))
+    with pytest.raises(DefinitionError, match=told):
+        ks.register_store(scheme, opener)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from pathlib import Path
@@ -14,9 +15,9 @@ import pytest
 from keepstep.errors import DefinitionError, StoreError, StoreUnavailable
 from keepstep.model import Kind, RunQuery, Signal, Status, WorkerInfo
 from keepstep.ports import ClaimRequest, Create, Send, Verdict, WouldBlock
-from keepstep.stores.liveness import network_file_system
-from keepstep.stores.sqlite import SQLiteStore
-from keepstep.stores.sqlite_connection import refuse_old_sqlite
+from keepstep.stores.os_locks import network_file_system
+from keepstep.stores.sqlite.connection import refuse_old_sqlite
+from keepstep.stores.sqlite.store import SQLiteStore
 from keepstep.testing.store_contract import (
     SteppedClock,
     StoreContract,
@@ -70,7 +71,7 @@ def test_power_loss_is_chosen_by_name(path, power_loss, synchronous):
     store.close()
 
 
-def test_a_store_survives_power_loss_unless_told_otherwise(store):
+def test_store_survives_power_loss_by_default(store):
     assert store._writer.connection.pragma("synchronous") == 2
 
 
@@ -148,12 +149,12 @@ MOUNTS = r"""
         ("/mnt/twice/x", "ceph"),
     ],
 )
-def test_network_file_systems_are_told_from_local_ones(place, kind):
+def test_network_file_systems_are_distinguished_from_local_ones(place, kind):
     assert network_file_system(place, MOUNTS) == kind
 
 
 def test_a_network_file_system_is_refused_unless_allowed(path, monkeypatch):
-    monkeypatch.setattr("keepstep.stores.sqlite.network_file_system", lambda _: "nfs4")
+    monkeypatch.setattr("keepstep.stores.os_locks.network_file_system", lambda _: "nfs4")
     with pytest.raises(StoreUnavailable, match="nfs4"):
         SQLiteStore(path)
     SQLiteStore(path, allow_network=True).close()
@@ -166,7 +167,7 @@ def test_this_machine_has_a_local_disk(tmp_path):
 # -- closing, threads and waiting --------------------------------------------------------------------------------------
 
 
-def test_a_closed_store_says_so(store):
+def test_closed_store_refuses_calls(store):
     store.close()
     for use in (
         lambda: store.commit([]),
@@ -178,7 +179,7 @@ def test_a_closed_store_says_so(store):
             use()
 
 
-def test_a_store_whose_file_was_taken_away_says_so(store, path, tmp_path):
+def test_store_whose_file_was_moved_away_is_unavailable(store, path, tmp_path):
     path.rename(tmp_path / "moved.db")
     with pytest.raises(StoreUnavailable, match="moved or removed"):
         store.renew_leases(WorkerInfo("w1"))
@@ -218,35 +219,37 @@ def test_threads_share_a_store(store):
     assert [run.seq for run in store.list_runs(RunQuery()).runs] == [21] * 4
 
 
-def test_a_commit_that_may_not_wait_does_not_wait_for_another_thread(store):
+def test_a_commit_that_may_not_wait_does_not_wait_for_another_thread(path):
+    store = SQLiteStore(path, busy_seconds=60)
     inside, done = threading.Event(), threading.Event()
 
     def hold():
         inside.set()
-        done.wait(20)
+        done.wait(120)
 
     thread = threading.Thread(target=lambda: store._writer.run(hold))
     thread.start()
-    inside.wait(20)
+    inside.wait(60)
     begin = time.monotonic()
     with pytest.raises(WouldBlock):
         store.commit([Create(queued("r"))], wait=False)
-    assert time.monotonic() - begin < 2, "it waited"
+    assert time.monotonic() - begin < 30, "it waited"
     assert store.get_run("r") is None
     assert store.news("w1", 0).cursor == 0, "news waits for nobody either"
     done.set()
     thread.join()
     assert store.commit([Create(queued("r"))], wait=False)[0].verdict is Verdict.DONE
+    store.close()
 
 
 def test_a_database_locked_by_a_stranger_is_reported_and_then_used(path):
-    store, patient = SQLiteStore(path, busy_seconds=0.1), SQLiteStore(path, busy_seconds=10)
+    store, patient = SQLiteStore(path, busy_seconds=0.1), SQLiteStore(path, busy_seconds=60)
     stranger = apsw.Connection(str(path))
     stranger.execute("BEGIN IMMEDIATE")
     begin = time.monotonic()
     with pytest.raises(WouldBlock):
         patient.commit([Create(queued("r"))], wait=False)
-    assert time.monotonic() - begin < 5, "it waited"
+    assert time.monotonic() - begin < 30, "it waited"
     patient.close()
     with pytest.raises(StoreUnavailable, match="locked by") as caught:
         store.commit([Create(queued("r"))])
@@ -305,7 +308,7 @@ class Watch:
         connection = self.connections[0]
         for sql in sorted(self.statements):
             if sql.split()[0] in ("SELECT", "UPDATE", "DELETE", "INSERT"):
-                values = (None,) * sql.count("?")
+                values = (None,) * len(re.findall(r"\?(?!\d)", sql))  # a `?4` is one of the others
                 for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}", values):
                     yield sql, row[3]
 
@@ -317,8 +320,9 @@ def filled(store, table_rows):
         for prefix, workflow, priority, due_at, count in table_rows:
             connection.execute(
                 "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?)"
-                " INSERT INTO keepstep_head"
-                " SELECT ? || i, i, ?, '1', 'default', ?, 'waiting', 0, '', 0, NULL, ?, '', 0, 0, 0 FROM n",
+                " INSERT INTO keepstep_head (run, number, workflow, version, queue, priority, status, seq, checksum,"
+                " epoch, due_at, wakes, signals, recoveries, updated_at)"
+                " SELECT ? || i, i, ?, '1', 'default', ?, 'waiting', 0, '', 0, ?, '', 0, 0, 0 FROM n",
                 (count, prefix, workflow, priority, due_at),
             )
             connection.execute(
@@ -356,6 +360,42 @@ def test_a_claim_costs_the_same_before_a_long_queue(store):
     with Watch(store) as watch:
         assert len(store.claim_runs(ClaimRequest("w1", frozenset({"mine"}), 5)).claims) == 5
     assert watch.steps < 8000, f"a claim took {watch.steps} steps"
+
+
+def test_a_claim_costs_the_same_before_a_long_queue_of_others(store):
+    """The others are in another queue, due before and of a higher priority."""
+    filled(store, [("foreign-", "mine", 9, at(-50).timestamp(), 30_000), ("dead-", "mine", 9, None, 10_000)])
+    connection = store._writer.connection
+    connection.execute("UPDATE keepstep_head SET worker = 'dead', status = 'running' WHERE due_at IS NULL")
+    request = ClaimRequest("w1", frozenset({"mine"}), 5, queues=frozenset({"mail", "none"}))
+    commit(store, Create(queued("later", workflow="mine", queue="mail", due_at=at(3))))
+    with Watch(store) as idle:
+        claims = store.claim_runs(request)
+    assert (claims.claims, claims.next_due_at) == ((), at(3))
+    assert idle.steps < 1000, f"an idle claim took {idle.steps} steps"
+    commit(store, Create(queued("due", workflow="mine", queue="mail")))
+    with Watch(store) as busy:
+        assert ids(store.claim_runs(request)) == ["due"]
+    assert busy.steps < 3000, f"a claim took {busy.steps} steps"
+    assert {line for sql, line in busy.plans() if "keepstep_head WHERE" in sql} <= {
+        f"SEARCH keepstep_head USING {index}"
+        for index in (
+            "INDEX keepstep_head_time (workflow=? AND queue=? AND due_at>?)",
+            "INDEX keepstep_head_time (workflow=? AND queue=? AND due_at<?)",
+            "INDEX keepstep_head_time (workflow=? AND queue=? AND due_at>? AND due_at<?)",
+            "COVERING INDEX keepstep_head_owner (worker>?)",
+            "INDEX keepstep_head_owner (worker=? AND workflow=? AND queue=?)",
+        )
+    }
+
+
+def test_a_claim_takes_one_step_for_each_queue(store):
+    filled(store, [("parked-", "mine", 0, at(1000).timestamp(), 30_000)])
+    store._writer.connection.execute("UPDATE keepstep_head SET queue = 'queue ' || (number % 20)")
+    with Watch(store) as watch:
+        claims = store.claim_runs(ClaimRequest("w1", frozenset({"mine"}), 5))
+    assert (claims.claims, claims.next_due_at) == ((), at(1000))
+    assert watch.steps < 2000, f"an idle claim took {watch.steps} steps"
 
 
 def with_priorities(store, table_rows):
@@ -428,7 +468,7 @@ def test_nothing_that_is_done_often_reads_a_whole_table(store):
         assert "TEMP B-TREE" not in plan or "parent" in sql, f"{plan}\n{sql}"
 
 
-def test_news_that_is_none_is_cheap(store):
+def test_look_for_news_reads_no_table_if_nothing_changed(store):
     cursor = store.news("w1", 0).cursor
     with Watch(store) as watch:
         for _ in range(10):
@@ -571,15 +611,16 @@ ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) "
 
 
 @pytest.mark.parametrize("sql", [ENDLESS + "SELECT max(i) FROM n", ENDLESS + "INSERT INTO account SELECT i, i FROM n"])
-def test_a_transactional_step_that_takes_too_long_is_stopped_and_the_others_are_kept(path, sql):
+def test_transactional_step_that_takes_too_long_is_stopped_alone(path, sql):
     store = SQLiteStore(path, clock=SteppedClock(), within_seconds=0.2)
     store.renew_leases(WorkerInfo("w1"))
-    setup = started(store, "setup")
-    setup.write(within=lambda tx: tx.execute("CREATE TABLE account (name TEXT UNIQUE, n INT)"))
+    stranger = apsw.Connection(str(path))
+    stranger.execute("CREATE TABLE account (name TEXT UNIQUE, n INT)")
+    stranger.close()
     a, b, c = (started(store, name) for name in "abc")
     begin = time.monotonic()
     answers = store.commit([a.change(), b.change(within=lambda tx: tx.execute(sql)), c.change()])
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 60
     assert [answer.verdict for answer in answers] == [Verdict.DONE, Verdict.FAILED, Verdict.DONE]
     assert isinstance(answers[1].error, DefinitionError)
     assert "0.2 s" in str(answers[1].error)
@@ -599,7 +640,7 @@ def test_a_transactional_step_that_rolls_everything_back_is_refused_alone(store,
     assert rows_of(store, accounts) == []
 
 
-def test_a_transactional_step_that_dawdles_outside_sql_is_refused(path):
+def test_transactional_step_that_takes_too_long_in_python_is_refused(path):
     store = SQLiteStore(path, clock=SteppedClock(), within_seconds=0.01)
     answer = started(store, "r").write(within=lambda _: time.sleep(0.05))
     assert isinstance(answer.error, DefinitionError)
@@ -613,7 +654,7 @@ def test_the_transaction_ends_with_the_step(store):
         kept[0].execute("SELECT 1")
 
 
-def test_statements_without_rows_and_with_are_told_apart(store, accounts):
+def test_statements_return_the_rows_they_give(store, accounts):
     seen = []
 
     def within(tx):

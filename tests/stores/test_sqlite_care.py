@@ -8,20 +8,23 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import apsw
 import pytest
 
 import keepstep
-from keepstep.engine.verify import verify
-from keepstep.errors import StoreUnavailable
+from keepstep.care.verify import verify
+from keepstep.errors import EraseUnfinished, StoreUnavailable
 from keepstep.model import Kind, Signal, Status, WorkerInfo
-from keepstep.ports import Create, Send
-from keepstep.stores import migrations
+from keepstep.ports import Create, Send, Verdict
+from keepstep.records.record import Record, born
+from keepstep.stores import migrations, rules
 from keepstep.stores.migrations import scripts
-from keepstep.stores.records import Record, born
-from keepstep.stores.sqlite import SQLiteStore
+from keepstep.stores.sqlite import writer as sqlite_connection
+from keepstep.stores.sqlite.store import SQLiteStore
 from keepstep.testing.store_contract import Holder, SteppedClock, commit, everything, queued, record, started
 
 
@@ -78,7 +81,7 @@ def test_a_removal_without_scrubbing_may_leave_something(store, path):
     assert files_that_hold(path, b"hush")
 
 
-def test_what_another_process_still_reads_is_told_and_scrubbed_the_next_time(path):
+def test_run_that_is_still_read_is_scrubbed_the_next_time(path):
     store = SQLiteStore(path, clock=SteppedClock(), busy_seconds=0.05)
     store.renew_leases(WorkerInfo("w1"))
     fill(store)
@@ -95,6 +98,68 @@ def test_what_another_process_still_reads_is_told_and_scrubbed_the_next_time(pat
     assert store.delete_runs(["told"], scrub=True) == 0
     assert files_that_hold(path, b"hush") == []
     store.close()
+
+
+def test_large_store_reports_a_removed_run_as_not_yet_erased(store, path, monkeypatch):
+    monkeypatch.setattr(rules, "REWRITTEN_AT_ONCE", 0)
+    fill(store)
+    rewrites = Mock(wraps=store._writer.rewrite)
+    monkeypatch.setattr(store._writer, "rewrite", rewrites)
+    for _ in range(2):  # asked again, it does not claim more
+        with pytest.raises(EraseUnfinished, match=r"not yet erased.*keepstep erase --rewrite"):
+            store.delete_runs(["told"], finished=True, scrub=True)
+    assert store.get_run("told") is None
+    assert not rewrites.called
+    assert files_that_hold(path, b"hush")
+    assert store.delete_runs(["nobody"], scrub=True) == 0
+
+
+def test_one_rewrite_finishes_every_erasure(store, path, monkeypatch):
+    fill(store)
+    with monkeypatch.context() as patch:
+        patch.setattr(rules, "REWRITTEN_AT_ONCE", 0)
+        for name in ("told", "more-1"):
+            with pytest.raises(EraseUnfinished):
+                store.delete_runs([name], scrub=True)
+    before = everything(store)
+    assert store.rewrite() == 2
+    assert files_that_hold(path, b"hush") == []
+    assert everything(store) == before
+    assert store.rewrite() == 0
+
+
+def test_run_removed_during_a_rewrite_is_not_counted_as_erased(store, monkeypatch):
+    monkeypatch.setattr(rules, "REWRITTEN_AT_ONCE", 0)
+
+    def removed(name):
+        commit(store, Create(queued(name)))
+        with pytest.raises(EraseUnfinished):
+            store.delete_runs([name], scrub=True)
+
+    removed("told")
+    with monkeypatch.context() as patch:
+        patch.setattr(store._writer, "rewrite", lambda: [removed("told"), removed("later")])
+        assert store.rewrite() == 1
+    assert store.rewrite() == 2
+
+
+def test_others_write_while_an_erasure_waits_for_a_reader(path, monkeypatch):
+    store, other = SQLiteStore(path, busy_seconds=5.0), SQLiteStore(path, busy_seconds=0.1)
+    commit(store, Create(queued("told")))
+    reading, written = other._reader._connection, []
+    reading.execute("BEGIN")
+    reading.execute("SELECT count(*) FROM keepstep_run").fetchall()
+
+    def pause(seconds):
+        written.append(commit(other, Create(queued(f"new-{len(written)}"))).verdict)
+        if len(written) == 2:
+            reading.execute("COMMIT")
+
+    monkeypatch.setattr(sqlite_connection, "time", Mock(sleep=pause, monotonic=time.monotonic))
+    assert store.delete_runs(["told"], scrub=True) == 1
+    assert written == [Verdict.DONE, Verdict.DONE]
+    store.close()
+    other.close()
 
 
 # -- what does not fit, and its mending ------------------------------------------------------------------------------
@@ -192,7 +257,7 @@ def test_a_flaw_is_found_mended_and_then_gone(sound, path, what):
     assert [flaw.about for flaw in sound.check()] == ([] if whole else ["later"])
 
 
-def test_what_is_put_aside_is_kept_as_it_was(sound, path):
+def test_rows_that_are_put_aside_are_kept_as_they_were(sound, path):
     before = rows(path, "SELECT run, seq, kind, record, body FROM keepstep_checkpoint WHERE run = 'done'")
     damage(path, "DELETE FROM keepstep_run WHERE id = 'done'")
     sound.check(mend=True)
@@ -246,8 +311,9 @@ def test_an_index_that_lost_entries_is_made_again(sound, path):
     database.close()
     database = apsw.Connection(str(path))
     database.execute(
-        "INSERT INTO keepstep_head SELECT 'x' || run, number + 50, workflow, version, queue, priority,"
-        " status, seq, checksum, epoch, worker, due_at, wakes, signals, recoveries, updated_at"
+        "INSERT INTO keepstep_head (run, number, workflow, version, queue, priority, status, seq, checksum, epoch,"
+        " worker, due_at, wakes, signals, recoveries, updated_at) SELECT 'x' || run, number + 50, workflow, version,"
+        " queue, priority, status, seq, checksum, epoch, worker, due_at, wakes, signals, recoveries, updated_at"
         " FROM keepstep_head WHERE run = 'later'"
     )
     database.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 0)
@@ -289,10 +355,10 @@ def test_a_damaged_page_is_an_integrity_flaw_or_an_error(sound, path, tmp_path):
 
 AS_NOBODY = """
     import os, sys
-    from keepstep.engine.verify import verify
+    from keepstep.care.verify import verify
     from keepstep.errors import StoreUnavailable
     from keepstep.ports import Create
-    from keepstep.stores.sqlite import SQLiteStore
+    from keepstep.stores.sqlite.store import SQLiteStore
     from keepstep.testing.store_contract import queued
     SQLiteStore(sys.argv[2]).close()  # so that everything it needs is loaded
     if os.geteuid() == 0:
@@ -340,14 +406,14 @@ def test_a_copy_where_nothing_can_be_written_is_verified(sound, path, elsewhere,
     assert said[1].startswith("refused: ")
 
 
-def test_a_copy_with_a_log_beside_it_says_what_to_do(sound, path, elsewhere, tmp_path):
+def test_copy_with_a_log_beside_it_is_refused_with_advice(sound, path, elsewhere, tmp_path):
     shutil.copy(path, elsewhere)
     shutil.copy(f"{path}-wal", f"{elsewhere}-wal")
     [said] = by_nobody(elsewhere, tmp_path)
-    assert "copy both to another folder" in said
+    assert "copy both to a writable folder" in said
 
 
-def test_a_copy_of_an_older_schema_says_what_to_do(path, elsewhere, tmp_path, monkeypatch):
+def test_copy_of_an_older_schema_is_refused_with_advice(path, elsewhere, tmp_path, monkeypatch):
     monkeypatch.setattr(migrations, "scripts", lambda _: scripts("sqlite")[:2])
     SQLiteStore(path).close()
     monkeypatch.undo()
@@ -356,7 +422,7 @@ def test_a_copy_of_an_older_schema_says_what_to_do(path, elsewhere, tmp_path, mo
     assert "older Keepstep" in said
 
 
-def test_what_only_the_store_can_read_of_a_run_is_given_as_it_is(sound, path):
+def test_raw_rows_are_given_as_they_are(sound, path):
     damage(
         path,
         "UPDATE keepstep_signal SET payload = CAST(x'ff00' AS TEXT) WHERE run = 'waits' AND seq = 1",

@@ -17,9 +17,9 @@ import keepstep
 from keepstep.errors import CheckpointCorrupt, SchemaMismatch, StoreError, StoreFull, StoreUnavailable
 from keepstep.model import WorkerInfo
 from keepstep.ports import Create, Verdict
-from keepstep.stores.records import unseal
-from keepstep.stores.sqlite import SQLiteStore
-from keepstep.stores.sqlite_connection import translated
+from keepstep.records.record import unseal
+from keepstep.stores.sqlite.connection import translated
+from keepstep.stores.sqlite.store import SQLiteStore
 from keepstep.testing.store_contract import SteppedClock, commit, everything, get, queued, record, started
 
 
@@ -43,7 +43,7 @@ def write_until_full(writer, value):
         assert answer.verdict is Verdict.DONE
 
 
-def test_a_full_store_says_so_keeps_what_it_has_and_goes_on_when_there_is_room(path):
+def test_full_store_keeps_what_it_has_and_goes_on_with_room(path):
     store = opened(path)
     connection = store._writer.connection
     writer = started(store, "r")
@@ -61,7 +61,7 @@ def test_a_full_store_says_so_keeps_what_it_has_and_goes_on_when_there_is_room(p
     store.close()
 
 
-def test_a_full_disk_says_so(tmp_path):
+def test_full_disk_raises_store_full(tmp_path):
     if os.geteuid() != 0 or shutil.which("mount") is None:
         pytest.skip("only root can make a small disk")
     disk = tmp_path / "disk"
@@ -92,7 +92,7 @@ def test_a_file_that_cannot_be_written_is_reported(tmp_path):
     program = """
         import os, sys
         from keepstep.errors import StoreUnavailable
-        from keepstep.stores.sqlite import SQLiteStore
+        from keepstep.stores.sqlite.store import SQLiteStore
         from keepstep.testing.store_contract import queued, commit
         from keepstep.ports import Create
         SQLiteStore(sys.argv[2]).close()  # so that everything it needs is loaded
@@ -148,7 +148,7 @@ def test_every_error_of_sqlite_has_a_meaning(error, meaning, unknown):
     assert getattr(translated(error, "runs.db"), "unknown", False) is False
 
 
-def test_a_commit_whose_end_cannot_be_told_says_so(path):
+def test_commit_whose_end_is_uncertain_is_reported_as_unknown(path):
     store = opened(path)
     real = store._writer.cursor
 
@@ -209,7 +209,7 @@ def test_a_torn_write_ahead_log_loses_only_its_tail(path, tmp_path):
     store.close()
 
 
-def test_a_damaged_page_is_an_error_or_found_by_the_seal_but_never_wrong(path, tmp_path):
+def test_damaged_page_never_gives_a_wrong_result(path, tmp_path):
     store = opened(path)
     for name in ("r", "s"):
         writer = started(store, name)
@@ -271,7 +271,7 @@ def test_a_flipped_byte_in_a_record_is_found(path):
 @pytest.mark.parametrize("contents", [b"not a database, but long enough to have a header" * 30, b"x"])
 def test_a_file_that_is_no_database_is_refused_and_left_alone(path, contents):
     path.write_bytes(contents)
-    with pytest.raises(SchemaMismatch, match="no SQLite database"):
+    with pytest.raises(SchemaMismatch, match="not a SQLite database"):
         SQLiteStore(path)
     assert path.read_bytes() == contents
 

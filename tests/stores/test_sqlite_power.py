@@ -15,9 +15,9 @@ import pytest
 from keepstep.errors import StoreError, StoreFull, StoreUnavailable
 from keepstep.model import Kind, Signal, Status, WorkerInfo
 from keepstep.ports import ClaimRequest, Create, Send, Verdict
-from keepstep.stores.records import unseal
-from keepstep.stores.sqlite import POWER_LOSS, SQLiteStore
-from keepstep.testing.faulty_sqlite import EXTREMES, LOSE, SECTOR, Chance, FaultyDisk, image, write_image
+from keepstep.records.record import unseal
+from keepstep.stores.sqlite.store import POWER_LOSS, SQLiteStore
+from keepstep.testing.faults.faulty_sqlite import EXTREMES, LOSE, SECTOR, Chance, FaultyDisk, image, write_image
 from keepstep.testing.store_contract import Holder, SteppedClock, commit, everything, get, queued, record, started
 
 pytestmark = pytest.mark.crash
@@ -238,7 +238,7 @@ def test_a_power_cut_loses_at_most_the_newest_where_that_was_chosen(place):
     assert findings.lost, "or the weaker choice would not be weaker"
 
 
-def test_without_syncs_the_power_cuts_do_their_damage(place, monkeypatch):
+def test_without_syncs_power_cuts_lose_and_break_runs(place, monkeypatch):
     monkeypatch.setitem(POWER_LOSS, "loses_nothing", "OFF")
     findings = Findings(*recorded(place, SHORT), place / "after", draws=1)
     assert findings.lost

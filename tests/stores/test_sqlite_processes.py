@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import statistics
+import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 from keepstep.errors import StoreUnavailable
 from keepstep.model import LEASE_SECONDS, RunQuery, Status, WorkerInfo
 from keepstep.ports import Advance, ClaimRequest, Create, Row, SystemClock, Verdict, WouldBlock
-from keepstep.stores.sqlite import SQLiteStore
+from keepstep.stores.sqlite.store import SQLiteStore
 from tests.stores.peer import Peer, queued
 
 
@@ -71,7 +73,7 @@ def test_processes_that_open_a_new_store_together_share_it(path):
         assert others[0].ask("create", runs=["r3"]) == []
 
 
-def test_of_processes_that_create_the_same_runs_one_wins_each(store, path):
+def test_one_process_wins_each_run_that_all_create(store, path):
     names = [f"r{n}" for n in range(60)]
     stack, others = peers(path, 3)
     with stack:
@@ -84,7 +86,7 @@ def test_of_processes_that_create_the_same_runs_one_wins_each(store, path):
     assert len(store.list_runs(RunQuery(limit=1000)).runs) == len(names)
 
 
-def test_of_processes_that_claim_the_same_runs_one_wins_each(store, path):
+def test_one_process_wins_each_run_that_all_claim(store, path):
     names = [f"r{n}" for n in range(120)]
     store.commit([Create(queued(name)) for name in names])
     stack, others = peers(path, 3)
@@ -195,7 +197,7 @@ def test_closing_a_store_frees_what_it_leased(store, path):
     assert [one.taken_from for one in claim(store)] == ["w"]
 
 
-def test_a_worker_that_leaves_takes_its_lock_along(store, path):
+def test_worker_that_leaves_removes_its_lock(store, path):
     store.renew_leases(WorkerInfo("w"))
     lock = Path(f"{path}-workers", "w.lock")
     assert lock.exists()
@@ -215,21 +217,29 @@ def test_an_id_in_use_is_refused_to_a_second_process(store, path):
 # -- who waits -------------------------------------------------------------------------------------------------------
 
 
-def test_a_writer_among_busy_ones_gets_its_turn(store, path):
-    stack, hogs = peers(path, 2)
-    with stack:
+@pytest.fixture
+def path_on_disk():
+    """A path outside the files that a session keeps in memory."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        yield Path(folder) / "runs.db"
+
+
+def test_a_writer_among_busy_ones_gets_its_turn(path_on_disk):
+    """A commit in memory takes less time than a waiter needs to see that the lock is free, so this is for a disk."""
+    store = SQLiteStore(path_on_disk)
+    stack, hogs = peers(path_on_disk, 2)
+    with stack, contextlib.closing(store):
         for n, peer in enumerate(hogs):
             peer.opened().ask("start_hog", worker=f"hog{n}", run=f"hog{n}")
-        waits = []
+        passed = []
         for n in range(40):
-            begin = time.perf_counter()
+            before = sum(store.get_run(f"hog{n}").seq for n in range(2))
             store.commit([Create(queued(f"r{n}"))])
-            waits.append(time.perf_counter() - begin)
+            passed.append(sum(store.get_run(f"hog{n}").seq for n in range(2)) - before)
             time.sleep(0.01)  # or it would be a hog itself
         commits = [peer.ask("stop_hog") for peer in hogs]
     assert min(commits) > 20, "the busy ones were kept from writing"
-    assert statistics.median(waits) < 0.05, f"waited {statistics.median(waits):.3f} s"
-    assert max(waits) < 2
+    assert statistics.median(passed) < 10, f"the busy ones wrote {passed} times before it"
 
 
 def test_a_process_stopped_inside_a_transaction_is_named(path):

@@ -8,7 +8,7 @@ import pytest
 from keepstep.errors import CheckpointCorrupt
 from keepstep.model import RunQuery, Signal, Status, WorkerInfo
 from keepstep.ports import ClaimRequest, Create, Send, Verdict
-from keepstep.stores.sqlite import SQLiteStore
+from keepstep.stores.sqlite.store import SQLiteStore
 from keepstep.testing.store_contract import SteppedClock, at, commit, get, queued, started
 
 ALL = frozenset(Status)
@@ -64,6 +64,16 @@ def test_a_damaged_run_is_named_and_the_others_are_listed(store, path, what):
     assert said in str(caught.value)
 
 
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_damaged_run_exists_and_can_be_replaced(store, path, what):
+    damage(path, DAMAGE[what][0])
+    answers = store.commit([Create(queued("d")), Create(queued("b")), Create(queued("e"))])
+    assert [answer.verdict for answer in answers] == [Verdict.DONE, Verdict.EXISTS, Verdict.DONE]
+    assert answers[1].run is None
+    assert commit(store, Create(queued("b", input=b"2"), over=0)).verdict is Verdict.DONE
+    assert get(store, "b").input == b"2"
+
+
 @pytest.mark.parametrize("what", [one for one in DAMAGE if one != DELETES_HEAD])
 @pytest.mark.parametrize("status", [ALL, frozenset({Status.QUEUED})], ids=["all", "queued"])
 def test_a_damaged_run_is_named_on_a_page_of_statuses_too(store, path, what, status):
@@ -112,7 +122,7 @@ def test_a_run_that_is_started_again_is_there_though_it_is_damaged(store, path):
 @pytest.mark.parametrize(
     "setting", ["payload = '{'", "sent_at = 'noon'", "name = x'00'", "payload = CAST(x'ff' AS TEXT)"]
 )
-def test_a_damaged_signal_is_told_with_its_run(store, path, setting):
+def test_damaged_signal_is_reported_with_its_run(store, path, setting):
     store.commit([Send(Signal("b", "go")), Send(Signal("c", "go"))])
     damage(path, f"UPDATE keepstep_signal SET {setting}", "run")
     with pytest.raises(CheckpointCorrupt, match="run 'b': its signal 1 cannot be read"):
@@ -123,7 +133,7 @@ def test_a_damaged_signal_is_told_with_its_run(store, path, setting):
 @pytest.mark.parametrize(
     "setting", ["workflows = '{'", "progress = 'x'", "pid = 'many'", "started_at = 'noon'", "boot_seconds = 'x'"]
 )
-def test_a_damaged_row_of_a_living_worker_is_told_and_mended_by_its_heartbeat(store, path, setting):
+def test_damaged_row_of_a_live_worker_is_mended_by_its_heartbeat(store, path, setting):
     store.renew_leases(WorkerInfo("w1", started_at=at(0), workflows=("digest",)))
     other = SQLiteStore(path, clock=SteppedClock())
     other.renew_leases(WorkerInfo("w2"))

@@ -1,4 +1,4 @@
-"""SQLite, files and PostgreSQL against the model: whatever is done to both, both answer and hold the same."""
+"""Every store against the model: whatever is done to both, both answer and hold the same."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from keepstep.model import Kind, Run, RunQuery, Signal, Status, WorkerInfo
 from keepstep.ports import Advance, ClaimRequest, Create, Row, Send, Verdict
-from keepstep.stores.files import FilesStore
+from keepstep.stores.files.store import FilesStore
 from keepstep.stores.memory import MemoryStore
-from keepstep.stores.postgres import PostgresStore
-from keepstep.stores.sqlite import SQLiteStore
+from keepstep.stores.postgres.store import PostgresStore
+from keepstep.stores.sqlite.store import SQLiteStore
 from keepstep.testing.store_contract import SteppedClock, at
+from tests import nightly
 from tests.postgres import empty_store
+from tests.stores.model import ModelStore
 
 RUNS = st.sampled_from(["a", "b", "c", "d", "é"])
 WORKFLOWS = st.sampled_from(["digest", "review"])
+QUEUES = st.sampled_from(["default", "mail", "ä"])
 WORKERS = st.sampled_from(["w1", "w2", "w3"])
 NAMES = st.sampled_from(["go", "stop", "ks:cancel"])
 SECONDS = st.sampled_from([0.0, 0.5, 3.0, 14.0, 16.0, 100.0])
@@ -34,7 +37,7 @@ WAKES = st.lists(NAMES, max_size=2, unique=True).map(tuple)
 GENERATIONS = 50
 #: How many histories are tried. Set it higher to find rarer things, and to have what is found made small, which takes
 #: minutes.
-EXAMPLES = int(os.environ.get("KEEPSTEP_EXAMPLES", "40"))
+EXAMPLES = nightly.examples(24, nightly=40)
 PHASES = [phase for phase in Phase if phase is not Phase.shrink or "KEEPSTEP_EXAMPLES" in os.environ]
 
 
@@ -52,6 +55,8 @@ def creates(draw):
         created_at=at(draw(st.integers(0, 50))),
         input=draw(PAYLOADS),
         parent=draw(st.none() | RUNS),
+        queue=draw(QUEUES),
+        key=draw(st.none() | st.just("k")),
         priority=draw(st.integers(-12, 12)),
         tags=draw(st.dictionaries(st.sampled_from(["x", "y"]), st.sampled_from(["1", "2"]))),
         worker=draw(WORKERS) if leased else None,
@@ -65,11 +70,13 @@ def creates(draw):
 
 
 sends = st.builds(
-    lambda run, name, payload, identity: Send(Signal(run, name, payload, id=identity)),
+    lambda run, name, payload, identity, optional, room: Send(Signal(run, name, payload, id=identity), optional, room),
     RUNS,
     NAMES,
     PAYLOADS,
     st.sampled_from(["", "", "i", "j"]),
+    st.sampled_from([False, False, True]),
+    st.sampled_from([None, None, 0, 1, 2]),
 )
 
 #: An advance whose head is filled in when it is made: what it gets wrong, and what it asks for.
@@ -88,6 +95,8 @@ plans = st.fixed_dictionaries(
         "creates": st.lists(creates(), max_size=2),
         "sends": st.lists(sends, max_size=2),
         "outbox": st.booleans(),
+        "signals_read": st.none() | st.integers(0, 3),
+        "trim": st.none() | st.none() | st.integers(0, 9),
     }
 )
 
@@ -97,7 +106,7 @@ class Stores(RuleBasedStateMachine):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="keepstep-"))
         self.clock = SteppedClock()
-        self.model = MemoryStore(clock=self.clock)
+        self.model = ModelStore(clock=self.clock)
         self.store = self.opened()
         self.generation = 0
         self.serial = 0
@@ -166,6 +175,8 @@ class Stores(RuleBasedStateMachine):
             progress=plan["progress"],
             creates=[self.own(create) for create in plan["creates"]] if plan["outbox"] else (),
             sends=plan["sends"] if plan["outbox"] else (),
+            signals_read=plan.get("signals_read"),
+            trim=plan.get("trim"),
         )
 
     @rule(run=RUNS, rows=st.integers(1, 2))
@@ -181,9 +192,10 @@ class Stores(RuleBasedStateMachine):
         workflows=st.frozensets(WORKFLOWS, max_size=2),
         limit=st.integers(0, 4),
         versions=st.dictionaries(WORKFLOWS, st.sampled_from(["1", "2"]), max_size=1),
+        queues=st.none() | st.frozensets(QUEUES),
     )
-    def claim(self, worker, workflows, limit, versions):
-        request = ClaimRequest(self.worker(worker), workflows, limit, versions=versions)
+    def claim(self, worker, workflows, limit, versions, queues):
+        request = ClaimRequest(self.worker(worker), workflows, limit, versions=versions, queues=queues)
         self.both(lambda store: store.claim_runs(request))
 
     @rule(worker=WORKERS, run=RUNS, statuses=st.frozensets(STATUSES))
@@ -213,7 +225,7 @@ class Stores(RuleBasedStateMachine):
     def kill_and_open_again(self):
         self.store.close()  # which lets go of the locks, as a death does
         for worker in self.model.list_workers():
-            self.model.bury(worker.id)
+            self.model.mark_dead(worker.id)
         self.store = self.opened()
         self.generation += 1
         self.enrol_all()
@@ -267,8 +279,22 @@ class Stores(RuleBasedStateMachine):
             if run.status is Status.QUEUED:
                 assert run.worker is not None or run.due_at is not None
             rows = self.store.list_checkpoints(run.id)
-            assert [row.seq for row in rows] == list(range(1, run.seq + 1))
+            kept = [seq for seq in range(1, run.seq + 1) if seq == 1 or seq >= run.kept_from]
+            assert [row.seq for row in rows] == kept
             assert [signal.seq for signal in self.store.list_signals(run.id)] == list(range(1, run.signals + 1))
+
+
+class MemoryStores(Stores):
+    def opened(self):
+        return MemoryStore(clock=self.clock)
+
+    @precondition(lambda self: self.generation < GENERATIONS)
+    @rule()
+    def kill_and_open_again(self):
+        for worker in self.model.list_workers():
+            self.both(lambda store, worker=worker: store.mark_dead(worker.id))
+        self.generation += 1
+        self.enrol_all()
 
 
 class FilesStores(Stores):
@@ -284,7 +310,7 @@ class FilesStores(Stores):
     def lose_the_index(self):
         self.store.close()
         for worker in self.model.list_workers():
-            self.model.bury(worker.id)
+            self.model.mark_dead(worker.id)
         shutil.rmtree(self.folder / "runs" / "index", ignore_errors=True)
         self.store = self.opened()
         self.generation += 1
@@ -322,6 +348,10 @@ def run(machine, examples):
         suppress_health_check=list(HealthCheck),
     )
     machine.TestCase().runTest()
+
+
+def test_memory_does_what_the_model_does():
+    run(MemoryStores, EXAMPLES)
 
 
 def test_sqlite_does_what_the_model_does():

@@ -62,7 +62,7 @@ def test_a_failed_renewal_of_the_observer_starts_its_observation_again(observed,
     assert observed.is_silent("me", "you", LEASE)
 
 
-def test_an_observer_that_was_stopped_gives_up_nobody(observed, clock):
+def test_observer_that_was_stopped_marks_nobody_dead(observed, clock):
     beat(observed, clock, 1)
     clock.advance(LEASE)
     assert not observed.is_silent("me", "you", LEASE)
@@ -70,7 +70,7 @@ def test_an_observer_that_was_stopped_gives_up_nobody(observed, clock):
     assert not observed.is_silent("me", "you", LEASE)
 
 
-def test_one_that_never_renewed_gives_up_nobody(observed, clock):
+def test_observer_that_never_renewed_marks_nobody_dead(observed, clock):
     beat(observed, clock, 9)
     assert not observed.is_silent("operator", "you", LEASE)
 
@@ -136,10 +136,10 @@ def test_another_host_boot_or_namespace_proves_nothing(process, part):
 
 
 @pytest.mark.parametrize("identity", ["", "x", "here 0 1", "a b c 99999999999 1", "a b c 1", "\x00 1 1"])
-def test_what_is_no_identity_proves_nothing(identity):
+def test_invalid_identity_proves_nothing(identity):
     assert not has_ended(identity)
 
 
-def test_where_proc_does_not_tell_nothing_is_proved(monkeypatch):
+def test_process_has_no_identity_without_proc(monkeypatch):
     monkeypatch.setattr(watch, "_place", lambda pid: None)
     assert process_identity() == ""

@@ -41,6 +41,11 @@ async def double_charge(order: str = "order-1") -> str:
     return await charge(order)
 
 
+@ks.workflow
+async def anything(order):
+    return await charge(order)
+
+
 @ks.step
 async def charge_with_new_key(order):
     effect("charge", order, key=str(uuid.uuid4()))
@@ -277,7 +282,7 @@ async def leaves_half() -> None:
     await half_written()
 
 
-# -- what does not end -------------------------------------------------------------------------------------------------
+# -- what does not end -----------------------------------------------------------------------------------------------
 
 
 @ks.workflow
@@ -335,7 +340,7 @@ async def hangs_after_crash() -> None:
         time.sleep(0.1)
 
 
-# -- without a flaw ----------------------------------------------------------------------------------------------------
+# -- without a flaw --------------------------------------------------------------------------------------------------
 
 
 @ks.step(retry=ks.Retry(attempts=3, base_seconds=60))
@@ -490,3 +495,52 @@ async def talks() -> str:
     request = await ks.wait_for("say")
     request.reply("yes")
     return request.payload
+
+
+# -- waits for people --------------------------------------------------------------------------------------------------
+
+
+@ks.step
+async def ask_bank(token: str) -> None:
+    pass
+
+
+@ks.workflow
+async def pays_by_hook(name: str = "payment") -> str:
+    payment = await ks.callback(name)
+    await ask_bank(payment.token)
+    return await payment.wait(timeout=3600)
+
+
+@ks.workflow
+async def gives_up() -> list:
+    payment = await ks.callback("payment")
+    await ask_bank(payment.token)
+    try:
+        return [await payment.wait(timeout=3600), repr(payment)]
+    except ks.TimedOut as error:
+        return [str(error), repr(payment)]
+
+
+@ks.workflow
+async def waits_for_ever() -> str:
+    payment = await ks.callback("payment")
+    return await payment.wait()
+
+
+stops = ks.Graph("flawed_stops", interrupt_before=["count_up"], interrupt_after=["count_up"])
+
+
+@stops.step
+async def count_up(state):
+    return {"count": state.get("count", 0) + 1}
+
+
+stops.entry("count_up")
+stops.edge("count_up", "count_up", when=lambda state: state["count"] < 2)
+stops.exit("count_up")
+
+
+@ks.workflow
+async def stops_in_a_child() -> int:
+    return (await (await ks.start(stops)))["count"]

@@ -10,6 +10,7 @@ import pytest
 
 from keepstep.testing import Ask, crashtest
 from keepstep.workflows.definition import KNOWN
+from tests.nightly import cases
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -58,10 +59,12 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("crashes", cases([8, 60], quick=[8]))
 @pytest.mark.parametrize("name", CASES)
-def test_an_example_is_crash_proof(name, example):
+def test_an_example_is_crash_proof(name, crashes, example):
     workflow, args, options = CASES[name](example(name))
-    report = crashtest(workflow, *args, **{"at_most": 60, **options})
+    options["at_most"] = min(crashes, options.get("at_most", crashes))
+    report = crashtest(workflow, *args, **options)
     assert report.findings == [], f"{report}"
     assert report.crashes
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 import keepstep as ks
 from keepstep.errors import CheckpointCorrupt, SchemaMismatch, StoreUnavailable
 from keepstep.model import RunQuery, WorkerInfo
-from keepstep.stores.sqlite import SQLiteStore
+from keepstep.stores.sqlite.store import SQLiteStore
 from keepstep.testing import History, Replayed, replay, world
 from keepstep.workflows.definition import Workflow
 
@@ -145,6 +146,56 @@ def test_a_plain_def_workflow_replays(ended):
     assert replay(defined(plain), ended).ended
 
 
+def test_a_plain_def_workflow_may_take_its_time():
+    @ks.workflow
+    def slow() -> int:
+        first = pay(5).result()
+        time.sleep(0.3)
+        return len(first) + len(pay(6).result())
+
+    with world() as here:
+        assert here.start(slow, run_id="o-1").result() == 2
+        bodies.clear()
+        assert replay(slow, here.store, "o-1").ended
+
+
+def test_no_hook_is_called():
+    told: list[str] = []
+    hooks = ks.Hooks(before=lambda one: told.append(one.moment), after=lambda one: told.append(one.moment))
+
+    @ks.workflow(hooks=hooks)
+    async def hooked() -> None:
+        await pay(5)
+
+    with world() as here:
+        run = here.start(hooked, run_id="o-1")
+        begun = History.of(here.store, "o-1")
+        run.result()
+        bodies.clear()
+        assert told == ["before", "after"]
+        assert not replay(hooked, begun).ended
+        assert replay(hooked, here.store, "o-1").ended
+    assert told == ["before", "after"]
+
+
+def test_an_encrypted_run_may_return_a_secret(tmp_path):
+    @ks.workflow
+    async def secretive() -> str:
+        await pay(5)
+        return "Bearer abcdefghijklmnopqrstuvwxyz0123456789"
+
+    keys = ks.Keys("k-1", {"k-1": bytes(32)})
+    with world(keys=keys) as here:
+        run = here.start(secretive, run_id="o-1")
+        run.result()
+        bodies.clear()
+        history = History.of(here.store, "o-1")
+        assert run.replay().fits
+    history.save(tmp_path / "o.json")
+    assert replay(secretive, history).ended
+    assert replay(secretive, tmp_path / "o.json").ended
+
+
 def test_compatible_code_may_ask_for_something_new(asleep):
     async def with_thanks(amount: int) -> None:
         await thank()
@@ -176,7 +227,7 @@ def test_a_cancelled_and_a_failed_run_replay():
 
 
 def defined_in(here) -> Workflow:
-    return here._engine.workflows["order"]
+    return here._target.workflows["order"]
 
 
 def test_a_run_that_continued_replays():
@@ -201,7 +252,7 @@ def test_a_run_that_was_set_aside_is_replayed_against_the_mended_code(asleep):
     with world(workflows=[ORDER]) as here:
         handle = here.start(ORDER, 5, run_id="o-1")
         here.advance(days=3)
-        here._engine._given["order"] = defined(other)
+        here._target._given["order"] = defined(other)
         with pytest.raises(ks.RunSetAside):
             handle.result()
         history = History.of(here.store, "o-1")
@@ -263,8 +314,8 @@ async def one_more(amount: int, currency: str) -> None:
             "sleep#1 was recorded as call 2 of its branch and is now call 1",
             "await ks.gather(ks.sleep(days=30)",
         ),
-        (too_early, "sleep#1, which the code no longer asks for before it ends", "async def too_early"),
-        (raises, "no longer asks for before it ends; it raises ValueError: new", "async def raises"),
+        (too_early, "sleep#1, which the code no longer calls before it ends", "async def too_early"),
+        (raises, "no longer calls before it ends; it raises ValueError: new", "async def raises"),
         (one_more, "it raises TypeError: one_more() missing 1 required positional argument", "async def one_more"),
     ],
 )
@@ -319,7 +370,7 @@ def test_the_history_of_another_workflow_is_refused(ended):
 
 def test_a_store_without_a_run_is_refused(tmp_path):
     url = f"sqlite:///{tmp_path}/runs.db"
-    with world(url) as here:
+    with world(url, workflows=[ORDER], worker=False) as here:
         here.start(ORDER, 5, run_id="order-1")
     for source in (url, tmp_path / "runs.db"):
         with pytest.raises(ks.DefinitionError, match="say which of its runs"):
@@ -408,6 +459,6 @@ def everything(store):
 
 def test_a_store_that_is_not_there_is_not_made(tmp_path):
     for source in (tmp_path / "no.db", f"sqlite:///{tmp_path}/no.db"):
-        with pytest.raises(StoreUnavailable, match="there is no store"):
+        with pytest.raises(StoreUnavailable, match="no store at"):
             replay(ORDER, source, "o-1")
     assert not list(tmp_path.iterdir())

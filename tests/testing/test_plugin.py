@@ -81,16 +81,14 @@ def run_pytest(tmp_path):
     return run
 
 
-def test_the_plugin_is_found_and_tells_good_from_bad(run_pytest, tmp_path):
-    done = run_pytest("-rA", "--crashtest-at-most", "3", "--crashtest-html", "reports")
+def test_plugin_passes_good_workflows_and_fails_bad_ones(run_pytest):
+    done = run_pytest("-rA", "--crashtest-at-most", "3")
     assert "1 failed, 2 passed" in done.stdout, done.stdout + done.stderr
     assert "PASSED test_pay.py::test_good" in done.stdout
     assert "pay is not crash-proof" in done.stdout
     assert "charge order-7" in done.stdout
     assert "crashtests.py" not in done.stdout  # the report is what one sees, not our own frames
     assert "a sample of" in done.stdout
-    pages = {path.name for path in (tmp_path / "project" / "reports").iterdir()}
-    assert {"test_pay.py-test_good.html", "test_pay.py-test_bad.html"} <= pages  # one for each test, not each workflow
 
 
 def test_an_option_that_makes_no_sense_is_refused(run_pytest):

@@ -126,7 +126,7 @@ def test_stubs_may_be_nested():
         assert shopped()[0] == Receipt(1)
 
 
-def test_a_stub_outside_a_run():
+def test_stub_works_outside_a_run():
     with stub(measure, returns=9) as measured:
         assert measure("abc").result() == 9
     assert len(measured.calls) == 1

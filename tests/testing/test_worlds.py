@@ -138,7 +138,7 @@ def test_a_paused_run_does_not_end():
         assert handle.result()[0] == 5
 
 
-def test_a_body_that_never_returns_ends_the_test_not_the_testers_patience():
+def test_body_that_never_returns_raises_timed_out():
     async def hang() -> int:
         await asyncio.get_running_loop().create_future()
         return 0
@@ -187,7 +187,7 @@ def test_a_world_on_a_file_goes_on_in_the_next(tmp_path):
         assert handle.result()[:3] == [5, 6, False]
 
 
-def test_what_has_ended_is_ended():
+def test_ended_world_refuses_to_advance():
     with in_world() as here:
         pass
     with pytest.raises(ks.DefinitionError, match="has ended"):
@@ -195,7 +195,7 @@ def test_what_has_ended_is_ended():
 
 
 @in_virtual_time
-async def test_an_async_test_in_virtual_time():
+async def test_async_test_runs_in_virtual_time():
     began = asyncio.get_running_loop().time()
     async with in_world() as engine:
         handle = await engine.start(SUBSCRIPTION, 5)
@@ -215,7 +215,7 @@ def test_the_decorator_keeps_the_name_and_passes_arguments_on():
     assert doubled(4) == 8
 
 
-def test_each_door_names_the_other():
+def test_sync_and_async_entry_name_each_other():
     async def inside() -> None:
         with pytest.raises(ks.DefinitionError, match="@in_virtual_time"):
             await world().__aenter__()
@@ -253,7 +253,7 @@ def test_a_recorder_of_events_serves_any_engine():
     asyncio.run(main())
 
 
-def test_a_world_tells_other_observers_too(caplog):
+def test_world_emits_to_other_observers_too(caplog):
     told = []
     with caplog.at_level(logging.ERROR), in_world(observers=told.append) as here:
         here.start(LATE).result()
@@ -305,7 +305,7 @@ def test_wait_beside_a_step_ends_as_in_real_time(workflow, result):
         assert here.start(workflow).result() == result
 
 
-def test_run_that_sleeps_for_a_second_is_done_after_a_second_and_a_half():
+def test_run_that_sleeps_one_second_ends_within_one_and_a_half():
     with world(workflows=[NAP]) as here:
         handle = here.start(NAP, 1)
         here.advance(1.5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from keepstep.workflows.pictures import Mark, State
+from keepstep.drawing import Mark, State
 from keepstep.workflows.shape import Arrow, Node, Shape
 
 REVIEW = Shape(

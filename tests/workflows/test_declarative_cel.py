@@ -10,7 +10,7 @@ import pytest
 from keepstep.errors import DefinitionError
 from keepstep.model.state import State
 from keepstep.policies.when import described
-from keepstep.workflows.declarative_cel import BadCondition, Condition, compiled
+from keepstep.workflows.files.conditions import BadCondition, Condition, compiled
 
 
 class Colour(StrEnum):
@@ -53,7 +53,7 @@ INSTEAD = "CEL has ==, &&, || and ! for =, and, or and not"
 NO_FUNCTION = "CEL has no such function; let a step find it out, and look at what it gives"
 
 
-def test_its_text_is_what_it_is_known_by():
+def test_condition_is_identified_by_its_text():
     condition = Condition("state.a > 1", place="flow.yaml:3")
     assert str(condition) == described(condition) == "state.a > 1"
     assert condition == Condition("state.a > 1", place="elsewhere.yaml:9")
@@ -79,7 +79,7 @@ def test_its_text_is_what_it_is_known_by():
         ("open('/etc/passwd') == ''", "undeclared reference to 'open'", NO_FUNCTION),
     ],
 )  # fmt: skip
-def test_what_cannot_be_compiled_is_told(text, what, how):
+def test_condition_that_cannot_be_compiled_is_refused(text, what, how):
     with pytest.raises(BadCondition) as caught:
         Condition(text)
     assert what in caught.value.what
@@ -93,7 +93,7 @@ def test_what_cannot_be_compiled_is_told(text, what, how):
         ("state.items[7] == 1", "Index error: index=7 size=3"),
         ("state.score < 'a'", "'<' cannot be applied to a number and a text; see what the steps before it give, or"),
         ("state.score && true", "'&&' cannot be applied to these values; see what"),
-        ("state.score.b == 1", "a key is looked for in what is no mapping"),
+        ("state.score.b == 1", "a key is looked up in a value that is not a mapping"),
         ("1 / 0 == 1", "divide by zero"),
         ("state.score", "it gives 0.5, not true or false"),
         ("state.price > 1", "state.price is a Decimal, which a condition cannot look at"),
@@ -101,7 +101,7 @@ def test_what_cannot_be_compiled_is_told(text, what, how):
         ("state.score.all(x, true)", ""),
     ],
 )
-def test_what_cannot_be_decided_names_the_condition_and_its_place(text, why):
+def test_undecidable_condition_is_reported_with_its_place(text, why):
     with pytest.raises(DefinitionError) as caught:
         Condition(text, place="flow.yaml:12: steps.critic.when")(STATE)
     told = str(caught.value)
@@ -132,7 +132,7 @@ def test_only_the_keys_that_are_named_are_looked_at():
         "state['a' + ''] == 1",
     ],
 )
-def test_what_asks_about_the_whole_state_is_given_the_whole(text):
+def test_condition_on_the_whole_state_is_given_the_whole(text):
     assert compiled(text, "state").keys is None
     assert Condition(text)({"a": 1, "b": 2}) is True
 
@@ -150,7 +150,7 @@ def test_a_value_that_is_nested_too_deep_does_not_end_the_process():
         Condition("state.deep == 1")({"deep": deep})
 
 
-def test_without_the_library_it_is_said_what_to_install(monkeypatch):
+def test_missing_library_is_reported_with_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "cel_expr_python", None)
     compiled.cache_clear()
     with pytest.raises(BadCondition) as caught:

@@ -5,18 +5,21 @@ import os
 import re
 from pathlib import Path
 from textwrap import dedent
+from typing import get_args
 
 import jsonschema_rs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keepstep.workflows import declarative_check, declarative_schema
-from keepstep.workflows.declarative import check, check_all, schema, schema_text
-from keepstep.workflows.declarative_build import Builder, Names
-from keepstep.workflows.declarative_check import REMEMBERED, cache_info, examine
-from keepstep.workflows.declarative_read import read
-from keepstep.workflows.declarative_schema import kinds, misfits
+from keepstep.policies import Backoff
+from keepstep.workflows.files import check as declarative_check
+from keepstep.workflows.files import schema as declarative_schema
+from keepstep.workflows.files.build import Builder, Names
+from keepstep.workflows.files.check import REMEMBERED, cache_info, examine
+from keepstep.workflows.files.load import check, check_all, schema, schema_text
+from keepstep.workflows.files.read import read
+from keepstep.workflows.files.schema import kinds, misfits
 
 pytestmark = pytest.mark.usefixtures("nothing_known")
 
@@ -64,6 +67,10 @@ def test_every_field_has_a_description():
     for path, rule in [pair for place in places for pair in fields(place[1], place[0])]:
         target = schema()["$defs"].get(rule.get("$ref", "").rpartition("/")[2], {})
         assert rule.get("description") or target.get("description") or path.endswith(".kind"), path
+
+
+def test_the_schema_names_every_backoff():
+    assert tuple(schema()["$defs"]["retry"]["properties"]["backoff"]["enum"]) == get_args(Backoff)
 
 
 @pytest.mark.parametrize("text", [WHOLE, DAG], ids=["graph", "dag"])
@@ -149,7 +156,7 @@ SHAPELESS = st.recursive(
 
 @settings(max_examples=80, deadline=None)
 @given(st.dictionaries(st.sampled_from(["keepstep", "metadata", "spec", "policies", "steps"]), SHAPELESS))
-def test_any_tree_is_told_about_and_the_same_as_yaml_and_as_json(tree):
+def test_any_tree_has_the_same_problems_as_yaml_and_as_json(tree):
     text = json.dumps(tree, indent=1).encode()
     as_json, as_yaml = examine(text, is_json=True), examine(text, is_json=False)
     assert [str(one) for one in as_json.named("f")] == [str(one) for one in as_yaml.named("f")]
@@ -159,7 +166,7 @@ def test_any_tree_is_told_about_and_the_same_as_yaml_and_as_json(tree):
 # -- problems ----------------------------------------------------------------------------------------------------------
 
 
-def test_all_problems_are_told_at_once_in_the_order_of_the_lines():
+def test_all_problems_are_reported_at_once_in_line_order():
     assert told("""\
         keepstep: 2
         metdata: {name: x}
@@ -211,14 +218,14 @@ def test_all_problems_are_told_at_once_in_the_order_of_the_lines():
         ("a: {needs: [c]}\nb: {}", "steps.a.needs[0]: there is no step 'c'"),
         ("a: {needs: [b], when: state.x}\nb: {}", "undeclared reference to 'state.x', at character 6 of it; what"),
         ("a: {needs: [b], when: inputs.b > 1, with: {x: b}}\nb: {}", "steps.a.when: its when: looks at inputs.b"),
-        ("a: {needs: [b], with: {x: c}}\nb: {}\nc: {}", "steps.a.with.x: 'c' is none of the step's needs"),
-        ("a: {with: {x: b-c}, exit: true}", "steps.a.with.x: 'b-c' is no key of the state; a key has no -"),
-        ("a: {exit: true, at_most_once: true, retry: {attempts: 2}}", "steps.a.retry: a step that runs at most once"),
+        ("a: {needs: [b], with: {x: c}}\nb: {}\nc: {}", "steps.a.with.x: 'c' is not one of the step's needs"),
+        ("a: {with: {x: b-c}, exit: true}", "steps.a.with.x: 'b-c' is not a key of the state; a key has no -"),
+        ("a: {exit: true, at_most_once: false, in_doubt: fail}", "steps.a.in_doubt: only an at_most_once step"),
         ("a: {exit: true, retry: {by_class: true, base: 1}}", "steps.a.retry.base: 'base' does not go with by_class"),
         ("a: {kind: http, url: 'http://x/{a b}'}", "steps.a.url: it must be a URL"),
-        ("a: {kind: http, url: 'http://x/{a-b}'}", "steps.a.url: {a-b} is no key of the state; write {key}"),
+        ("a: {kind: http, url: 'http://x/{a-b}'}", "steps.a.url: {a-b} is not a key of the state; write {key}"),
         ("a: {kind: http, url: 'http://x/{a'}", "steps.a.url: a brace is not closed"),
-        ("a: {kind: http, url: 'http://x:y/'}", "steps.a.url: it is no URL: Port could not be cast"),
+        ("a: {kind: http, url: 'http://x:y/'}", "steps.a.url: it is not a URL: Port could not be cast"),
         ("a: {kind: http, url: 'file:///etc/passwd'}", "steps.a.url: it must be a URL that begins with"),
         ("a: {kind: http, url: 'http://{host}/'}", "steps.a.url: it must be a URL that begins with"),
         ("a: {kind: http, url: 'http://me:pw@x/'}", "steps.a.url: it must be a URL that begins with"),
@@ -227,7 +234,7 @@ def test_all_problems_are_told_at_once_in_the_order_of_the_lines():
         ("a: {exit: true, url: x}", "steps.a.url: there is no 'url' here; 'url' belongs to steps of kind http"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_told_with_its_path(steps, expected):
+def test_mistake_is_reported_with_its_path(steps, expected):
     assert any(expected in line for line in told(graph(steps))), told(graph(steps))
 
 
@@ -246,26 +253,26 @@ def test_a_wait_for_as_many_as_there_are_is_fine(steps):
 @pytest.mark.parametrize(
     "wrong", ["next: {b: 1}", "next: [[b]], join: j", "next: 3", "branches: {next: b}", "branches: [{when: 'true'}]"]
 )
-def test_what_cannot_be_a_way_is_told_without_what_follows_from_it(wrong):
+def test_invalid_edge_is_reported_without_its_consequences(wrong):
     found = told(graph(f"a: {{{wrong}}}\nb: {{next: c}}\nc: {{}}\nd: {{next: c}}\nj: {{kind: barrier, next: c}}"))
     assert len(found) == 1, found
     assert "error: steps.a." in found[0]
 
 
-def test_policies_are_looked_at_too():
+def test_policies_are_checked_too():
     security, others = (
         "{redact: ['('], hosts: [b.example]}",
         "{interrupt_after: [b]}, resilience: {durability: 'steps=c'}",
     )
     more = f"policies: {{security: {security}, observability: {others}}}\n"
     found = "\n".join(told(graph("a: {kind: http, url: 'https://a.example/', exit: true}", more)))
-    assert "policies.security.redact[0]: it is no regular expression: missing )" in found
-    assert "steps.a.url: the host 'a.example' is none of policies.security.hosts" in found
+    assert "policies.security.redact[0]: it is not a regular expression: missing )" in found
+    assert "steps.a.url: the host 'a.example' is not in policies.security.hosts" in found
     assert "policies.observability.interrupt_after[0]: there is no step 'b'" in found
     assert "policies.resilience.durability: there is no step 'c'" in found
 
 
-def test_what_belongs_to_a_graph_is_refused_in_a_dag():
+def test_options_of_a_graph_are_refused_in_a_dag():
     more = "spec: {form: dag, entrypoint: a, reducers: {x: add}}\n"
     more += "policies: {observability: {interrupt_before: [a]}, resilience: {max_iterations: 3}}\n"
     found = told(graph("a: {}", more))
@@ -282,7 +289,7 @@ def test_warnings_do_not_make_a_file_invalid():
     ]
 
 
-def test_json_files_are_told_by_line_too():
+def test_problems_of_json_files_have_lines_too():
     text = '{"keepstep": 1,\n "metadata": {"name": "x"},\n "steps": {\n  "a": {"next": "b"}}}'
     assert told(text, is_json=True) == ["4:17: error: steps.a.next: there is no step 'b'; there are: a"]
 
@@ -290,7 +297,7 @@ def test_json_files_are_told_by_line_too():
 @pytest.mark.parametrize(
     "text", ["[]", "x", "1", "null", "steps: 3", "steps: [a]", "steps: {a: 1}", "spec: 1\nsteps: {a: {}}"]
 )
-def test_anything_may_stand_anywhere(text):
+def test_wrong_type_at_any_place_is_reported(text):
     assert told(text)
 
 
@@ -303,7 +310,7 @@ def test_ten_thousand_steps_are_looked_at():
     assert examine(text.encode(), is_json=True).ok
 
 
-def test_thousands_of_names_that_lead_nowhere_do_not_take_for_ever(monkeypatch):
+def test_thousands_of_unknown_names_are_reported_quickly(monkeypatch):
     compared = []
     monkeypatch.setattr(
         declarative_schema.difflib, "get_close_matches", lambda *given, **_: compared.append(given) or []
@@ -318,7 +325,7 @@ def test_thousands_of_names_that_lead_nowhere_do_not_take_for_ever(monkeypatch):
 # -- many, and the same again ------------------------------------------------------------------------------------------
 
 
-def test_the_same_content_is_examined_once_and_told_by_each_name(tmp_path, monkeypatch):
+def test_same_content_is_examined_once_and_reported_by_each_name(tmp_path, monkeypatch):
     monkeypatch.setattr(declarative_check, "_MEMORY", declarative_check._Memory())
     for name in ("a.yaml", "b.yaml"):
         (tmp_path / name).write_text(graph("only: {next: nowhere}"), encoding="utf-8")
@@ -333,13 +340,13 @@ def test_the_same_content_is_examined_once_and_told_by_each_name(tmp_path, monke
     assert check(tmp_path / "a.yaml").ok  # another content under the same name
 
 
-def test_only_so_many_are_remembered():
+def test_memory_of_examined_files_is_bounded():
     for number in range(REMEMBERED + 10):
         examine(f"x: {number}".encode(), is_json=False)
     assert cache_info().size <= REMEMBERED
 
 
-def test_one_that_cannot_be_read_does_not_hide_the_others(tmp_path):
+def test_unreadable_file_does_not_hide_the_others(tmp_path):
     (tmp_path / "good.yaml").write_text(graph("only: {}"), encoding="utf-8")
     (tmp_path / "folder.yaml").mkdir()
     os.mkfifo(tmp_path / "pipe.yaml")
@@ -352,7 +359,7 @@ def test_one_that_cannot_be_read_does_not_hide_the_others(tmp_path):
         "a\0.yaml",
     ]
     good, missing, folder, other, pipe, null = check_all(names)
-    assert "it is no file" in str(pipe.problems[0])
+    assert "it is not a file" in str(pipe.problems[0])
     assert "null" in str(null.problems[0])
     assert good.ok
     assert str(missing.problems[0]) == "nosuch.yaml: error: file: it cannot be read: No such file or directory"
@@ -360,7 +367,7 @@ def test_one_that_cannot_be_read_does_not_hide_the_others(tmp_path):
     assert "a workflow's file ends in .yaml, .yml or .json" in str(other.problems[0])
 
 
-def test_with_names_it_is_looked_whether_they_are_there(tmp_path):
+def test_names_that_a_file_uses_are_looked_up_if_given(tmp_path):
     path = tmp_path / "f.yaml"
     path.write_text(
         graph("a: {function: wrte, next: b}\nb: {kind: agent}\nc: {kind: subworkflow, workflow: sub}"), encoding="utf-8"
@@ -372,6 +379,21 @@ def test_with_names_it_is_looked_whether_they_are_there(tmp_path):
         ("steps.b", "there is no agent 'b'", "give it with agents= or modules="),
         ("steps.c.workflow", "there is no workflow 'sub'", "give it with workflows= or modules="),
     ]
+
+
+def test_tolerated_failures_of_a_file_are_checked():
+    problems = told("""
+keepstep: 1
+metadata: {name: limits}
+steps:
+  a: {}
+  b: {needs: [a], wait: {tolerate: {minimum: 2}}}
+  c: {needs: [a], wait: {tolerate: {}}}
+  d: {needs: [a], wait: {tolerate: {share: 2}}}
+""")
+    assert [one for one in map(str, problems) if "waits for 2 of its needs, and has 1" in one]
+    assert [one for one in map(str, problems) if "steps.c.wait" in one]
+    assert [one for one in map(str, problems) if "steps.d.wait" in one]
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
@@ -398,9 +420,12 @@ def test_the_reference_is_the_schema():
         "spec": defs["spec"],
         "retry": defs["retry"],
         "budget": defs["budget"],
+        "tolerate": defs["tolerate"],
+        "schedule": defs["schedule"],
     }
     rules |= {"resources": defs["spec"]["properties"]["resources"], "branches": defs["branches"]["items"]}
     rules |= {kind: defs[kind] for kind in kinds()} | {"policies": defs["policies"]} | policies
+    rules["retention"] = defs["retention"]  # of a mapping; a name has no fields
     page = sections()
     assert set(page) == set(rules)
     for heading, rule in rules.items():
@@ -457,7 +482,7 @@ def test_any_value_at_any_place_gives_messages_and_no_traceback(place, value):
 
 @pytest.mark.parametrize("wrong", [{"a": 1}, ["a"], 1, None, True, [[]]])
 @pytest.mark.parametrize("place", ["entrypoint", "needs", "next", "join", "with", "kind", "max_iterations"])
-def test_a_value_of_another_type_is_told(place, wrong):
+def test_value_of_another_type_is_reported(place, wrong):
     step = {"needs": [wrong] if place == "needs" else [], "with": {"x": wrong}} if place in ("needs", "with") else {}
     if place in ("next", "join", "kind"):
         step = {place: wrong}

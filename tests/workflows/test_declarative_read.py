@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keepstep.workflows import declarative_read
-from keepstep.workflows.declarative_read import MAX_BYTES, MAX_DEPTH, Spot, Unreadable, read
+from keepstep.workflows.files import read as declarative_read
+from keepstep.workflows.files.read import MAX_BYTES, MAX_DEPTH, Spot, Unreadable, read
 
 
 def yaml(text):
@@ -74,14 +74,14 @@ TREES = st.recursive(
 
 @settings(max_examples=150, deadline=None)
 @given(TREES, st.sampled_from([None, 2]))
-def test_what_json_writes_is_read_back(tree, indent):
+def test_json_text_is_read_back(tree, indent):
     text = json.dumps(tree, indent=indent)
     assert read(text.encode(), is_json=True)[0].plain() == tree
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.text(max_size=200))
-def test_a_text_is_json_for_us_if_it_is_for_python(text):
+def test_text_is_json_exactly_if_it_is_for_python(text):
     try:
         expected = json.loads(text, parse_constant=lambda _: 1 / 0)
     except (ValueError, ZeroDivisionError):
@@ -97,13 +97,13 @@ def test_a_text_is_json_for_us_if_it_is_for_python(text):
 @pytest.mark.parametrize(
     "text, is_json", [("a: 1\nb: 2\na: 3\n", False), ('{"a": 1,\n"b": 2,\n"a": 3}', True)], ids=["yaml", "json"]
 )
-def test_a_key_that_is_given_twice_is_told_with_both_lines(text, is_json):
+def test_key_that_is_given_twice_is_reported_with_both_lines(text, is_json):
     value, [wrong] = read(text.encode(), is_json=is_json)
     assert (wrong.what, wrong.at) == ("'a' is given twice, first in line 1", Spot(3, 1))
     assert value.plain() == {"a": 1, "b": 2}
 
 
-def test_merge_keys_and_keys_that_are_no_texts_are_told_and_reading_goes_on():
+def test_merge_keys_and_keys_that_are_no_text_are_reported():
     _, wrong = read(b"<<: {a: 1}\n1: x\nnull: y\n", is_json=False)
     assert [one.what for one in wrong] == [
         "merge keys (<<) are not part of YAML 1.2",
@@ -156,7 +156,7 @@ TOWER = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1,
     ],
     ids=lambda value: str(value)[:30] if isinstance(value, str) else "bytes",
 )
-def test_what_is_no_plain_data_is_refused(text, what):
+def test_yaml_that_is_no_plain_data_is_refused(text, what):
     started = time.monotonic()
     assert what in refused(text).what
     assert time.monotonic() - started < 20  # not a measure of speed: the bombs would take for ever
@@ -169,7 +169,7 @@ def test_what_is_no_plain_data_is_refused(text, what):
         ("a: {{ b }}", "write a text that begins with { or [ in quotes"),
     ],
 )
-def test_what_people_often_write_is_told_how_to_write(text, how):
+def test_common_yaml_mistakes_get_advice(text, how):
     with pytest.raises(Unreadable) as caught:
         read(text.encode(), is_json=False)
     assert caught.value.how == how
@@ -196,7 +196,7 @@ def test_what_people_often_write_is_told_how_to_write(text, how):
     ],
     ids=lambda text: text[:12],
 )
-def test_what_is_no_json_is_refused(text):
+def test_text_that_is_no_json_is_refused(text):
     refused(text, is_json=True)
 
 

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from keepstep.drawing import FORMS, Mark, State, draw
+from keepstep.drawing.layout import Layout
+from keepstep.drawing.marks import LOOKS
+from keepstep.drawing.svg import DRAWN, _Sheet
+from keepstep.drawing.text import text
 from keepstep.errors import DefinitionError
-from keepstep.workflows.pictures import FORMS, Mark, State, draw
-from keepstep.workflows.pictures.layout import Layout
-from keepstep.workflows.pictures.marks import LOOKS
-from keepstep.workflows.pictures.svg import DRAWN, _Sheet
-from keepstep.workflows.pictures.text import text
 from keepstep.workflows.shape import Arrow, Node, Shape
 from keepstep.workflows.validate import problems
 from tests.workflows.drawn import BUILD, MARKED, MARKS, REVIEW, TRIAGE, shapes
@@ -169,7 +169,7 @@ def row(count):
     return Shape("row", "graph", tuple(map(Node, names)), (*arrows, Arrow("s3", "s1", "again")), "s0", (names[-1],))
 
 
-def test_a_hundred_steps_are_drawn_and_more_are_told_of():
+def test_hundred_steps_are_drawn_and_more_are_summarised():
     assert "○ s99  (exit)" in text(row(100))
     drawn = text(row(101), {"s0": Mark(State.COMPLETED, 2), "s1": Mark(State.FAILED, 1)})
     assert "○" not in drawn
@@ -206,7 +206,7 @@ def test_a_drawing_that_no_viewer_shows_is_refused():
         draw(row(DRAWN + 1), "svg")
 
 
-def test_so_many_long_lines_are_drawn_straight():
+def test_number_of_bends_in_long_lines_is_bounded():
     """The number of bends is bounded: what is beyond is drawn, only not round the others."""
     names = [f"s{number}" for number in range(400)]
     arrows = [Arrow(one, other, kind="needs") for one, other in pairwise(names)]

@@ -2,12 +2,14 @@
 
 import importlib
 import sys
+from contextlib import nullcontext
+from types import ModuleType
 
 import pytest
 
 from keepstep.errors import DuplicateName
 from keepstep.workflows import definition
-from keepstep.workflows.place import place_here
+from keepstep.workflows.source import place_here
 
 SOURCE = "import keepstep as ks\n\n\n@ks.workflow(name='told-apart')\nasync def {function}():\n    pass\n"
 
@@ -32,22 +34,35 @@ def module(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-def test_two_workflows_of_one_name_in_two_files(module):
+def test_two_workflows_of_one_name_in_two_files_are_refused(module):
     module("first_place", SOURCE.format(function="one"))
     with pytest.raises(DuplicateName, match=r"two workflows are named 'told-apart', one in .*first_place\.py and two "):
         module("second_place", SOURCE.format(function="two"))
 
 
-def test_a_reload_is_no_second_one(module):
+def test_reload_replaces_a_workflow(module):
     once = module("reloaded_place", SOURCE.format(function="one"))
     again = importlib.reload(once)
     assert definition.KNOWN["told-apart"] is again.one
 
 
+@pytest.mark.parametrize("file, refused", [(None, False), ("script.py", True)], ids=["notebook", "script"])
+def test_changed_cell_of_a_notebook_replaces_its_workflow(module, monkeypatch, file, refused):
+    main = ModuleType("__main__")
+    if file is not None:
+        main.__file__ = file
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    source = SOURCE.format(function="one")
+    exec(compile(source, "cell-1", "exec"), main.__dict__)
+    with pytest.raises(DuplicateName) if refused else nullcontext():
+        exec(compile(source, "cell-2", "exec"), main.__dict__)
+        assert definition.KNOWN["told-apart"] is main.one
+
+
 def test_a_place_is_that_of_the_code_that_defines(module):
     there = module(
         "plain_place",
-        "from keepstep.workflows.place import place_here\n\nhere = place_here('build')\n\n\n"
+        "from keepstep.workflows.source import place_here\n\nhere = place_here('build')\n\n\n"
         "def make():\n    return place_here('build')\n",
     )
     assert (there.here.line, there.here.module, there.here.name) == (3, "plain_place", "build")

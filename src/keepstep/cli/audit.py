@@ -7,21 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .frame import RUN, Settings, command, find
+from ..model.undo import is_command
+from .settings import RUN, Settings, command, find
 
 if TYPE_CHECKING:
-    from ..engine.audit import AuditEntry, Incarnation
     from ..engine.engine import Engine
+    from ..history.audit import AuditEntry, Incarnation
 
 
 @command("audit")
 @RUN
-@click.option("--moves", is_flag=True, help="Only what moved the run from one status to another.")
+@click.option("--moves", is_flag=True, help="Only changes of the status.")
 def audit(settings: Settings, *, run_id: str, moves: bool) -> None:
     """Show who did what to a run: every step, transition, recovery and command, with its reason."""
-    from ..engine.audit import audit as derive
-    from ..engine.audit import incarnations, transitions
-    from . import words
+    from ..history.audit import audit as derive
+    from ..history.audit import incarnations, transitions
+    from . import formatting
 
     async def look(engine: Engine) -> list[AuditEntry]:
         await find(engine, run_id)
@@ -35,29 +36,30 @@ def audit(settings: Settings, *, run_id: str, moves: bool) -> None:
             "entries": [_as_json(entry) for entry in shown],
             "incarnations": [_lease_as_json(one) for one in incarnations(entries)],
         },
-        lambda: words.table(("WHEN", "WHAT", "WHY", "WHO"), list(_rows(shown))),
+        lambda: formatting.table(("WHEN", "WHAT", "WHY", "WHO"), list(_rows(shown))),
     )
 
 
 def _rows(entries: list[AuditEntry]) -> Iterator[tuple[str, ...]]:
-    """A line for each entry, and one for each day."""
-    from . import words
+    """Yield a line for each entry and for each day."""
+    from . import formatting
 
     day = ""
     for entry in entries:
-        date, _, clock = words.local(entry.at).partition(" ")
+        date, _, clock = formatting.local(entry.at).partition(" ")
         if date != day:
             day = date
             yield date, "", "", ""
-        why = words.one_line(entry.reason.removeprefix("keepstep.errors."))
-        yield clock, words.one_line(_what(entry)), why, words.one_line(entry.actor)
+        why = formatting.one_line(entry.reason.removeprefix("keepstep.errors."))
+        yield clock, formatting.one_line(_what(entry)), why, formatting.one_line(entry.actor)
 
 
 def _what(entry: AuditEntry) -> str:
-    from . import words
+    from . import formatting
 
-    step = f": {words.step_name(entry.step)}" if entry.step and not entry.step.startswith("ks:") else ""
-    took = f" in {words.duration(entry.seconds)}" if entry.seconds is not None and entry.step else ""
+    step = f": {formatting.step_name(entry.step)}" if entry.step and not is_command(entry.step) else ""
+    has_taken = entry.seconds is not None and entry.step and entry.what != "wait started"
+    took = f" in {formatting.duration(entry.seconds or 0.0)}" if has_taken else ""
     if entry.before is entry.after:
         return entry.what + step + took
     before = f"{entry.before.value} → " if entry.before is not None else ""
@@ -65,10 +67,10 @@ def _what(entry: AuditEntry) -> str:
 
 
 def _as_json(entry: AuditEntry) -> dict[str, Any]:
-    from . import words
+    from . import formatting
 
     return {
-        "at": words.iso(entry.at),
+        "at": formatting.iso(entry.at),
         "seq": entry.seq,
         "what": entry.what,
         "actor": entry.actor,
@@ -85,12 +87,12 @@ def _as_json(entry: AuditEntry) -> dict[str, Any]:
 
 
 def _lease_as_json(one: Incarnation) -> dict[str, Any]:
-    from . import words
+    from . import formatting
 
     return {
         "epoch": one.epoch,
         "worker": one.worker,
-        "since": words.iso(one.since),
-        "until": words.iso(one.until) if one.until is not None else None,
+        "since": formatting.iso(one.since),
+        "until": formatting.iso(one.until) if one.until is not None else None,
         "ended": one.ended,
     }

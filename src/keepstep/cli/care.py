@@ -1,43 +1,27 @@
-"""The commands that look after a store: `verify`, `repair`, `purge`, `retain` and `erase`."""
+"""The commands that maintain a store: `verify`, `repair`, `purge`, `retain` and `erase`."""
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from . import exits
-from .frame import REASON, RUN, Settings, command, shown_url
+from . import errors
+from .filters import instant_of
+from .settings import REASON, Settings, command, shown_url
 
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from ..care.repair import Loss
+    from ..care.retention import Purged
+    from ..care.verify import Count, Verification
     from ..engine.engine import Engine
-    from ..engine.repair import Loss
-    from ..engine.upkeep import Purged
-    from ..engine.verify import Count, Verification
     from ..model import Flaw
 
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 FINISHED = ("completed", "failed", "cancelled")
-#: What is left to do about flaws that no repair knows how to mend.
-_CURE = "no repair knows what to do about what is named above; remove it by hand, or restore the store from a copy"
-
-
-def instant_of(value: str) -> datetime:
-    """An instant: an age such as 30d, 12h or 90m, or a date such as 2026-11-01, by this machine's time zone."""
-    from datetime import UTC, datetime, timedelta
-
-    age = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)([smhdw])", value.strip().lower())
-    try:
-        if age is not None:
-            return datetime.now(UTC) - timedelta(seconds=float(age[1]) * _UNITS[age[2]])
-        return datetime.fromisoformat(value.strip()).astimezone(UTC)
-    except (ValueError, OverflowError):
-        raise click.BadParameter(
-            f"{value!r} is no age such as 30d, 12h or 90m, and no date such as 2026-11-01"
-        ) from None
+#: Advice for flaws that `repair` cannot fix.
+_CURE = "repair cannot fix the flaws above; remove them by hand, or restore the store from a backup"
 
 
 # -- verify ------------------------------------------------------------------------------------------------------------
@@ -46,26 +30,26 @@ def instant_of(value: str) -> datetime:
 @command("verify")
 @click.argument("run_ids", nargs=-1, metavar="[RUN]...")
 def verify(settings: Settings, *, run_ids: tuple[str, ...]) -> int:
-    """Read everything in the store, or only some runs, and say what is not as it was written.
+    """Read the whole store, or only some runs, and report everything that is damaged.
 
-    Nothing is changed: it also works where nothing can be written. Exit code 1 if anything is damaged.
+    Nothing is changed, and read access is enough. Exit code 1 if anything is damaged.
     """
-    from ..engine.verify import verify as look
-    from . import words
+    from ..care.verify import verify as look
+    from . import formatting
 
-    def tell(_run: str, problems: list[str]) -> None:
+    def report(_run: str, problems: list[str]) -> None:
         if not settings.json:
             for problem in problems:
-                click.echo(f"{click.style('damaged', fg='red', bold=True)}: {words.printable(problem)}")
+                click.echo(f"{click.style('damaged', fg='red', bold=True)}: {formatting.printable(problem)}")
 
     with settings.reading() as store:
-        found, url = look(store, run_ids, tell=tell), shown_url(store)
+        found, url = look(store, run_ids, report=report), shown_url(store)
     settings.answer(verification_as_json(found), lambda: _verified(found, url))
-    return exits.OK if found.sound else exits.FAILED
+    return errors.OK if found.sound else errors.FAILED
 
 
 def verification_as_json(found: Verification) -> dict[str, Any]:
-    """What was found, for a program."""
+    """Return the result of a verification for a program."""
 
     def counts(count: Count) -> dict[str, int]:
         return {name: getattr(count, name) for name in ("total", "valid", "invalid", "legacy")}
@@ -85,19 +69,21 @@ def _flaw_as_json(flaw: Flaw) -> dict[str, Any]:
 
 
 def _verified(found: Verification, url: str) -> str:
-    from . import words
+    from . import formatting
 
-    lines = [f"{click.style('flaw', fg='red', bold=True)}: {words.printable(flaw.what)}" for flaw in found.flaws]
+    lines = [f"{click.style('flaw', fg='red', bold=True)}: {formatting.printable(flaw.what)}" for flaw in found.flaws]
     rows = [
         (name, *(f"{getattr(count, column):,}" for column in ("total", "valid", "invalid", "legacy")))
         for name, count in (("runs", found.runs), ("records", found.records), ("signals", found.signals))
     ]
-    lines.append(words.table((words.one_line(url, 40), "TOTAL", "VALID", "INVALID", "LEGACY"), rows))
+    lines.append(formatting.table((formatting.one_line(url, 40), "TOTAL", "VALID", "INVALID", "LEGACY"), rows))
     if found.sound:
-        lines.append(click.style("everything is as it was written", fg="green"))
+        lines.append(click.style("nothing is damaged", fg="green"))
     else:
         lines.append(
-            exits.advice("keepstep repair mends what can be derived; keepstep repair --accept-loss RUN is for the rest")
+            errors.advice(
+                "keepstep repair fixes what can be derived; keepstep repair --accept-loss RUN is for the rest"
+            )
         )
     return "\n".join(lines)
 
@@ -106,56 +92,60 @@ def _verified(found: Verification, url: str) -> str:
 
 
 @command("repair")
-@click.option("--accept-loss", "run_id", metavar="RUN", help="Give up the damaged part of one run; shown first.")
+@click.option(
+    "--accept-loss", "run_id", metavar="RUN", help="Give up the damaged part of one run; without --yes, only show it."
+)
 @click.option("--yes", is_flag=True, help="With --accept-loss: do it.")
 @click.option(
-    "--aside", metavar="FILE", help="With --accept-loss: where the whole run is kept.  [default: RUN-aside-TIME.jsonl]"
+    "--aside",
+    metavar="FILE",
+    help="With --accept-loss: file that keeps the whole run.  [default: RUN-aside-TIME.jsonl]",
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would be mended.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be repaired.")
 @REASON
 def repair(settings: Settings, *, run_id: str | None, yes: bool, aside: str | None, dry_run: bool, reason: str) -> int:
-    """Mend what can be derived, put aside what fits nowhere, and name the runs that are damaged beyond that.
+    """Repair derivable damage, put aside what fits nowhere, and report the runs with other damage.
 
-    Such a run is never cut by itself, for its done steps would be done again. `--accept-loss RUN` shows which, and with
-    `--yes` keeps the whole run in a file, leaves what is certain in the store, and sets it aside for `keepstep retry`.
-    Exit code 1 if damage is left.
+    Such a run is never cut automatically, because its finished steps would run again. `--accept-loss RUN` shows which
+    ones. With `--yes` it keeps the whole run in a file, leaves the intact part in the store, and sets the run aside for
+    `keepstep retry`. Exit code 1 if damage remains.
     """
     if run_id is not None:
         return _accept_loss(settings, run_id, aside, reason, yes=yes and not dry_run)
     if yes or aside is not None:
         raise click.UsageError("--yes and --aside belong to --accept-loss RUN")
-    from ..engine.verify import verify as look
-    from . import words
+    from ..care.verify import verify as look
+    from . import formatting
 
     with settings.reading() as store:
         flaws = store.check(mend=not dry_run)
         found, url = look(store), shown_url(store)
 
     def text() -> str:
-        lines = [f"{words.printable(flaw.what)}: {flaw.mended or 'not mended'}" for flaw in flaws]
-        told = {flaw.what for flaw in flaws}
-        left = [flaw for flaw in found.flaws if flaw.what not in told]
-        lines += [f"{click.style('flaw', fg='red', bold=True)}: {words.printable(flaw.what)}" for flaw in left]
+        lines = [f"{formatting.printable(flaw.what)}: {flaw.mended or 'not repaired'}" for flaw in flaws]
+        reported = {flaw.what for flaw in flaws}
+        left = [flaw for flaw in found.flaws if flaw.what not in reported]
+        lines += [f"{click.style('flaw', fg='red', bold=True)}: {formatting.printable(flaw.what)}" for flaw in left]
         for problems in found.damaged.values():
-            lines += [f"{click.style('damaged', fg='red', bold=True)}: {words.printable(one)}" for one in problems]
+            lines += [f"{click.style('damaged', fg='red', bold=True)}: {formatting.printable(one)}" for one in problems]
         if found.damaged:
-            first = exits.line("repair", "--accept-loss", next(iter(found.damaged)))
-            lines.append(f"{words.count(found.runs.invalid, 'run')} cannot be mended without loss: see {first}")
+            first = errors.line("repair", "--accept-loss", next(iter(found.damaged)))
+            lines.append(f"{formatting.count(found.runs.invalid, 'run')} cannot be repaired without loss: see {first}")
         elif found.sound:
             lines.append(click.style(f"{url} is sound", fg="green"))
         if not any(flaw.mended for flaw in flaws) and not found.sound:
-            lines.append(f"{click.style('nothing was mended', bold=True)}{'' if found.damaged else f': {_CURE}'}")
+            lines.append(f"{click.style('nothing was repaired', bold=True)}{'' if found.damaged else f': {_CURE}'}")
         return "\n".join(lines)
 
     settings.answer({"mended": [_flaw_as_json(flaw) for flaw in flaws], **verification_as_json(found)}, text)
-    return exits.OK if found.sound else exits.FAILED
+    return errors.OK if found.sound else errors.FAILED
 
 
 def _accept_loss(settings: Settings, run_id: str, aside: str | None, reason: str, *, yes: bool) -> int:
     import time
 
+    from ..care.repair import accept_loss, assess
     from ..engine.handle import this_process
-    from ..engine.repair import accept_loss, assess
     from ..values import Redactor
 
     with settings.reading() as store:
@@ -175,28 +165,28 @@ def _accept_loss(settings: Settings, run_id: str, aside: str | None, reason: str
         "done": yes,
     }
     settings.answer(value, lambda: _loss_told(loss, done=yes))
-    return exits.OK
+    return errors.OK
 
 
 def _loss_told(loss: Loss, *, done: bool) -> str:
-    from . import words
+    from . import formatting
 
-    lines = [words.printable(problem) for problem in loss.problems]
-    lines.append(f"{words.count(loss.kept, 'record')} {'stay' if loss.kept != 1 else 'stays'}")
+    lines = [formatting.printable(problem) for problem in loss.problems]
+    lines.append(f"{formatting.count(loss.kept, 'record')} {'stay' if loss.kept != 1 else 'stays'}")
     if loss.repeats:
-        steps = ", ".join(words.one_line(words.step_name(step)) for step in loss.repeats)
-        lines.append(f"done again when it is retried: {steps}")
+        steps = ", ".join(formatting.one_line(formatting.step_name(step)) for step in loss.repeats)
+        lines.append(f"steps that a retry repeats: {steps}")
     else:
-        lines.append("no step that is known to be done is done again")
+        lines.append("no step that is known to be finished runs again")
     if loss.unreadable:
-        lines.append(f"{words.count(loss.unreadable, 'record')} cannot be read: there may be more such steps")
+        lines.append(f"{formatting.count(loss.unreadable, 'record')} cannot be read, so there may be more such steps")
     if loss.signals:
-        lines.append(f"signals that are lost: {', '.join(map(str, loss.signals[:20]))}")
+        lines.append(f"lost signals: {', '.join(map(str, loss.signals[:20]))}")
     if done:
-        lines.append(f"the whole run is kept in {words.one_line(loss.aside)}")
-        lines.append(f"{words.one_line(loss.run)} is set aside: {exits.line('retry', loss.run)} lets it go on")
+        lines.append(f"the whole run is kept in {formatting.one_line(loss.aside)}")
+        lines.append(f"{formatting.one_line(loss.run)} is set aside; {errors.line('retry', loss.run)} lets it go on")
     else:
-        lines.append(f"nothing was changed: {exits.line('repair', '--accept-loss', loss.run, '--yes')} does it")
+        lines.append(f"nothing was changed: {errors.line('repair', '--accept-loss', loss.run, '--yes')} does it")
     return "\n".join(lines)
 
 
@@ -205,12 +195,12 @@ def _loss_told(loss: Loss, *, done: bool) -> str:
 
 @command("purge")
 @click.option("--workflow", metavar="NAME", help="Only runs of this workflow.")
-@click.option("--status", type=click.Choice(FINISHED), multiple=True, help="Only runs that ended so.")
+@click.option("--status", type=click.Choice(FINISHED), multiple=True, help="Only runs with this final status.")
 @click.option(
-    "--before", type=instant_of, metavar="DATE|AGE", help="Only runs that ended before, as 30d or 2026-11-01."
+    "--before", type=instant_of, metavar="DATE|AGE", help="Only runs that ended before this, as 30d or 2026-11-01."
 )
-@click.option("--all", "everything", is_flag=True, help="However young they are.")
-@click.option("--limit", type=click.IntRange(0), help="At most so many.")
+@click.option("--all", "everything", is_flag=True, help="Regardless of age.")
+@click.option("--limit", type=click.IntRange(0), help="Maximum number of runs.")
 @click.option("--dry-run", is_flag=True, help="Only count them.")
 def purge(
     settings: Settings,
@@ -222,15 +212,15 @@ def purge(
     limit: int | None,
     dry_run: bool,
 ) -> None:
-    """Remove finished runs. One that has not ended, or is set aside, is never removed so.
+    """Remove finished runs. Unfinished and set-aside runs are never removed.
 
-    From then on its id is free: `start` with it begins a new run.
+    The id of a removed run is free: `start` with it begins a new run.
     """
-    from ..engine.upkeep import purge as remove
+    from ..care.retention import purge as remove
     from ..model import Status
 
     if (before is None) is not everything:
-        raise click.UsageError("say how old they must be with --before 30d, or --all")
+        raise click.UsageError("give a minimum age with --before 30d, or --all")
     wanted = frozenset(Status(one) for one in status or FINISHED)
     with settings.reading() as store:
         done = remove(store, workflow=workflow, statuses=wanted, before=before, limit=limit, dry_run=dry_run)
@@ -238,10 +228,16 @@ def purge(
 
 
 @command("retain")
-@click.option("--days", type=click.FloatRange(0), default=30.0, show_default=True, help="Runs stay so long, ...")
-@click.option("--count", type=click.IntRange(0), default=1000, show_default=True, help="... and so many of a workflow.")
-@click.option("--failed-days", type=click.FloatRange(0), help="For runs that failed or were cancelled.")
-@click.option("--no-preserve", is_flag=True, help="Completed runs need not stay at all.")
+@click.option("--days", type=click.FloatRange(0), default=30.0, show_default=True, help="Days to keep a run, ...")
+@click.option(
+    "--count",
+    type=click.IntRange(0),
+    default=1000,
+    show_default=True,
+    help="... and newest runs to keep of each workflow.",
+)
+@click.option("--failed-days", type=click.FloatRange(0), help="Days to keep failed and cancelled runs.")
+@click.option("--no-preserve", is_flag=True, help="Remove all completed runs.")
 @click.option("--workflow", metavar="NAME", help="Only runs of this workflow.")
 @click.option("--dry-run", is_flag=True, help="Only count them.")
 def retain(
@@ -254,11 +250,11 @@ def retain(
     workflow: str | None,
     dry_run: bool,
 ) -> None:
-    """Remove finished runs that need not stay any longer, as a worker with a `retain=` rule does by itself.
+    """Remove finished runs that the rule does not keep, as a worker with a `retain=` rule does.
 
-    A run stays while it is young enough or among the newest of its workflow, whichever keeps it longer.
+    A run is kept while it is young enough or among the newest of its workflow.
     """
-    from ..engine.upkeep import sweep
+    from ..care.retention import sweep
     from ..policies import Retain
 
     rule = Retain(days, count, failed_days, preserve=not no_preserve)
@@ -270,13 +266,13 @@ def retain(
 
 
 def _tell_purged(settings: Settings, done: Purged, *, dry_run: bool) -> None:
-    from . import words
+    from . import formatting
 
     def text() -> str:
         counts = ", ".join(f"{number} {status.value}" for status, number in sorted(done.statuses.items()))
         verb = "would be removed" if dry_run else "removed"
-        lines = [f"{words.count(done.removed, 'run')} {verb}{f' ({counts})' if counts else ''}"]
-        lines += [f"  {words.one_line(name)}: {number}" for name, number in sorted(done.workflows.items())]
+        lines = [f"{formatting.count(done.removed, 'run')} {verb}{f' ({counts})' if counts else ''}"]
+        lines += [f"  {formatting.one_line(name)}: {number}" for name, number in sorted(done.workflows.items())]
         return "\n".join(lines)
 
     value = {
@@ -292,20 +288,33 @@ def _tell_purged(settings: Settings, done: Purged, *, dry_run: bool) -> None:
 
 
 @command("erase")
-@RUN
-@click.option("--force", is_flag=True, help="Also a run that has not ended: it is cancelled first, without clean-up.")
+@click.argument("run_id", metavar="[RUN]", default="")
+@click.option("--force", is_flag=True, help="Also an unfinished run; it is cancelled first, without clean-up.")
+@click.option("--rewrite", is_flag=True, help="Rewrite a large store now, although every run waits meanwhile.")
 @REASON
-def erase(settings: Settings, *, run_id: str, force: bool, reason: str) -> None:
-    """Remove one run so that nothing of it is left in the store's files.
+def erase(settings: Settings, *, run_id: str, force: bool, rewrite: bool, reason: str) -> None:
+    """Remove one run so that no file of the store holds any part of it.
 
-    The store's file is written anew for that, which takes time if it is large. What the run told others, such as its
-    parent, is theirs and stays, and so do copies and archives. A run that is driven is refused: cancel it first.
-    If it is broken off, do it again; --force writes the file anew even if nothing is known of the run.
+    SQLite and PostgreSQL rewrite their files for this. A store of more than 16 MB only removes the run and leaves the
+    rewriting to you (exit code 9), because every run waits meanwhile: --rewrite, with or without a RUN, finishes every
+    erasure. Data that the run sent to others, such as its parent, stays, and so do copies and archives. A run that is
+    being driven is refused: cancel it first. If the command is interrupted, run it again.
     """
-    from ..engine.upkeep import erase as remove
+    from ..care.retention import erase as remove
+    from ..care.retention import finish_erasures
+    from . import formatting
 
-    async def act(engine: Engine) -> None:
-        await remove(engine, run_id, force=force, reason=reason, actor=engine.actor)
+    if not run_id and not rewrite:
+        raise errors.Refused("name the run to erase", "without one, --rewrite finishes earlier erasures")
 
-    settings.talk(act)
-    settings.answer({"run": run_id, "erased": True}, f"{run_id} is erased")
+    async def act(engine: Engine) -> int:
+        if not run_id:
+            return await finish_erasures(engine)
+        await remove(engine, run_id, force=force, rewrite=rewrite, reason=reason, actor=engine.actor)
+        return 1
+
+    finished = settings.talk(act)
+    if run_id:
+        settings.answer({"run": run_id, "erased": True}, f"{run_id} is erased")
+    else:
+        settings.answer({"erased": finished}, f"{formatting.count(finished, 'removed run')} erased")

@@ -1,4 +1,4 @@
-"""The command `demo`: a run is killed half-way and started again, and the proof that nothing finished ran twice."""
+"""The command `demo`: kills a run half-way, starts it again, and proves that no finished step ran twice."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from . import exits
-from .frame import Settings, command
+from . import errors
+from .settings import Settings, command
 
 if TYPE_CHECKING:
     import subprocess
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from ..engine.engine import Engine
     from ..model import Checkpoint
 
-#: The step in whose middle the first process is killed: four are finished then, and three lie ahead.
+#: Step in which the first process is killed: four steps are finished by then, and three follow.
 KILLED_IN = "pack"
-#: A demo that takes longer than this is stuck.
+#: Seconds after which the demo counts as stuck.
 PATIENCE_SECONDS = 30.0
 
 
 class Effect(NamedTuple):
-    """A line of the judge's file: a body began or ended, in which process and when."""
+    """A line of the effects file: a body began or ended, with its process and time."""
 
     at: float
     pid: int
@@ -36,19 +36,19 @@ class Effect(NamedTuple):
 
 
 @command("demo")
-@click.option("--keep", is_flag=True, help="Keep the demo's folder, to look at it with other commands.")
+@click.option("--keep", is_flag=True, help="Keep the demo's folder, to inspect it with other commands.")
 def demo(settings: Settings, *, keep: bool) -> int:
-    """Watch a run of eight steps be killed half-way, go on in a new process, and repeat nothing that was finished."""
+    """Watch a run of eight steps be killed half-way and go on in a new process without repeating a finished step."""
     with _folder(keep=keep) as folder:
         stage = _Stage(settings, folder)
         stage.play()
         stage.judge()
         if keep and not settings.json:
             store = folder / "runs.db"
-            click.echo(f"\nlook at it:  keepstep --store {store} history {stage.run}")
+            click.echo(f"\ninspect it:  keepstep --store {store} history {stage.run}")
         if not stage.proved and not settings.json:
             click.echo("\n".join(stage.problems), err=True)
-        return exits.OK if stage.proved else exits.FAILED
+        return errors.OK if stage.proved else errors.FAILED
 
 
 @contextmanager
@@ -64,7 +64,7 @@ def _folder(*, keep: bool) -> Iterator[Path]:
 
 class _Stage:
     def __init__(self, settings: Settings, folder: Path) -> None:
-        from . import demo_order, words
+        from . import demo_order, formatting
 
         self.settings = settings
         self.folder = folder
@@ -77,7 +77,7 @@ class _Stage:
         self.started: list[float] = []
         self.resumed_after = 0.0
         self._read = 0
-        self._marks = words.marks()
+        self._marks = formatting.marks()
         self._told_first = False
 
     @property
@@ -91,7 +91,7 @@ class _Stage:
     # -- the play -----------------------------------------------------------------------------------------------------
 
     def play(self) -> None:
-        from . import words
+        from . import formatting
 
         self._introduce()
         process = self._spawn("a process starts the run")
@@ -99,12 +99,14 @@ class _Stage:
             self._follow(process, until=KILLED_IN)
             time.sleep(0.1)
         finally:
-            process.kill()  # SIGKILL: it cannot be caught, nothing is cleaned up
+            process.kill()  # SIGKILL cannot be caught, so nothing is cleaned up
             process.wait()
         self._look()
         self.say(f"  {click.style(self._marks['failed'], fg='red', bold=True)} SIGKILL in the middle of {KILLED_IN}")
         self.checkpointed = [_step(one) for one in self._history() if one.kind == "step completed"]
-        self.say(f"    {words.count(len(self.checkpointed), 'checkpoint')} in the store, and nobody drives the run\n")
+        self.say(
+            f"    {formatting.count(len(self.checkpointed), 'checkpoint')} in the store, and nobody drives the run\n"
+        )
         process = self._spawn("the same program is started again")
         try:
             self._follow(process)
@@ -140,7 +142,7 @@ class _Stage:
         return process
 
     def _follow(self, process: subprocess.Popen[bytes], until: str | None = None) -> None:
-        """Tell of what the process does, until it begins a certain step, or ends."""
+        """Print the actions of the process until it begins a certain step or ends."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
             ended = process.poll() is not None
@@ -151,10 +153,10 @@ class _Stage:
             if ended:
                 if process.returncode:
                     error = (self.folder / "errors.txt").read_text(encoding="utf-8", errors="replace")
-                    raise exits.Refused(f"the demo's own program failed:\n{error}", code=exits.INTERNAL)
+                    raise errors.Refused(f"the demo's own program failed:\n{error}", code=errors.INTERNAL)
                 return
             time.sleep(0.005)
-        raise exits.Refused(f"the demo did not get on within {PATIENCE_SECONDS:g} s", code=exits.INTERNAL)
+        raise errors.Refused(f"the demo made no progress within {PATIENCE_SECONDS:g} s", code=errors.INTERNAL)
 
     def _look(self) -> list[Effect]:
         from . import demo_order
@@ -163,7 +165,7 @@ class _Stage:
             text = (self.folder / demo_order.EFFECTS).read_text(encoding="utf-8")
         except FileNotFoundError:
             return []
-        lines = text.split("\n")[:-1]  # what follows the last end of line is still being written
+        lines = text.split("\n")[:-1]  # the last line is still being written
         fresh = [Effect(float(at), int(pid), what, step) for at, pid, what, step in map(str.split, lines[self._read :])]
         self._read = len(lines)
         self.effects += fresh
@@ -192,7 +194,7 @@ class _Stage:
     # -- the judge ----------------------------------------------------------------------------------------------------
 
     def judge(self) -> None:
-        """Hold the judge's file against the checkpoints."""
+        """Compare the effects file with the checkpoints."""
         history = self._history()
         completed = [_step(one) for one in history if one.kind == "step completed"]
         begun = {step: self._count("begin", step) for step in self.steps}
@@ -209,14 +211,14 @@ class _Stage:
         self._conclude(begun)
 
     def _count(self, what: str, step: str) -> list[int]:
-        """How often a body began or ended, in each of the two processes."""
+        """Count the begins or ends of a body in each of the two processes."""
         return [
             sum(1 for effect in self.effects if (effect.pid, effect.what, effect.step) == (pid, what, step))
             for pid in self.pids
         ]
 
     def _conclude(self, begun: dict[str, list[int]]) -> None:
-        from . import words
+        from . import formatting
 
         rows = []
         for step in self.steps:
@@ -225,7 +227,7 @@ class _Stage:
             again = "ran again: it had not finished" if first else "ran"
             rows.append((step, fate, again if second else "not run again"))
         self.say()
-        self.say(words.table(("STEP", "FIRST PROCESS", "SECOND PROCESS"), rows))
+        self.say(formatting.table(("STEP", "FIRST PROCESS", "SECOND PROCESS"), rows))
         self.say()
         value: dict[str, Any] = {
             "proved": self.proved,
@@ -250,7 +252,7 @@ def _step(one: Checkpoint) -> str:
 
 
 def _show_code(code: str) -> None:
-    """The program, in colour where there is colour."""
+    """Print the program, in colour if possible."""
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.syntax import Syntax

@@ -1,6 +1,6 @@
 """The program that `keepstep demo` starts, kills and starts again: an order of eight steps."""
 
-# ruff: noqa: D103 - it is shown to newcomers, and its names say what it does
+# ruff: noqa: D103 - shown to newcomers; the names are enough
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import keepstep as ks
 
 RUN = "order-42"
 STORE = "runs.db"
-#: Every body that runs appends a line here. Keepstep does not know of this file: it is the judge.
+#: Every body that runs appends a line here. Keepstep does not know this file, so it serves as independent evidence.
 EFFECTS = "effects.txt"
 
 
 async def work(name: str, item: str) -> str:
-    """What each step does here: a quarter of a second, and a line in the judge's file when it begins and ends."""
+    """The body of each step: a quarter of a second of work, and a line in the effects file at its begin and end."""
     note(f"begin {name}")
     await asyncio.sleep(0.25)
     note(f"end {name}")
@@ -39,7 +39,7 @@ async def check_stock(item: str) -> str:
 
 @ks.step
 async def charge_card(item: str) -> str:
-    return await work("charge_card", item)  # nobody wants this to happen twice
+    return await work("charge_card", item)  # must not happen twice
 
 
 # shown]

@@ -1,4 +1,4 @@
-"""The command `doctor`: proves that every unfinished run can go on, or says which cannot and why."""
+"""The command `doctor`: proves that every unfinished run can go on, or reports those that cannot and why."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from . import exits
-from .frame import Settings, command, shown_url
+from . import errors
+from .settings import Settings, command, shown_url
 
 if TYPE_CHECKING:
-    from ..engine.doctor import Finding, Report
+    from ..care.doctor import Finding, Report
     from ..engine.engine import Engine
+    from ..model import WorkerInfo
 
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 
@@ -23,17 +24,17 @@ _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
     default=30.0,
     show_default=True,
     metavar="MINUTES",
-    help="Report a run that is driven but has recorded nothing for so long.",
+    help="Report driven runs without a new record for this long.",
 )
 @click.option("--deep", is_flag=True, help="Also verify the records of every run, finished ones too.")
-@click.option("--strict", is_flag=True, help="Warnings make it fail too.")
+@click.option("--strict", is_flag=True, help="Also fail on warnings.")
 def doctor(settings: Settings, *, stale: float, deep: bool, strict: bool) -> int:
     """Examine the store, its workers and every unfinished run.
 
     Exit code 1 if a promise is broken: a run that can never go on, a damaged record, a store that cannot be written.
     """
-    from ..engine.doctor import Severity, examine
-    from . import words
+    from ..care.doctor import Severity, examine
+    from . import formatting
 
     async def look(engine: Engine) -> tuple[Report, str]:
         return await examine(engine, stale_seconds=stale * 60, deep=deep), shown_url(engine.store)
@@ -50,15 +51,15 @@ def doctor(settings: Settings, *, stale: float, deep: bool, strict: bool) -> int
                 "pid": one.pid,
                 "alive": one.alive,
                 "leases": one.leases,
-                "workflows": list(one.workflows),
-                "renewed_at": words.iso(one.renewed_at),
+                "workflows": list(one.known),
+                "renewed_at": formatting.iso(one.renewed_at),
             }
             for one in report.workers
         ],
         "findings": [_as_json(finding) for finding in report.findings],
     }
-    settings.answer(value, lambda: _told(report, url, bad=bad))
-    return exits.FAILED if bad else exits.OK
+    settings.answer(value, lambda: _text(report, url, bad=bad))
+    return errors.FAILED if bad else errors.OK
 
 
 def _as_json(finding: Finding) -> dict[str, Any]:
@@ -66,31 +67,35 @@ def _as_json(finding: Finding) -> dict[str, Any]:
         "severity": finding.severity.value,
         "code": finding.code,
         "message": finding.message,
-        "advice": exits.advice(finding.advice),
+        "advice": errors.advice(finding.advice),
         "runs": list(finding.runs),
         "worker": finding.worker or None,
     }
 
 
-def _told(report: Report, url: str, *, bad: bool) -> str:
-    from . import words
+def _known(worker: WorkerInfo) -> list[str]:
+    return [f"{name} (version {worker.pins[name]})" if name in worker.pins else name for name in worker.known]
+
+
+def _text(report: Report, url: str, *, bad: bool) -> str:
+    from . import formatting
 
     counts = ", ".join(f"{count} {status.value}" for status, count in sorted(report.runs.items()))
-    lines = [f"store    {url}", f"runs     {counts or 'none is unfinished'}"]
+    lines = [f"store    {url}", f"runs     {counts or 'no unfinished runs'}"]
     alive = [one for one in report.workers if one.alive]
     for one in alive:
-        knows = f", knows {', '.join(one.workflows)}" if one.workflows else ""
-        lines.append(f"worker   {words.worker_name(one)} drives {one.leases}{words.one_line(knows)}")
+        knows = f", knows {', '.join(_known(one))}" if one.known else ""
+        lines.append(f"worker   {formatting.worker_name(one)} drives {one.leases}{formatting.one_line(knows)}")
     if not alive:
-        lines.append("workers  none is alive")
+        lines.append("workers  none alive")
     for finding in report.findings:
         name = click.style(finding.severity.value, fg=_COLOURS[finding.severity.value], bold=True)
-        lines += ["", f"{name}: {words.printable(finding.message)}"]
+        lines += ["", f"{name}: {formatting.printable(finding.message)}"]
         if finding.advice:
-            lines.append(f"  {exits.advice(finding.advice)}")
+            lines.append(f"  {errors.advice(finding.advice)}")
     if not report.findings:
         end = "all is well: every unfinished run is driven, due, paused, or holds a wake-up"
         lines += ["", click.style(end, fg="green")]
     elif not bad:
-        lines += ["", "no promise is broken, but see above"]
+        lines += ["", "no promise is broken, but see the warnings above"]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The commands that make runs: `run` drives one to its end here, `start` leaves it to a worker."""
+"""The commands that create runs: `run` drives one to its end here, `start` leaves it to a worker."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
-from . import exits
-from .frame import MODULE, Settings, command, shown_url, unattended
-from .look import tag_of
+from . import errors
+from .filters import tag_of
+from .settings import MODULE, Settings, command, shown_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,27 +28,27 @@ if TYPE_CHECKING:
     from ..workflows.definition import Workflow
     from .progress import Lines
 
-#: How long a step that is under way may go on after Ctrl-C before it is handed back.
+#: Seconds that a step in progress may take after Ctrl-C before its run is handed back.
 STOP_SECONDS = 5.0
-#: And how long handing back may take, until the process ends without: what it leaves is recovered as after a crash.
+#: Seconds that handing back may take before the process ends without it. The run is then recovered as after a crash.
 CLOSE_SECONDS = 8.0
 
 
 def _shared(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The arguments that both commands take."""
+    """Add the arguments of both commands."""
     for option in reversed(
         [
             click.argument("target", metavar="FILE.py:WORKFLOW|FILE.yaml"),
             click.argument("words", nargs=-1, metavar="[ARGUMENT...]"),
             click.option("--input", "text", metavar="JSON", help="The input as JSON, @file, or - for standard input."),
             MODULE,
-            click.option("--id", "run_id", metavar="ID", help="The run's id; a run that is there already goes on."),
-            click.option("--tag", type=tag_of, multiple=True, metavar="NAME=VALUE", help="A tag to find it by."),
+            click.option("--id", "run_id", metavar="ID", help="The run's id; an existing run goes on."),
+            click.option("--tag", type=tag_of, multiple=True, metavar="NAME=VALUE", help="A tag to find the run by."),
             click.option(
                 "--deadline",
                 type=click.FloatRange(0, min_open=True),
                 metavar="SECONDS",
-                help="Fail it if it takes longer.",
+                help="Fail the run if it takes longer.",
             ),
         ]
     ):
@@ -57,14 +57,14 @@ def _shared(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _named(modules: tuple[str, ...]) -> list[str]:
-    """The options that name modules, as they were written."""
+    """Return the options that name modules, as they were written."""
     return [word for module in modules for word in ("--module", module)]
 
 
 _EPILOG = (
     "An ARGUMENT is a JSON value or plain text, or name=value. With --input an object holds arguments by name, any "
     "other JSON is the one argument. FILE.py may also be a module: package.module:workflow. A "
-    "workflow in a YAML or JSON file finds its functions in what --module names."
+    "workflow in a YAML or JSON file finds its functions in the modules that --module names."
 )
 
 
@@ -73,6 +73,12 @@ _EPILOG = (
 
 @command("run", epilog=_EPILOG)
 @_shared
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    metavar="SECONDS",
+    help="Hand the run back unfinished after this time, with exit code 8; it goes on later.",
+)
 def run(
     settings: Settings,
     *,
@@ -83,10 +89,11 @@ def run(
     run_id: str | None,
     tag: tuple[tuple[str, str], ...],
     deadline: float | None,
+    timeout: float | None,
 ) -> int:
-    """Run a workflow to its end, showing what it does; its result is printed as JSON.
+    """Run a workflow to its end, showing its progress; its result is printed as JSON.
 
-    After a crash or Ctrl-C, the same command with the run's --id goes on where it was.
+    After a crash, Ctrl-C or --timeout, the same command with the run's --id continues the run.
     """
     from .target import load_workflow
 
@@ -94,18 +101,24 @@ def run(
     logging.getLogger("keepstep").addFilter(not_twice)
     options = {"run_id": run_id, "tags": dict(tag), "deadline": deadline}
     driven = _Driven(settings, workflow, (target, *_named(module)), options, words=words, text=text)
-    with redirect_stdout(sys.stderr):  # what the workflow prints is no part of its result
-        code = asyncio.run(driven.drive())
+    with redirect_stdout(sys.stderr):  # the workflow's prints are not part of its result
+        code = asyncio.run(driven.drive(timeout))
+    if driven.left is not None:
+        settings.answer(driven.left)
     return driven.conclude() if driven.ended is not None else code
 
 
-def not_twice(record: logging.LogRecord) -> bool:
-    """What is told as a line of progress, or as the end of the run, is not logged beside it."""
+def not_twice(record: logging.LogRecord, *, steps: bool = True) -> bool:
+    """Whether a log record should be shown; progress lines and the end of the run already report the others."""
+    from ..kernel.step import FAILED_ATTEMPT
+
+    if steps and record.msg == FAILED_ATTEMPT:
+        return False
     return " is set aside: " not in str(record.msg) % (record.args or ())
 
 
 class _Driven:
-    """One run, driven in this process until it ends or someone stops it."""
+    """One run that this process drives until it ends or is stopped."""
 
     def __init__(
         self,
@@ -128,8 +141,10 @@ class _Driven:
         self.lines: Lines | None = None
         self.notes: set[asyncio.Task[None]] = set()
         self.ended: asyncio.Future[Any] | None = None
+        self.left: dict[str, str] | None = None
 
-    async def drive(self) -> int:
+    async def drive(self, seconds: float | None = None) -> int:
+        """Drive the run until it ends, until this process is told to stop, or for some time."""
         from ..model.ids import new_run_id
         from .progress import Lines
 
@@ -139,31 +154,36 @@ class _Driven:
             async with engine:
                 handle = self.handle = await self._begin(engine)
                 self._introduce(engine)
+                await self._tell_wait()
                 ended = asyncio.ensure_future(handle.result())
-                await stop.or_(ended)
+                await stop.or_(ended, seconds=seconds)
                 if not ended.done():
                     ended.cancel()
-                    await self._stop(engine)
-                    return exits.INTERRUPTED
-                with suppress(BaseException):  # what went wrong is told once everything is closed
+                    late = None if stop.asked.is_set() else seconds
+                    await self._stop(engine, late)
+                    return errors.INTERRUPTED if late is None else errors.TIMED_OUT
+                with suppress(BaseException):  # the error is reported after everything is closed
                     ended.result()
             self.lines.stop()
             self.ended = ended
-            return exits.OK
+            return errors.OK
 
     async def _begin(self, engine: Engine) -> RunHandle[Any]:
         from ..errors import RunConflict, RunNotFound
+        from ..kernel.namesakes import is_namesake, problem
         from .target import read_input
 
         run_id = self.options["run_id"]
         if self.named and self.text is None and not self.words:
-            with suppress(RunNotFound):  # then it is a new one, without arguments
+            with suppress(RunNotFound):  # no such run: it is a new one, without arguments
                 handle = await engine.get(run_id)
-                there = (await handle.run()).workflow
-                if there != self.workflow.name:
+                there = await handle.run()
+                if there.workflow != self.workflow.name:
                     raise RunConflict(
-                        f"run {run_id!r} is a run of workflow {there!r}, not {self.workflow.name!r}", run_id
+                        f"run {run_id!r} belongs to workflow {there.workflow!r}, not to {self.workflow.name!r}", run_id
                     )
+                if is_namesake(self.workflow, there):
+                    raise RunConflict(problem(self.workflow, there), run_id)
                 return handle
         args, kwargs = read_input(self.workflow, self.text, self.words)
         return await engine.start(self.workflow.bind(*args, **kwargs), **self.options)
@@ -185,58 +205,62 @@ class _Driven:
     async def _tell_wait(self) -> None:
         if self.handle is not None and self.lines is not None:
             run = await self.handle.run()
-            if run.status == "waiting":
+            if run.status in ("waiting", "paused"):
                 self.lines.waiting(run)
 
-    async def _stop(self, engine: Engine) -> None:
+    async def _stop(self, engine: Engine, late: float | None) -> None:
+        """Hand the run back, because this process was told to stop, or because the run is `late`."""
         handle, lines = self.handle, self.lines
         if handle is None or lines is None:
             return
-        lines.plain(f"stopping: a step that is under way has {STOP_SECONDS:g} s to finish (Ctrl-C again: at once)")
-        with no_later_than(STOP_SECONDS + CLOSE_SECONDS, exits.INTERRUPTED):
+        why = "stopping" if late is None else f"{late:g} s are over"
+        lines.plain(f"{why}: the current steps have {STOP_SECONDS:g} s to finish (Ctrl-C again: at once)")
+        with no_later_than(STOP_SECONDS + CLOSE_SECONDS, errors.INTERRUPTED if late is None else errors.TIMED_OUT):
             await engine.close(STOP_SECONDS)
         lines.stop()
-        again = exits.line("run", *self.target, "--id", handle.id)
-        if self.settings.json:
-            click.echo(json.dumps({"run": handle.id, "status": "interrupted", "again": again}), file=sys.__stdout__)
-        lines.plain(f"run {handle.id} is not finished; nothing that it finished is lost. It goes on with\n  {again}")
+        again = errors.line("run", *self.target, "--id", handle.id)
+        status = "interrupted" if late is None else "timed out"
+        self.left = {"run": handle.id, "status": status, "again": again}
+        lines.plain(f"run {handle.id} is not finished; its finished steps are kept. Continue it with\n  {again}")
 
     def conclude(self) -> int:
-        """Print the result, or raise what the run ended with."""
-        from . import words
+        """Print the result, or raise the error that the run ended with."""
+        from . import formatting
 
         run_id, ended = self.options["run_id"], self.ended
         if ended is None:
-            return exits.INTERRUPTED
+            return errors.INTERRUPTED
         error = ended.exception()
         if error is not None:
             if self.settings.json:
                 return _told_as_json(run_id, error)
             raise error
-        result = words.plain(self.workflow.values.encode(ended.result(), "result"))
+        result = formatting.plain(self.workflow.values.encode(ended.result(), "result"))
         if self.settings.json:
             click.echo(json.dumps({"run": run_id, "status": "completed", "result": result}, ensure_ascii=False))
         else:
             click.echo(json.dumps(result, ensure_ascii=False, indent=2))
-        return exits.OK
+        return errors.OK
 
 
 def _told_as_json(run_id: str, error: BaseException) -> int:
     from ..errors import RunError
-    from . import words
+    from . import formatting
 
     if not isinstance(error, RunError):
         raise error
-    code = exits.code_of(error)
-    status = {exits.FAILED: "failed", exits.CANCELLED: "cancelled", exits.SET_ASIDE: "set aside"}.get(code, "unknown")
-    info = words.error_as_json(getattr(error, "error", None))
+    code = errors.code_of(error)
+    status = {errors.FAILED: "failed", errors.CANCELLED: "cancelled", errors.SET_ASIDE: "set aside"}.get(
+        code, "unknown"
+    )
+    info = formatting.error_as_json(getattr(error, "error", None))
     click.echo(json.dumps({"run": run_id, "status": status, "error": info}, ensure_ascii=False))
     return code
 
 
 @contextmanager
 def no_later_than(seconds: float, code: int) -> Iterator[None]:
-    """End the process if what is inside takes longer: a store that does not answer must not keep it alive."""
+    """End the process if the block takes longer, so that an unresponsive store cannot keep it alive."""
     timer = threading.Timer(seconds, _leave_at_once, [seconds, code])
     timer.daemon = True
     timer.start()
@@ -247,13 +271,13 @@ def no_later_than(seconds: float, code: int) -> Iterator[None]:
 
 
 def _leave_at_once(seconds: float, code: int) -> None:
-    told = f"the store has not answered for {seconds:g} s, so what was under way is left to the next worker to recover"
-    click.echo(told, err=True)
+    message = f"the store has not answered for {seconds:g} s; the next worker recovers the unfinished work"
+    click.echo(message, err=True)
     os._exit(code)
 
 
 class Stop:
-    """Hears Ctrl-C and SIGTERM: the first asks to stop, the second ends the process at once, which loses nothing."""
+    """Handles Ctrl-C and SIGTERM: the first asks to stop, the second ends the process at once, without any loss."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
@@ -261,23 +285,23 @@ class Stop:
 
     def __enter__(self) -> Self:
         for number in (signal.SIGINT, signal.SIGTERM):
-            self._loop.add_signal_handler(number, self._heard)
+            self._loop.add_signal_handler(number, self._received)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             self._loop.remove_signal_handler(number)
 
-    def _heard(self) -> None:
+    def _received(self) -> None:
         if self.asked.is_set():
-            click.echo("stopped at once; what was under way is recovered by the next worker", err=True)
-            os._exit(exits.INTERRUPTED)
+            click.echo("stopped at once; the next worker recovers the unfinished work", err=True)
+            os._exit(errors.INTERRUPTED)
         self.asked.set()
 
-    async def or_(self, *others: asyncio.Future[Any]) -> None:
-        """Wait until someone asks to stop, or one of the others is done."""
+    async def or_(self, *others: asyncio.Future[Any], seconds: float | None = None) -> None:
+        """Wait for a request to stop, for one of the tasks, or for the end of the time in seconds."""
         asked = asyncio.ensure_future(self.asked.wait())
-        await asyncio.wait([asked, *others], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([asked, *others], return_when=asyncio.FIRST_COMPLETED, timeout=seconds)
         asked.cancel()
 
 
@@ -287,8 +311,12 @@ class Stop:
 @command("start", epilog=_EPILOG)
 @_shared
 @click.option("--queue", default="default", metavar="NAME")
-@click.option("--priority", default=0, metavar="N", help="Higher comes first.")
+@click.option("--priority", default=0, metavar="N", help="Runs with a higher priority are claimed first.")
 @click.option("--delay", default=0.0, type=click.FloatRange(0), metavar="SECONDS", help="Not before.")
+@click.option("--key", metavar="KEY", help="Whom the run is for: keys of a queue take turns.")
+@click.option(
+    "--dedupe", metavar="TEXT", help="Unique among unfinished runs of the queue; a second start finds the first."
+)
 def start(
     settings: Settings,
     *,
@@ -302,11 +330,14 @@ def start(
     queue: str,
     priority: int,
     delay: float,
+    key: str | None,
+    dedupe: str | None,
 ) -> None:
     """Create a run for a worker to drive, and print its id.
 
-    The run is durable when the id is printed.
+    The run is durable when its id is printed.
     """
+    from ..views.finding import is_attended
     from .target import load_workflow, read_input
 
     workflow = load_workflow(target, modules=module, debug=settings.debug)
@@ -322,13 +353,15 @@ def start(
                 queue=queue,
                 priority=priority,
                 delay=delay,
+                key=key,
+                dedupe=dedupe,
             )
-            known = not await unattended(engine, workflow.name)
+            known = await is_attended(engine, workflow.name)
             return handle.id, (await handle.status()).value, known
 
     started, status, known = asyncio.run(begin())
     settings.answer({"run": started, "workflow": workflow.name, "status": status}, started)
     if not known and not settings.json and status == "queued":
         where = target.rpartition(":")[0] or target
-        line = exits.line("worker", where, *_named(module))
+        line = errors.line("worker", where, *_named(module))
         click.echo(f"no worker drives {workflow.name!r} yet: {line}", err=True)

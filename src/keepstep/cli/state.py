@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from . import exits
-from .frame import REASON, RUN, WORKFLOW, Settings, command, find
+from . import errors
+from .settings import REASON, RUN, WORKFLOW, Settings, command, find
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -19,7 +19,7 @@ AGENT = click.option("--agent", metavar="NAME", help="The state of this agent.")
 
 @command("state")
 @RUN
-@click.option("--at", type=click.IntRange(0), metavar="SEQ", help="As it was after this record; now without it.")
+@click.option("--at", type=click.IntRange(0), metavar="SEQ", help="The state after this record; by default the newest.")
 @STAGE
 @AGENT
 def state(settings: Settings, *, run_id: str, at: int | None, stage: str | None, agent: str | None) -> None:
@@ -27,9 +27,10 @@ def state(settings: Settings, *, run_id: str, at: int | None, stage: str | None,
 
     async def look(engine: Engine) -> dict[str, Any]:
         from ..model.tree import thaw
+        from . import formatting
 
         found = await (await find(engine, run_id)).state(at, stage=stage, agent=agent)
-        return {key: thaw(tree) for key, tree in found.kept().items()}
+        return {key: formatting.untagged(thaw(tree)) for key, tree in found.kept().items()}
 
     values = settings.talk(look)
     settings.answer(values, lambda: json.dumps(values, indent=2, ensure_ascii=False))
@@ -37,9 +38,9 @@ def state(settings: Settings, *, run_id: str, at: int | None, stage: str | None,
 
 @command("edit")
 @RUN
-@click.option("--set", "values", multiple=True, metavar="KEY=JSON", help="Give a key another value.")
-@click.option("--remove", multiple=True, metavar="KEY", help="Take a key away.")
-@click.option("--next", "next_step", metavar="STEP", help="Let this step come next.")
+@click.option("--set", "values", multiple=True, metavar="KEY=JSON", help="Set a key of the state.")
+@click.option("--remove", multiple=True, metavar="KEY", help="Remove a key from the state.")
+@click.option("--next", "next_step", metavar="STEP", help="Make this step the next one.")
 @STAGE
 @AGENT
 @WORKFLOW
@@ -58,29 +59,31 @@ def edit(
 ) -> None:
     """Change the state of a graph's run that no worker drives, and let it go on.
 
-    The history keeps what was there before, who changed it and why. A graph with a schema must be named: --workflow.
+    The history keeps the old state, the actor and the reason. A graph with a schema must be named: --workflow.
     """
-    if target is not None:
-        from .target import load_workflow
-
-        load_workflow(target, debug=settings.debug)  # from now on the engine knows it
     change = dict(map(_value, values))
+    if target is not None:
+        from .target import load_workflow, with_names
+
+        workflow = load_workflow(target, debug=settings.debug)  # the engine knows the workflow from now on
+        if stage is None and agent is None:
+            change = with_names(workflow, change)
     if not change and not remove and next_step is None:
-        raise exits.Refused("there is nothing to change", "say it with --set KEY=JSON, --remove KEY or --next STEP")
+        raise errors.Refused("nothing to change", "use --set KEY=JSON, --remove KEY or --next STEP")
 
     async def act(engine: Engine) -> str:
         handle = await find(engine, run_id)
         await handle.edit(change, remove=remove, stage=stage, agent=agent, next=next_step, reason=reason)
 
-        from .steer import alone
+        from .control import alone
 
         run = await handle.run()
-        paused = f"; it is paused: {exits.line('resume', run_id)} lets it go on"
-        return paused if run.status == "paused" else await alone(engine, run_id) or "; it goes on with it"
+        paused = f"; the run is paused: {errors.line('resume', run_id)} lets it go on"
+        return paused if run.status == "paused" else await alone(engine, run_id) or "; the run goes on with it"
 
     later = settings.talk(act)
-    told = {"run": run_id, "set": sorted(change), "removed": list(remove), "next": next_step}
-    settings.answer(told, f"the state of {run_id} is changed{later}")
+    value = {"run": run_id, "set": sorted(change), "removed": list(remove), "next": next_step}
+    settings.answer(value, f"the state of {run_id} is changed{later}")
 
 
 def _value(text: str) -> tuple[str, Any]:
@@ -88,7 +91,7 @@ def _value(text: str) -> tuple[str, Any]:
 
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise exits.Refused(f"{text!r} is not written KEY=JSON")
+        raise errors.Refused(f"must be written KEY=JSON, got {text!r}")
     return key, read_json(value, f"the value of {key!r}")
 
 
@@ -96,10 +99,10 @@ def _value(text: str) -> tuple[str, Any]:
 @RUN
 @REASON
 def consolidate(settings: Settings, *, run_id: str, reason: str) -> None:
-    """Write the whole state of a waiting graph's run down, so that a recovery reads nothing before it."""
+    """Record the whole state of a waiting graph's run, so that a recovery need not read earlier records."""
 
     async def act(engine: Engine) -> None:
         await (await find(engine, run_id)).consolidate(reason)
 
     settings.talk(act)
-    settings.answer({"run": run_id, "consolidated": True}, f"the state of {run_id} is written down")
+    settings.answer({"run": run_id, "consolidated": True}, f"the state of {run_id} is recorded")

@@ -1,4 +1,4 @@
-"""How a workflow is named on the command line, file.py:workflow or module:workflow, and how its input is written."""
+"""Parsing of workflow names (file.py:workflow or module:workflow) and of their input on the command line."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..workflows.definition import Workflow
-from . import exits
+from . import errors
+
+if TYPE_CHECKING:
+    from ..workflows.schema import KeyType
 
 _NAMED = re.compile(r"([^\W\d]\w*)=(.*)", re.DOTALL)
-#: A traceback of the user's own code is shown from its last calls; the whole of it with --debug.
+#: Calls shown of a traceback in the user's code. --debug shows all of them.
 _LAST_CALLS = 6
 
 
@@ -27,14 +30,14 @@ _LAST_CALLS = 6
 
 
 def load_workflow(target: str, *, modules: Sequence[str] = (), debug: bool = False) -> Workflow[..., Any]:
-    """The workflow that `file.py:workflow` or `module:workflow` names; without a name, the only one there.
+    """Return the workflow that `file.py:workflow` or `module:workflow` names; without a name, the only one there.
 
-    A declarative file is one, with functions from `modules`.
+    A declarative file is a workflow itself, with functions from `modules`.
     """
     if is_workflow_file(target):
         return load_file(target, modules, debug=debug)
     if modules:
-        raise exits.Refused("--module is for workflows in YAML or JSON files", f"{target} imports what it needs")
+        raise errors.Refused("--module is for workflows in YAML or JSON files", f"{target} imports what it needs")
     where, name = split(target)
     module = load_module(where, debug=debug)
     there = workflows_in(module)
@@ -43,22 +46,22 @@ def load_workflow(target: str, *, modules: Sequence[str] = (), debug: bool = Fal
     if len(there) == 1:
         return next(iter(there.values()))
     if not there:
-        raise exits.Refused(f"{where} defines no workflow", "decorate a function with @keepstep.workflow")
-    raise exits.Refused(f"{where} defines several workflows", f"name one: {', '.join(f'{where}:{n}' for n in there)}")
+        raise errors.Refused(f"{where} defines no workflow", "decorate a function with @keepstep.workflow")
+    raise errors.Refused(f"{where} defines several workflows", f"name one: {', '.join(f'{where}:{n}' for n in there)}")
 
 
 def is_workflow_file(target: str) -> bool:
-    """Whether a target is a declarative file, not Python."""
+    """Whether a target is a declarative file instead of Python."""
     return target.lower().endswith((".yaml", ".yml", ".json"))
 
 
 def load_file(target: str, modules: Sequence[str], *, debug: bool = False) -> Workflow[..., Any]:
-    """The workflow of a declarative file, with functions, agents and workflows from modules that the user names.
+    """Load the workflow of a declarative file, with functions, agents and workflows from the given modules.
 
-    Among the modules may be other files of workflows, each after those that it runs as children.
+    The modules may include other workflow files, each after those that it runs as children.
     """
     from ..errors import InvalidGraph
-    from ..workflows.declarative import load
+    from ..workflows.files.load import load
 
     found = [load_module(one, debug=debug) for one in modules if not is_workflow_file(one)]
     children = [one for one in modules if is_workflow_file(one)]
@@ -67,22 +70,22 @@ def load_file(target: str, modules: Sequence[str], *, debug: bool = False) -> Wo
     except InvalidGraph as error:
         title, *lines = str(error).splitlines()
         missing = not modules and "modules=" in str(error)
-        told = [*(line.strip() for line in lines), *(["name what it uses with --module FILE.py"] if missing else [])]
-        raise exits.Refused(title.rstrip(":"), "\n".join(told)) from None
+        hints = [*(line.strip() for line in lines), *(["add its functions with --module FILE.py"] if missing else [])]
+        raise errors.Refused(title.rstrip(":"), "\n".join(hints)) from None
 
 
 def split(target: str) -> tuple[str, str]:
-    """The file or module, and the name after the colon, if there is one."""
+    """Split a target into the file or module, and the name after the colon."""
     where, colon, name = target.rpartition(":")
     if not colon or "/" in name or "\\" in name:
         return target, ""
     if not where or not name:
-        raise exits.Refused(f"{target!r} names no workflow", "write file.py:workflow or module:workflow")
+        raise errors.Refused(f"{target!r} names no workflow", "write file.py:workflow or module:workflow")
     return where, name
 
 
 def workflows_in(module: ModuleType) -> dict[str, Workflow[..., Any]]:
-    """The workflows that a module holds, by the names it has for them; what it imported comes last."""
+    """Return the workflows of a module by their names there; imported ones come last."""
     found = {name: value for name, value in vars(module).items() if isinstance(value, Workflow)}
     own = {name: value for name, value in found.items() if value.place.module == module.__name__}
     return own or found
@@ -98,30 +101,30 @@ def _chosen(there: dict[str, Workflow[..., Any]], name: str, module: ModuleType,
     if value is not None:
         what = "a step" if type(value).__name__ == "Step" else f"a {type(value).__name__}"
         known = f"its workflows: {', '.join(there)}" if there else "decorate a function with @keepstep.workflow"
-        raise exits.Refused(f"{name} in {where} is {what}, not a workflow", known)
+        raise errors.Refused(f"{name} in {where} is {what}, not a workflow", known)
     known = f"there are: {', '.join(there)}" if there else "it defines no workflow"
-    raise exits.Refused(f"{where} has no workflow {name!r}{exits.nearest(name, there)}", known)
+    raise errors.Refused(f"{where} has no workflow {name!r}{errors.nearest(name, there)}", known)
 
 
 def load_module(where: str, *, debug: bool = False) -> ModuleType:
-    """Import a file or a module of the user; what goes wrong in it is shown as theirs."""
+    """Import a file or module of the user; its errors are shown as the user's own."""
     is_file = where.endswith(".py") or "/" in where or "\\" in where
     path = Path(where)
     if is_file and not path.is_file():
-        near = exits.nearest(path.name, [one.name for one in path.parent.glob("*.py")]) if path.parent.is_dir() else ""
-        raise exits.Refused(f"there is no file {where}{near}")
+        near = errors.nearest(path.name, [one.name for one in path.parent.glob("*.py")]) if path.parent.is_dir() else ""
+        raise errors.Refused(f"no file {where}{near}")
     folder = str(path.resolve().parent) if is_file else str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
-        with redirect_stdout(sys.stderr):  # what it prints is no part of our answer
+        with redirect_stdout(sys.stderr):  # the module's prints are not part of the answer
             return _load_file(path) if is_file else importlib.import_module(where)
     except ModuleNotFoundError as error:
         if not is_file and error.name is not None and (where == error.name or where.startswith(f"{error.name}.")):
             hint = f"a file is named with its ending: {where}.py" if Path(f"{where}.py").is_file() else ""
-            raise exits.Refused(f"there is no module {where!r} here or on the Python path", hint) from None
+            raise errors.Refused(f"no module {where!r} here or on the Python path", hint) from None
         raise _their_error(error, where, debug=debug) from error
-    except exits.Refused:
+    except errors.Refused:
         raise
     except (Exception, SystemExit) as error:
         raise _their_error(error, where, debug=debug) from error
@@ -133,12 +136,12 @@ def _load_file(path: Path) -> ModuleType:
     if loaded is not None:
         if getattr(loaded, "__file__", None) == str(full):
             return loaded
-        raise exits.Refused(
+        raise errors.Refused(
             f"{path} cannot be loaded: a module named {name!r} is loaded already", "give the file another name"
         )
     spec = importlib.util.spec_from_file_location(name, full)
     if spec is None or spec.loader is None:
-        raise exits.Refused(f"{path} is not a Python file")
+        raise errors.Refused(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -149,8 +152,8 @@ def _load_file(path: Path) -> ModuleType:
     return module
 
 
-def _their_error(error: BaseException, where: str, *, debug: bool) -> exits.Refused:
-    """The end of the traceback, without our own calls and those of the import machinery."""
+def _their_error(error: BaseException, where: str, *, debug: bool) -> errors.Refused:
+    """Return the end of the traceback, without Keepstep's calls and those of the import machinery."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -158,7 +161,7 @@ def _their_error(error: BaseException, where: str, *, debug: bool) -> exits.Refu
     ]
     kept = frames if debug else frames[-_LAST_CALLS:]
     lines = traceback.format_list(kept) + traceback.format_exception_only(error)
-    return exits.Refused(f"{where} cannot be imported", "".join(lines).rstrip())
+    return errors.Refused(f"{where} cannot be imported", "".join(lines).rstrip())
 
 
 # -- its input ---------------------------------------------------------------------------------------------------------
@@ -167,13 +170,13 @@ def _their_error(error: BaseException, where: str, *, debug: bool) -> exits.Refu
 def read_input(
     workflow: Workflow[..., Any], text: str | None, words: Sequence[str]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a run, from --input or from words, made into the types that the workflow's signature names.
+    """Return the arguments of a run from --input or from words, converted to the types of the workflow's signature.
 
-    An object given with --input holds arguments by name; any other JSON is the first argument. A word is a JSON value,
+    An object given with --input holds arguments by name; any other JSON is the first argument. A word is a JSON value
     or plain text; name=value gives an argument by its name.
     """
     if text is not None and words:
-        raise exits.Refused("the input is given twice", "use --input or arguments after the workflow, not both")
+        raise errors.Refused("the input is given twice", "use --input or arguments after the workflow, not both")
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
     if text is not None:
@@ -187,8 +190,11 @@ def read_input(
     try:
         workflow.signature.bind(*args, **kwargs)
     except TypeError as error:
-        raise exits.Refused(
-            f"workflow {workflow.name!r} cannot be started so: {error}", f"it takes {workflow.signature}"
+        named = filter(None, map(_NAMED.fullmatch, words))
+        unknown = [f"it has no parameter {one[1]!r}; " for one in named if one[1] not in workflow.signature.parameters]
+        raise errors.Refused(
+            f"workflow {workflow.name!r} cannot be started with this input: {error}",
+            f"{''.join(unknown[:1])}it takes {workflow.signature}",
         ) from None
     return _convert(workflow, args, kwargs)
 
@@ -196,27 +202,26 @@ def read_input(
 def _from_words(workflow: Workflow[..., Any], words: Sequence[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     names = list(workflow.signature.parameters)
     takes_any = any(one.kind is one.VAR_KEYWORD for one in workflow.signature.parameters.values())
-    hints = _hints(workflow)
+    types = workflow.types
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for word in words:
         named = _NAMED.fullmatch(word)
         if named is not None and (named[1] in names or takes_any):
-            kwargs[named[1]] = _value(named[2], hints.get(named[1]))
-        elif named is not None and (near := exits.nearest(named[1], names)):
-            raise exits.Refused(
+            kwargs[named[1]] = _value(named[2], types.hint_of(named[1]))
+        elif named is not None and (near := errors.nearest(named[1], names)):
+            raise errors.Refused(
                 f"workflow {workflow.name!r} has no parameter {named[1]!r}{near}",
-                f"text that looks like name=value is given by name: {names[min(len(args), len(names) - 1)]}={word}",
+                f"give text that looks like name=value by name: {names[min(len(args), len(names) - 1)]}={word}",
             )
         else:
-            hint = hints.get(names[len(args)]) if len(args) < len(names) else None
-            args.append(_value(word, hint))
+            args.append(_value(word, types.hint_of(types.name_at(len(args)))))
     return tuple(args), kwargs
 
 
-def _value(word: str, hint: Any) -> Any:
-    """A word of the command line: text where text is wanted, else JSON if it is, else text."""
-    if hint is str:
+def _value(word: str, expected: KeyType | None) -> Any:
+    """Convert a word of the command line: text where text is expected, else JSON if it parses, else text."""
+    if expected is not None and expected.hint is str:
         return word
     try:
         return json.loads(word)
@@ -225,34 +230,34 @@ def _value(word: str, hint: Any) -> Any:
 
 
 def _source(text: str) -> str:
-    """The JSON itself, or what `-` (standard input) or `@file` holds."""
+    """Return the JSON itself, or the contents of `-` (standard input) or `@file`."""
     if text == "-":
         return sys.stdin.read()
     if text.startswith("@"):
         try:
             return Path(text[1:]).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise exits.Refused(f"the input file {text[1:]} cannot be read: {error}") from None
+            raise errors.Refused(f"the input file {text[1:]} cannot be read: {error}") from None
     return text
 
 
 def read_json(text: str, what: str) -> Any:
-    """A JSON value, or a sentence about what is wrong with it."""
+    """Parse a JSON value, or raise an error that describes the problem."""
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         near = text[max(error.pos - 10, 0) : error.pos + 10]
         quoted = shlex.quote(json.dumps(text, ensure_ascii=False))
-        hint = f"text is written in quotes of its own, for JSON and for the shell: {quoted}" if _is_word(text) else ""
-        raise exits.Refused(
+        hint = f"quote text twice, for JSON and for the shell: {quoted}" if _is_word(text) else ""
+        raise errors.Refused(
             f"{what} is not JSON: {error.msg} at character {error.pos + 1}" + (f", near {near!r}" if near else ""), hint
         ) from None
     except (ValueError, RecursionError) as error:
-        raise exits.Refused(f"{what} is not JSON: {error}") from None
+        raise errors.Refused(f"{what} is not JSON: {error}") from None
 
 
 def _is_word(text: str) -> bool:
-    """Whether plain text may have been meant, not a list, an object or a number that went wrong."""
+    """Whether plain text may have been meant, rather than a malformed list, object or number."""
     return bool(text.strip()) and text.strip()[0] not in "{[\"'-0123456789"
 
 
@@ -260,45 +265,31 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON value")
 
 
-def _hints(workflow: Workflow[..., Any]) -> dict[str, Any]:
-    """The annotations of its parameters; from one that cannot be resolved nothing is learnt."""
-    return {name: hint for name, hint in workflow.hints().items() if not isinstance(hint, str)}
+def with_names(workflow: Workflow[..., Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Return values of a graph's state in which members of enums stand in place of their names."""
+    from ..workflows.graph import Graph
+    from ..workflows.schema import with_members
+
+    if not isinstance(workflow, Graph) or workflow.schema is None:
+        return values
+    return {key: with_members(value, workflow.schema.type_of(key)) for key, value in values.items()}
 
 
 def _convert(
     workflow: Workflow[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Make each argument what its annotation says: a dataclass from an object, a date from text."""
-    hints = _hints(workflow)
-    parameters = workflow.signature.parameters
-    hints = {name: hint for name, hint in hints.items() if name in parameters and _is_single(parameters[name])}
-    names = [*parameters, *[""] * len(args)]
+    """Convert each argument to its annotation, as a start does; an enum may be given by the name of a member."""
+    from ..errors import DefinitionError
+    from ..workflows.schema import with_members
 
-    def made(name: str, value: Any) -> Any:
-        if name not in hints:
-            return value
-        try:
-            return _converted(value, hints[name], f"argument {name!r} of {workflow.name!r}")
-        except exits.Refused as refusal:
-            named = _NAMED.fullmatch(value) if isinstance(value, str) else None
-            unknown = f"it has no parameter {named[1]!r}; " if named is not None and named[1] not in parameters else ""
-            raise exits.Refused(refusal.message, f"{unknown}it takes {workflow.signature}") from None
-
-    by_place = tuple(made(name, value) for name, value in zip(names, args, strict=False))
-    return by_place, {name: made(name, value) for name, value in kwargs.items()}
-
-
-def _is_single(parameter: Any) -> bool:
-    return parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-
-
-def _converted(value: Any, hint: Any, what: str) -> Any:
-    import msgspec
-
-    validate = getattr(hint, "model_validate", None)  # Pydantic's own way
+    types = workflow.types
+    by_place = [with_members(value, types.hint_of(types.name_at(index))) for index, value in enumerate(args)]
+    named = {name: with_members(value, types.hint_of(name)) for name, value in kwargs.items()}
     try:
-        return validate(value) if validate is not None else msgspec.convert(value, hint)
-    except ValueError as error:  # msgspec's and Pydantic's refusals are such
-        raise exits.Refused(f"{what} is not right: {error}") from None
-    except TypeError:
-        return value  # a type that only the user's code understands
+        made, made_named = types.arguments(by_place, named)
+    except DefinitionError as error:
+        words = [_NAMED.fullmatch(value) for value in args if isinstance(value, str)]
+        unknown = [one[1] for one in words if one is not None and one[1] not in workflow.signature.parameters]
+        hint = "".join(f"it has no parameter {name!r}; " for name in unknown[:1])
+        raise errors.Refused(str(error), f"{hint}it takes {workflow.signature}") from None
+    return tuple(made), made_named

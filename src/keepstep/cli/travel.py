@@ -1,4 +1,4 @@
-"""The commands that go back in a run's history: rewind, fork, diff, replay."""
+"""The commands that use a run's history: rewind, fork, diff, replay."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from . import exits
-from .frame import MODULE, REASON, RUN, WORKFLOW, Settings, command, find
+from . import errors
+from .settings import MODULE, REASON, RUN, WORKFLOW, Settings, command, find
 
 if TYPE_CHECKING:
-    from ..engine.compare import Difference
-    from ..engine.dry import Replayed
     from ..engine.engine import Engine
-    from ..engine.rewind import Rewound
+    from ..history.diff import Difference
+    from ..history.dry_replay import Replayed
+    from ..history.rewind import Rewound
     from ..workflows.definition import Workflow
 
-STEP = click.option("--step", metavar="STEP", help="Before this step, by its name or its key, so that it runs again.")
+STEP = click.option("--step", metavar="STEP", help="Go back to before this step (name or key), so that it runs again.")
 
-#: So much of a value is shown.
+#: Characters of a value that are shown at most.
 _SHOWN = 60
 
 
@@ -27,20 +27,20 @@ _SHOWN = 60
 @RUN
 @click.option("--to", type=int, metavar="SEQ", help="The last record that counts, as `keepstep history` numbers them.")
 @STEP
-@click.option("--dry-run", is_flag=True, help="Only say what would be done again.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be done again.")
 @REASON
-@click.option("--force", is_flag=True, help="Also one that was handed over to another store, where it is lost.")
+@click.option("--force", is_flag=True, help="Also a run that was handed over to another store and is lost there.")
 def rewind(
     settings: Settings, *, run_id: str, to: int | None, step: str | None, dry_run: bool, reason: str, force: bool
 ) -> None:
-    """Let a run go on from an earlier checkpoint; what came after it stays stored, but no longer counts.
+    """Let a run go on from an earlier checkpoint; later records stay stored, but no longer count.
 
     The run must not be driven: pause it first.
     """
-    from .steer import alone
+    from .control import alone
 
     if (to is None) == (step is None):
-        raise click.UsageError("say one of --to SEQ and --step STEP")
+        raise click.UsageError("use one of --to SEQ and --step STEP")
 
     async def act(engine: Engine) -> tuple[Rewound, str]:
         handle = await find(engine, run_id)
@@ -53,28 +53,28 @@ def rewind(
 
 
 def _rewound(done: Rewound, prospect: str, *, dry_run: bool) -> str:
-    from . import words
+    from . import formatting
 
     would = "would go" if dry_run else "goes"
     lines = [f"{done.run} {would} on after record {done.to}{prospect}"]
     if done.again:
-        lines.append(f"  done again: {', '.join(map(words.one_line, done.again))}")
+        lines.append(f"  done again: {', '.join(map(formatting.one_line, done.again))}")
     if done.children:
-        lines.append(f"  cancelled: {', '.join(map(words.one_line, done.children))}")
+        lines.append(f"  cancelled: {', '.join(map(formatting.one_line, done.children))}")
     return "\n".join(lines)
 
 
 @command("fork")
 @RUN
-@click.option("--at", type=int, metavar="SEQ", help="The last record that is copied, if not all up to its end.")
+@click.option("--at", type=int, metavar="SEQ", help="The last record to copy; by default all up to the run's end.")
 @STEP
 @click.option("--id", "new_id", metavar="ID", help="The id of the new run.")
-@click.option("--input", "text", metavar="JSON", help="Another input: an object holds arguments by name.")
+@click.option("--input", "text", metavar="JSON", help="A different input; an object holds arguments by name.")
 @WORKFLOW
-@click.option("--result", "results", multiple=True, metavar="STEP=JSON", help="Another result of a recorded step.")
-@click.option("--state", metavar="JSON", help="Other values in the state of a graph.")
-@click.option("--next", "next_step", metavar="STEP", help="The step of a graph that is to come next.")
-@click.option("--no-signals", is_flag=True, help="Without the signals that the copied records have not read.")
+@click.option("--result", "results", multiple=True, metavar="STEP=JSON", help="A different result of a recorded step.")
+@click.option("--state", metavar="JSON", help="Different values in the state of a graph.")
+@click.option("--next", "next_step", metavar="STEP", help="The next step of a graph.")
+@click.option("--no-signals", is_flag=True, help="Do not copy signals that the copied records have not read.")
 @REASON
 def fork(
     settings: Settings,
@@ -91,18 +91,20 @@ def fork(
     no_signals: bool,
     reason: str,
 ) -> None:
-    """Start a new run with a copy of another's records, and perhaps another input, result or state.
+    """Start a new run with a copy of another's records, and optionally a different input, result or state.
 
-    The other run is only read, whatever its status.
+    The original run is only read, whatever its status.
     """
-    from .steer import alone
-    from .target import load_workflow, read_json
+    from .control import alone
+    from .target import load_workflow, read_json, with_names
 
     workflow = None if target is None else load_workflow(target, debug=settings.debug)
     edits: dict[str, Any] = {"state": None if state is None else read_json(state, "--state"), "next": next_step}
+    if workflow is not None and isinstance(edits["state"], dict):
+        edits["state"] = with_names(workflow, edits["state"])
     edits |= {"input": _input(text, workflow), "results": _results(results) or None}
     if edits["state"] is not None and not isinstance(edits["state"], dict):
-        raise click.UsageError("--state is an object: the keys of the state and their new values")
+        raise click.UsageError("--state must be a JSON object with the keys of the state and their new values")
 
     async def act(engine: Engine) -> tuple[str, str]:
         await find(engine, run_id)
@@ -114,7 +116,7 @@ def fork(
 
 
 def _input(text: str | None, workflow: Workflow[..., Any] | None) -> Any:
-    """The input of a fork: made into the types of a signature if one is named."""
+    """Return the input of a fork, converted to the types of the signature if a workflow is named."""
     from .target import read_input, read_json
 
     if text is None:
@@ -133,7 +135,7 @@ def _results(given: tuple[str, ...]) -> dict[str, Any]:
     for one in given:
         step, sign, text = one.partition("=")
         if not step or not sign:
-            raise click.UsageError(f"--result is STEP=JSON, not {one!r}")
+            raise click.UsageError(f"--result must be STEP=JSON, got {one!r}")
         found[step] = read_json(text, f"--result {step}")
     return found
 
@@ -170,25 +172,27 @@ def diff(settings: Settings, *, run_id: str, a: int | None, b: int | None, other
 
 
 def _difference(found: Difference) -> str:
-    from . import words
+    from . import formatting
 
     left, right = (f"{run} at record {seq}" for run, seq in (found.left, found.right))
     lines = [f"{left} → {right}"]
     if found.statuses is not None and found.statuses[0] != found.statuses[1]:
         lines.append(f"  status {found.statuses[0]} → {found.statuses[1]}")
-    lines += [f"- {words.one_line(key)}" for key in found.removed]
-    lines += [f"+ {words.one_line(key)}" for key in found.added]
+    lines += [f"- {formatting.one_line(key)}" for key in found.removed]
+    lines += [f"+ {formatting.one_line(key)}" for key in found.added]
     for name, pairs in (("", found.changed), ("state ", found.state), ("published ", found.published)):
-        lines += [f"~ {name}{words.one_line(key)}: {_brief(old)} → {_brief(new)}" for key, (old, new) in pairs.items()]
+        lines += [
+            f"~ {name}{formatting.one_line(key)}: {_brief(old)} → {_brief(new)}" for key, (old, new) in pairs.items()
+        ]
     if not found:
         lines.append("nothing changed")
     return "\n".join(lines)
 
 
 def _brief(value: Any) -> str:
-    from . import words
+    from . import formatting
 
-    text = words.one_line(json.dumps(value, ensure_ascii=False))
+    text = formatting.one_line(json.dumps(value, ensure_ascii=False))
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
@@ -197,7 +201,7 @@ def _brief(value: Any) -> str:
 @click.argument("target", metavar="TARGET")
 @MODULE
 def replay(settings: Settings, *, run_id: str, target: str, module: tuple[str, ...]) -> int:
-    """Call this code with what a run has recorded, dry, and tell what would be begun next, or what does not fit.
+    """Replay a run's records with this code, without effects, and show the next calls or the mismatch.
 
     No step runs and nothing is written. Exit code 1 if a worker would set the run aside.
     """
@@ -208,17 +212,23 @@ def replay(settings: Settings, *, run_id: str, target: str, module: tuple[str, .
     async def look(engine: Engine) -> Replayed:
         return await (await find(engine, run_id)).replay(workflow)
 
-    told = settings.talk(look)
-    value = {"run": run_id, "fits": told.fits, "ended": told.ended, "next": list(told.asks), "records": told.records}
-    settings.answer({**value, "problem": told.problem or None}, lambda: _replayed(told))
-    return exits.OK if told.fits else exits.FAILED
+    result = settings.talk(look)
+    value = {
+        "run": run_id,
+        "fits": result.fits,
+        "ended": result.ended,
+        "next": list(result.asks),
+        "records": result.records,
+    }
+    settings.answer({**value, "problem": result.problem or None}, lambda: _replayed(result))
+    return errors.OK if result.fits else errors.FAILED
 
 
-def _replayed(told: Replayed) -> str:
-    from . import words
+def _replayed(result: Replayed) -> str:
+    from . import formatting
 
-    if told.problem:
-        return f"{click.style('does not fit', fg='red', bold=True)}: {words.printable(told.problem)}"
-    goes = "it ends as it did" if told.ended else "it goes on where it is"
-    next_ = f"; next: {', '.join(map(words.one_line, told.asks))}" if told.asks else ""
-    return f"{click.style('fits', fg='green', bold=True)}: {told.records} records are told, and {goes}{next_}"
+    if result.problem:
+        return f"{click.style('does not fit', fg='red', bold=True)}: {formatting.printable(result.problem)}"
+    goes = "the run ends as before" if result.ended else "the run goes on from there"
+    next_ = f"; next: {', '.join(map(formatting.one_line, result.asks))}" if result.asks else ""
+    return f"{click.style('fits', fg='green', bold=True)}: {result.records} records are replayed, and {goes}{next_}"

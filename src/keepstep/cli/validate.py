@@ -1,4 +1,4 @@
-"""The command `validate`: everything that is wrong with workflows in YAML or JSON files, with file, line and column."""
+"""The command `validate`: reports every problem of workflows in YAML or JSON files, with file, line and column."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from . import exits
-from .frame import MODULE, Settings, command
+from . import errors
+from .settings import MODULE, Settings, command
 
 if TYPE_CHECKING:
-    from ..workflows.declarative import Checked
-    from ..workflows.declarative_build import Names
-    from ..workflows.shape import Problem
+    from ..model.problem import Problem
+    from ..workflows.files.build import Names
+    from ..workflows.files.load import Checked
 
 _COLOURS = {"error": "red", "warning": "yellow"}
 
@@ -20,36 +20,36 @@ _COLOURS = {"error": "red", "warning": "yellow"}
 @command("validate")
 @click.argument("files", nargs=-1, metavar="FILE.yaml...")
 @MODULE
-@click.option("--strict", is_flag=True, help="Warnings make it fail too.")
+@click.option("--strict", is_flag=True, help="Also fail on warnings.")
 @click.option("--schema", is_flag=True, help="Print the JSON Schema of these files, for editors and other tools.")
 def validate(settings: Settings, *, files: tuple[str, ...], module: tuple[str, ...], strict: bool, schema: bool) -> int:
-    """Check workflows in YAML or JSON files: every problem of every file, with its place and what to do.
+    """Check workflows in YAML or JSON files: every problem of every file, with its place and its fix.
 
-    Nothing that a file names is imported; with --module it is also checked that the functions are there. Exit code 1
-    if a file has an error.
+    Nothing that a file names is imported. With --module, the functions are checked too. Exit code 1 if a file has an
+    error.
     """
-    from ..workflows import declarative
+    from ..workflows.files import load
 
     if schema:
-        click.echo(declarative.schema_text(), nl=False)
-        return exits.OK
+        click.echo(load.schema_text(), nl=False)
+        return errors.OK
     if not files:
-        raise exits.Refused("no file is named", "keepstep validate FILE.yaml...")
-    results = declarative.check_all(files, names_in(module, debug=settings.debug))
+        raise errors.Refused("no file given", "keepstep validate FILE.yaml...")
+    results = load.check_all(files, names_in(module, debug=settings.debug))
     bad = [one for one in results if not one.ok or (strict and one.problems)]
-    cache = declarative.cache_info()
+    cache = load.cache_info()
     value = {
         "valid": not bad,
         "files": [_as_json(one) for one in results],
         "cache": {"hits": cache.hits, "misses": cache.misses},
     }
-    settings.answer(value, lambda: _told(results, len(bad)))
-    return exits.FAILED if bad else exits.OK
+    settings.answer(value, lambda: _text(results, len(bad)))
+    return errors.FAILED if bad else errors.OK
 
 
 def names_in(modules: tuple[str, ...], *, debug: bool) -> Names | None:
-    """What a file may name, from the modules that are given; None if there are none."""
-    from ..workflows.declarative_build import Names
+    """Return the names that a file may use from the given modules, or None without modules."""
+    from ..workflows.files.build import Names
     from .target import is_workflow_file, load_file, load_module
 
     if not modules:
@@ -85,8 +85,8 @@ def _problem_as_json(problem: Problem) -> dict[str, Any]:
     }
 
 
-def _told(results: list[Checked], bad: int) -> str:
-    from .words import printable
+def _text(results: list[Checked], bad: int) -> str:
+    from .formatting import printable
 
     lines = []
     for one in results:

@@ -1,10 +1,10 @@
-"""The command `version`: which Keepstep this is, and on what it stands."""
+"""The command `version`: prints the versions of Keepstep, Python and SQLite."""
 
 from __future__ import annotations
 
 import platform
 
-from .frame import Settings, command
+from .settings import Settings, command
 
 
 @command("version")

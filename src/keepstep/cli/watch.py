@@ -1,4 +1,4 @@
-"""The command `watch`: what happens in a run, as it happens."""
+"""The command `watch`: prints the events of a run as they happen."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from . import exits
-from .frame import RUN, Settings, command, find
+from . import errors
+from .settings import RUN, Settings, command, find
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 @command("watch")
 @RUN
-@click.option("--after", type=click.IntRange(0), default=0, metavar="SEQ", help="Only what was recorded after this.")
-@click.option("--full", is_flag=True, help="With the whole of each value and error.")
+@click.option("--after", type=click.IntRange(0), default=0, metavar="SEQ", help="Only events after this record.")
+@click.option("--full", is_flag=True, help="Include whole values and errors.")
 def watch(settings: Settings, *, run_id: str, after: int, full: bool) -> int:
-    """Print what happens in a run until it ends; the exit code says how it ended.
+    """Print the events of a run until it ends; the exit code says how it ended.
 
     With --json, one object per line.
     """
@@ -32,40 +32,41 @@ def watch(settings: Settings, *, run_id: str, after: int, full: bool) -> int:
         return await handle.status()
 
     status = settings.talk(follow)
-    ends = {"failed": exits.FAILED, "cancelled": exits.CANCELLED, "set aside": exits.SET_ASIDE}
-    return ends.get(status.value, exits.OK)
+    ends = {"failed": errors.FAILED, "cancelled": errors.CANCELLED, "set aside": errors.SET_ASIDE}
+    return ends.get(status.value, errors.OK)
 
 
 def _as_json(event: Event) -> str:
-    from . import words
+    from . import formatting
 
     value: dict[str, Any] = {
         "name": event.name,
         "run": event.run,
         "seq": event.seq,
-        "at": words.iso(event.at),
+        "at": formatting.iso(event.at),
         "step": event.step,
         "attempt": event.attempt,
         "worker": event.worker,
         "data": event.data,
+        "life": event.life,
     }
     return json.dumps(value, ensure_ascii=False)
 
 
 def _as_line(event: Event, *, full: bool) -> str:
-    from . import words
+    from . import formatting
 
-    width = 0 if full else words.BRIEF
+    width = 0 if full else formatting.BRIEF
     clock = event.at.astimezone().strftime("%H:%M:%S")
     colour = {"failure": "red", "cancelled": "yellow"}.get(str(event.data.get("outcome")))
     name = click.style(f"{event.name:<16}", fg=colour)
-    parts = [words.one_line(words.step_name(event.step))] if event.step else []
+    parts = [formatting.one_line(formatting.step_name(event.step))] if event.step else []
     if event.attempt > 1:
         parts.append(f"attempt {event.attempt}")
     if "error" in event.data:
-        parts.append(words.one_line(str(event.data["error"]), width))
+        parts.append(formatting.one_line(str(event.data["error"]), width))
     elif "value" in event.data:
         value = event.data["value"]
-        parts.append(words.brief(words.plain(json.dumps(value).encode()), width))
+        parts.append(formatting.brief(formatting.plain(json.dumps(value).encode()), width))
     line = f"{clock} {event.seq:>5}  {name}  {'  '.join(parts)}".rstrip()
-    return line if full else words.on_terminal(line)
+    return line if full else formatting.on_terminal(line)

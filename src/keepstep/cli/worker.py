@@ -1,4 +1,4 @@
-"""The command `worker`: a process that claims runs and drives them until it is told to stop."""
+"""The command `worker`: a process that claims runs and drives them until it is stopped."""
 
 from __future__ import annotations
 
@@ -7,74 +7,90 @@ import logging
 import os
 import time
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from . import exits
-from .frame import MODULE, Settings, command, shown_url
+from . import errors
+from .settings import MODULE, Settings, command, shown_url
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
-    from ..model import Event
+    from ..model import Event, Run
+    from ..policies import Retain
     from ..workflows.definition import Workflow
 
-#: A worker that is told to stop is gone within 30 s: so long for its steps, the rest for handing back.
+#: Seconds that steps may take after a request to stop. With handing back, the worker ends within 30 s.
 STOP_SECONDS = 20.0
-#: With --until-idle: how long nothing must have been due before the worker leaves.
+#: Seconds without due runs after which a worker with --until-idle ends.
 IDLE_SECONDS = 0.5
-#: What may become of a run that a worker has driven for a while.
-_PUT_AWAY = frozenset({"completed", "failed", "cancelled", "set aside", "waiting", "paused", "queued"})
 
 
 @command("worker")
 @click.argument("targets", nargs=-1, required=True, metavar="FILE.py|MODULE[:WORKFLOW]|FILE.yaml...")
 @MODULE
+@click.option("--queue", multiple=True, metavar="NAME", help="Drive runs of this queue only; may be given repeatedly.")
 @click.option("--max-runs", type=click.IntRange(1), default=1000, show_default=True, help="Runs driven at once.")
 @click.option(
     "--stop-seconds",
     type=click.FloatRange(0),
     default=STOP_SECONDS,
     show_default=True,
-    help="How long steps may go on after SIGTERM or Ctrl-C.",
+    help="Time for steps to finish after SIGTERM or Ctrl-C.",
 )
-@click.option("--until-idle", is_flag=True, help="Leave when nothing is due.")
-@click.option("--retain-days", type=click.FloatRange(0), help="Remove finished runs that are older, ...")
+@click.option("--until-idle", is_flag=True, help="Stop when nothing is due.")
 @click.option(
-    "--retain-count", type=click.IntRange(0), default=1000, show_default=True, help="... but for so many of a workflow."
+    "--retain-days",
+    type=click.FloatRange(0),
+    default=30.0,
+    show_default=True,
+    help="Remove finished runs of its workflows that are older than this, ...",
 )
-@click.option("-q", "--quiet", is_flag=True, help="Only tell of trouble.")
-@click.option("-v", "--verbose", is_flag=True, help="Tell of every step.")
+@click.option(
+    "--retain-count",
+    type=click.IntRange(0),
+    default=1000,
+    show_default=True,
+    help="... except for this many of each workflow.",
+)
+@click.option("--keep-all", is_flag=True, help="Remove nothing, whatever the workflows say.")
+@click.option("-q", "--quiet", is_flag=True, help="Only report problems.")
+@click.option("-v", "--verbose", is_flag=True, help="Report every step.")
 def worker(
     settings: Settings,
     *,
     targets: tuple[str, ...],
     module: tuple[str, ...],
+    queue: tuple[str, ...],
     max_runs: int,
     stop_seconds: float,
     until_idle: bool,
-    retain_days: float | None,
+    retain_days: float,
     retain_count: int,
+    keep_all: bool,
     quiet: bool,
     verbose: bool,
 ) -> int:
-    """Drive runs of the workflows in these files or modules, and recover what was interrupted.
+    """Drive runs of the workflows in these files or modules, and recover interrupted ones.
 
-    SIGTERM or Ctrl-C: takes no more work, lets steps finish for a while, hands the rest back. With --json it says when
-    it leaves what became of the runs that it drove.
+    On SIGTERM or Ctrl-C the worker claims no more runs, lets steps finish for a while, and hands the rest back. With
+    --json it prints at its end what became of the runs that it drove.
+
+    It removes finished runs of its workflows that no rule keeps, and says at its start what it keeps. A rule that a
+    workflow has in its code or file comes first.
     """
-    chosen = _chosen(targets, module, debug=settings.debug)
-    options: dict[str, Any] = {"max_runs": max_runs, "workflows": chosen}
-    if retain_days is not None:
-        from ..policies import Retain
+    from ..policies import Retain
 
-        options["retain"] = Retain(retain_days, retain_count)
+    chosen = _chosen(targets, module, debug=settings.debug)
+    options: dict[str, Any] = {"max_runs": max_runs, "workflows": chosen, "queues": queue or None}
+    options["retain"] = False if keep_all else Retain(retain_days, retain_count)
     return asyncio.run(_serve(settings, options, stop_seconds, until_idle=until_idle, quiet=quiet, verbose=verbose))
 
 
 def _chosen(targets: tuple[str, ...], modules: tuple[str, ...], *, debug: bool) -> list[Workflow[..., Any]] | None:
-    """The workflows that were named, or None for all that the files define and import."""
+    """Return the named workflows, or None for all that the files define and import."""
     from ..workflows.definition import KNOWN
     from .target import is_workflow_file, load_module, load_workflow, split
 
@@ -83,7 +99,7 @@ def _chosen(targets: tuple[str, ...], modules: tuple[str, ...], *, debug: bool) 
     for target in targets:
         if is_workflow_file(target):
             load_workflow(target, modules=modules, debug=debug)
-            whole = True  # the workflows that it runs as children are driven here, too
+            whole = True  # its child workflows are driven here, too
             continue
         where, name = split(target)
         if name:
@@ -92,7 +108,7 @@ def _chosen(targets: tuple[str, ...], modules: tuple[str, ...], *, debug: bool) 
             load_module(where, debug=debug)
             whole = True
     if whole and not KNOWN:
-        raise exits.Refused(f"{', '.join(targets)} defines no workflow", "decorate a function with @keepstep.workflow")
+        raise errors.Refused(f"{', '.join(targets)} defines no workflow", "decorate a function with @keepstep.workflow")
     return None if whole else named
 
 
@@ -103,7 +119,7 @@ async def _serve(
     from .run import CLOSE_SECONDS, Stop, no_later_than, not_twice
 
     if not quiet:
-        logging.getLogger("keepstep").addFilter(not_twice)
+        logging.getLogger("keepstep").addFilter(partial(not_twice, steps=verbose))
     lines = Lines(steps=verbose, live=False)
     drove: Counter[str] = Counter()
     observers = [*([] if quiet else [lines.observe]), *([partial(_count, drove)] if settings.json else [])]
@@ -113,58 +129,97 @@ async def _serve(
         try:
             if not quiet:
                 names = ", ".join(sorted(engine.workflows))
-                lines.plain(f"worker (pid {os.getpid()}) on {shown_url(engine.store)} drives {names}; Ctrl-C stops it")
+                lines.plain(
+                    f"worker (pid {os.getpid()}) on {shown_url(engine.store)} drives {names}; stop it with Ctrl-C"
+                )
+                for line in _kept(engine, options["retain"]):
+                    lines.plain(line)
             idle = [asyncio.ensure_future(_idle(engine))] if until_idle else []
             await stop.or_(*idle)
             for task in idle:
                 if task.done():
-                    task.result()  # nothing is due only if the store has said so
+                    task.result()  # the worker is idle only if the store has confirmed it
                 task.cancel()
             if stop.asked.is_set() and not quiet:
-                under_way = f", {len(engine.live)} runs are under way" if engine.live else ""
+                under_way = f", {len(engine.live)} runs in progress" if engine.live else ""
                 lines.plain(f"stopping within {stop_seconds:g} s{under_way} (again: at once)")
         finally:
-            with no_later_than(stop_seconds + CLOSE_SECONDS, exits.OK):
+            with no_later_than(stop_seconds + CLOSE_SECONDS, errors.OK):
                 await engine.close(stop_seconds)
         if not quiet:
-            lines.plain("stopped; what is not finished waits for the next worker")
+            lines.plain("stopped; unfinished runs wait for the next worker")
     if settings.json:
         left = "asked" if stop.asked.is_set() else "idle"
         settings.answer({"pid": os.getpid(), "workflows": sorted(engine.workflows), "drove": dict(drove), "left": left})
-    return exits.OK
+    return errors.OK
+
+
+def _kept(engine: Engine, retain: Retain | Literal[False]) -> Iterator[str]:
+    """Yield which finished runs the worker keeps, in words."""
+    from ..care.retention import Rules
+
+    if retain is False:
+        yield "finished runs are all kept (--keep-all)"
+        return
+    yield f"of finished runs it keeps {retain} of each workflow; --keep-all keeps all"
+    for name, rule in Rules(retain, engine.workflows).own().items():
+        yield f"  of {name}: {rule}"
 
 
 def _count(drove: Counter[str], event: Event) -> None:
-    """Count how often a run ended or was put away here, by what became of it."""
-    what = event.name.removeprefix("run.")
-    if what in _PUT_AWAY:
-        drove[what] += 1
+    """Count the runs that ended or were parked here, by outcome."""
+    from ..model.event import STATUS_EVENTS
+
+    drove.update(status.value for status, name in STATUS_EVENTS.items() if name == event.name and not status.active)
 
 
 async def _idle(engine: Engine) -> None:
-    """Come back when nothing has been driven or due for a moment; a store that does not answer is waited for."""
+    """Return when nothing has been driven or due for a moment; wait while the store does not answer."""
     from ..errors import StoreUnavailable
     from ..model import FINISHED, RunQuery, Status
 
     waiting = frozenset(set(Status) - FINISHED - {Status.SET_ASIDE, Status.PAUSED})
     ours: set[str] = set()
+    left: set[tuple[str, str]] = set()  # workflows and versions of which the log has said that they stay
     since = time.monotonic()
     while time.monotonic() - since < IDLE_SECONDS:
         await asyncio.sleep(0.05)
         if engine.worker is not None:
-            ours.add(engine.worker.id)  # it gets another if the store takes it for dead
+            ours.add(engine.worker.id)  # the worker gets a new id if the store has marked it dead
         try:
             page = await engine.list(RunQuery(status=waiting, limit=1000))
         except StoreUnavailable as error:
-            engine.outage.tell("the store cannot be asked what is due", error)
+            engine.outage.log("cannot ask the store for due runs", error)
             since = time.monotonic()
             continue
         now = engine.clock.now()
         due = [
             run
             for run in page.runs
-            if run.workflow in engine.workflows and run.due_at is not None and run.due_at.timestamp() <= now
+            if run.workflow in engine.workflows
+            and (engine.worker is None or engine.worker.serves(run.queue))
+            and run.due_at is not None
+            and run.due_at.timestamp() <= now
         ]
-        due += [run for run in page.runs if run.worker in ours]  # let go, but not given back yet
+        pinned = [run for run in due if engine.worker is not None and engine.worker.is_pinned_elsewhere(run)]
+        _report_pinned(engine, pinned, left)
+        due = [run for run in due if run not in pinned]
+        due += [run for run in page.runs if run.worker in ours]  # detached, but not yet handed back
         if engine.live or due:
             since = time.monotonic()
+
+
+def _report_pinned(engine: Engine, runs: list[Run], reported: set[tuple[str, str]]) -> None:
+    """Log once for each version that due runs of it are left to other workers."""
+    for workflow, version in sorted({(run.workflow, run.version) for run in runs} - reported):
+        reported.add((workflow, version))
+        count = sum((run.workflow, run.version) == (workflow, version) for run in runs)
+        logging.getLogger("keepstep").warning(
+            "%d due run%s of workflow %r %s left to workers that have version %r; this one has version %r",
+            count,
+            "" if count == 1 else "s",
+            workflow,
+            "is" if count == 1 else "are",
+            version,
+            engine.workflows[workflow].version,
+        )

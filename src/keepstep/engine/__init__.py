@@ -1,1 +1,1 @@
-"""Who makes it happen: engine, worker, runner, and what stands between them and the code of a workflow."""
+"""Drives runs in a process: the engine, the worker, the journal, and handles on runs."""

@@ -1,36 +1,37 @@
-"""The doors: `ks.open` for async and for blocking code, and `ks.run`, the one-liner for scripts."""
+"""The entry points: `ks.open` for async and for blocking code, and `ks.run` for scripts."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
-from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from functools import partial, wraps
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar, overload
 
 from ..errors import DefinitionError
-from .engine import DEFAULT_URL, Engine
+from ..workflows.definition import Workflow
+from .blocking_calls import Blocking, BlockingPart, blocking, iterating
+from .engine import Engine
+from .handle import RunHandle
 
 if TYPE_CHECKING:
+    from datetime import datetime, timedelta
     from types import TracebackType
 
-    from ..model import Checkpoint, Event, Run, RunPage, RunQuery, State, Status
-    from ..workflows.definition import Workflow
-    from .audit import AuditEntry
-    from .care import Care
-    from .compare import Difference
-    from .dry import Replayed
-    from .handle import RunHandle
-    from .info import RunInfo
-    from .rewind import Rewound
+    from ..policies.queue import Queue
+    from ..workflows.definition import Bound
+    from .blocking_care import BlockingCare, BlockingSchedules
+    from .blocking_queues import BlockingQueues
 
+P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class Opening:
-    """What `ks.open` gives: `async with` makes an engine, plain `with` a blocking one."""
+    """The result of `ks.open`: `async with` makes an engine, plain `with` or `blocking()` a blocking one."""
 
     def __init__(self, make: Callable[[], Engine]) -> None:
         self._make = make
@@ -49,7 +50,7 @@ class Opening:
             await self._engine.close()
 
     def __enter__(self) -> BlockingEngine:
-        self._blocking = BlockingEngine(self._make)
+        self._blocking = self.blocking()
         return self._blocking
 
     def __exit__(
@@ -58,48 +59,175 @@ class Opening:
         if self._blocking is not None:
             self._blocking.close()
 
+    def blocking(self) -> BlockingEngine:
+        """Open a blocking engine without a `with` block; it stays open until `engine.close()` or the process ends."""
+        return BlockingEngine(self._make)
 
-def open(url: Any = DEFAULT_URL, *, worker: bool = True, **options: Any) -> Opening:  # noqa: A001
-    """Open a store, and start a worker in this process that recovers what was interrupted (`worker=False` only talks).
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"ks.open(...) is not open yet, so it has no {name!r}: write `async with ks.open(...) as engine:`, or "
+            "`with` in blocking code; without a block, use `engine = ks.open(...).blocking()`",
+            name=name,
+            obj=self,
+        )
 
-    A path alone means SQLite; also `sqlite:///path` and `memory:`.
+
+def open(url: Any = None, *, worker: bool = True, **options: Any) -> Opening:  # noqa: A001
+    """Open a store and start a worker that recovers interrupted runs; `worker=False` opens it without a worker.
+
+    `async with` gives a `ks.Engine`, plain `with` a blocking one; `ks.open(...).blocking()` gives it without a block. A
+    plain path as `url` means SQLite; other forms are `sqlite:///path`, `files:path`, `postgresql://...` and `memory:`.
+    Without `url`, the environment variable KEEPSTEP_STORE names the store, or else it is `.keepstep/runs.db`.
+
+    | option | means |
+    |---|---|
+    | `workflows`, `queues` | the workflows and the queues that the worker drives; all by default |
+    | `max_runs` | runs driven at once; 1000 by default |
+    | `max_value_bytes` | size of an input, a result or a published value at most |
+    | `recovery_limit` | crashes without progress after which a run is set aside; 3 by default |
+    | `classify` | rules for the classes of errors, tried after those of steps and workflows |
+    | `stop_seconds` | seconds for which running steps may finish when the engine closes |
+    | `linger_seconds` | seconds for which a run that waits for a signal or a child stays in memory |
+    | `stall_seconds` | seconds for which a replay may stand still before its run is set aside |
+    | `observers` | `"log"`, a function of an event, an object with `observe(event)`, or a list of these |
+    | `tracer` | an object with `around(span)`, which gives a context manager for each run, step and attempt |
+    | `actor` | the name under which the audit records the commands of this engine |
+    | `keys` | a `ks.Keys(...)`, with which stored values are encrypted |
+    | `redact` | a `ks.Redactor(...)` that finds secrets |
+    | `on_suspect` | for values that only look like a secret: `"store"` them with a warning (default), or `"refuse"` |
+    | `retain` | a `ks.Retain(...)`: which finished runs the worker keeps; all by default |
+    | `strict` | refuse to open a damaged store |
+    | `clock`, `replay_always`, `parts` | for tests: the source of time, a replay after each record, replaced parts |
+
+    Other options go to the store.
     """
     return Opening(lambda: Engine(url, worker=worker, **options))
 
 
-def run(workflow: Workflow[..., R], *args: Any, url: Any = DEFAULT_URL, run_id: str | None = None, **kwargs: Any) -> R:
-    """Run a workflow to its end and give its result: for scripts, and inside a notebook's running loop."""
+def run(
+    workflow: Workflow[..., R] | Bound[R],
+    *args: Any,
+    url: Any = None,
+    run_id: str | None = None,
+    timeout: float | None = None,
+    **kwargs: Any,
+) -> R:
+    """Run a workflow to its end and return its result; for scripts, and for notebooks with a running loop.
+
+    `url` names the store, as for `ks.open`. With a `run_id`, a restarted program continues its run. After `timeout`
+    seconds it raises `ks.TimedOut`; the run is handed back unfinished. All other arguments are those of the `workflow`.
+    Its own parameter `timeout`, if it has one, is bound first: `ks.run(workflow.bind(timeout=5))`.
+    """
+    if timeout is not None and isinstance(workflow, Workflow) and "timeout" in workflow.signature.parameters:
+        raise DefinitionError(
+            f"timeout= is ambiguous: it is an option of ks.run and a parameter of workflow {workflow.name!r}; bind the "
+            "arguments of the workflow: ks.run(workflow.bind(timeout=...), timeout=...)"
+        )
     with open(url) as engine:
-        return engine.start(workflow, *args, run_id=run_id, **kwargs).result()  # type: ignore[no-any-return]
+        return engine.start(workflow, *args, run_id=run_id, **kwargs).result(timeout)
 
 
-class BlockingEngine:
-    """An engine for code that blocks: its loop runs in a thread of its own."""
+class BlockingHandle(BlockingPart[RunHandle[R]], Generic[R]):
+    """A handle on one run for blocking code: the methods of `ks.RunHandle`, without `await`."""
+
+    _engine: BlockingEngine
+
+    def __init__(self, engine: BlockingEngine, handle: RunHandle[R]) -> None:
+        super().__init__(engine, handle)
+        self.id = handle.id
+
+    def __repr__(self) -> str:
+        return f"<run {self.id}>"
+
+    def latest(self) -> BlockingHandle[R]:
+        """Return the newest run of the series that this one began with `ks.continue_as`, or itself."""
+        return self._engine._handle_on(self._do(self._target.latest()))  # noqa: SLF001 - its own kind
+
+    def by(self, actor: str) -> BlockingHandle[R]:
+        """Return a handle on the same run that acts in someone's name: the audit records them as the sender."""
+        return self._engine._handle_on(self._target.by(actor))  # noqa: SLF001 - its own kind
+
+    # -- inspecting ----------------------------------------------------------------------------------------------------
+
+    audit = blocking(RunHandle.audit)
+    checkpoints = blocking(RunHandle.checkpoints)
+    diff = blocking(RunHandle.diff)
+    info = blocking(RunHandle.info)
+    input = blocking(RunHandle.input)
+    progress = blocking(RunHandle.progress)
+    published = blocking(RunHandle.published)
+    published_raw = blocking(RunHandle.published_raw)
+    replay = blocking(RunHandle.replay)
+    run = blocking(RunHandle.run)
+    spent = blocking(RunHandle.spent)
+    state = blocking(RunHandle.state)
+    status = blocking(RunHandle.status)
+
+    # -- waiting ------------------------------------------------------------------------------------------------------
+
+    reached = blocking(RunHandle.reached)
+    result = blocking(RunHandle.result)
+    watch = iterating(RunHandle.watch)
+
+    # -- controlling ---------------------------------------------------------------------------------------------------
+
+    ask = blocking(RunHandle.ask)
+    ask_raw = blocking(RunHandle.ask_raw)
+    beat = blocking(RunHandle.beat)
+    cancel = blocking(RunHandle.cancel)
+    consolidate = blocking(RunHandle.consolidate)
+    edit = blocking(RunHandle.edit)
+    fail = blocking(RunHandle.fail)
+    pause = blocking(RunHandle.pause)
+    resolve = blocking(RunHandle.resolve)
+    resume = blocking(RunHandle.resume)
+    retry = blocking(RunHandle.retry)
+    rewind = blocking(RunHandle.rewind)
+    signal = blocking(RunHandle.signal)
+    skip = blocking(RunHandle.skip)
+
+
+def _giving_handle(
+    method: Callable[Concatenate[Engine, P], Coroutine[Any, Any, RunHandle[R]]],
+) -> Callable[Concatenate[BlockingEngine, P], BlockingHandle[R]]:
+    """Make a blocking method, like `blocking`, of an engine's method that returns a handle."""
+
+    @wraps(method)
+    def call(self: BlockingEngine, /, *args: P.args, **kwargs: P.kwargs) -> BlockingHandle[R]:
+        return self._handle_on(self._do(method(self._target, *args, **kwargs)))
+
+    shown = signature(method).replace(return_annotation=BlockingHandle)
+    vars(call)["__signature__"] = shown  # for `help`, which would show the signature of `method`
+    return call
+
+
+class BlockingEngine(Blocking[Engine]):
+    """An engine for blocking code: the methods of `ks.Engine`, without `await`. Its loop runs in its own thread."""
 
     def __init__(self, make: Callable[[], Engine]) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="keepstep-loop", daemon=True)
         self._waiting: set[Future[Any]] = set()
         self._interrupted = False
-        self._untold: BaseException | None = None
+        self._undelivered: BaseException | None = None
         self._closing = False
         self._closed = False
         self._thread.start()
         self._pid = os.getpid()
         try:
-            self._engine = self._do(_opened(make))
+            self._target = self._do(_opened(make))
         except BaseException:
             self._stop()
             raise
 
     def _serve(self) -> None:
-        """Run the loop until it is stopped; a KeyboardInterrupt in a step or workflow goes to all who wait."""
+        """Run the loop until it is stopped; raise a KeyboardInterrupt of a step or workflow in all waiting callers."""
         while True:
             try:
                 self._loop.run_forever()
             except (KeyboardInterrupt, SystemExit) as error:
                 waiting = [future for future in list(self._waiting) if not future.done()]
-                self._untold = None if waiting else error  # then the next caller is told
+                self._undelivered = None if waiting else error  # without a waiting caller, the next one gets the error
                 self._interrupted = True
                 for future in waiting:
                     future.set_exception(error)
@@ -116,19 +244,19 @@ class BlockingEngine:
         if threading.current_thread() is self._thread:
             coroutine.close()
             raise DefinitionError(
-                "the blocking engine is called from a workflow or a step; use ks.start or ks.signal there"
+                "the blocking engine must not be called from a workflow or a step; use ks.start or ks.signal there"
             )
         done: Future[R] = Future()
         if not self._closing:
-            self._waiting.add(done)  # before the look: an interrupt is either seen here or told to this one
+            self._waiting.add(done)  # added before the check, so that no interrupt is missed
         if self._interrupted and not self._closing:
             self._waiting.discard(done)
             coroutine.close()
-            untold, self._untold = self._untold, None
-            if untold is not None:
-                raise untold
+            undelivered, self._undelivered = self._undelivered, None
+            if undelivered is not None:
+                raise undelivered
             raise DefinitionError(
-                "the engine does no more work, because a step or workflow raised KeyboardInterrupt; leave the "
+                "the engine has stopped, because a step or workflow raised KeyboardInterrupt; leave the "
                 "`with` block and open it again"
             )
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
@@ -141,36 +269,73 @@ class BlockingEngine:
         finally:
             self._waiting.discard(done)
 
-    def start(self, workflow: Any, /, *args: Any, **kwargs: Any) -> BlockingHandle[Any]:
-        """Start a run, durable before its first step."""
-        return BlockingHandle(self, self._do(self._engine.start(workflow, *args, **kwargs)))
+    def _handle_on(self, handle: RunHandle[R]) -> BlockingHandle[R]:
+        return BlockingHandle(self, handle)
 
-    def get(self, run_id: str) -> BlockingHandle[Any]:
-        """The run with this id."""
-        return BlockingHandle(self, self._do(self._engine.get(run_id)))
+    if TYPE_CHECKING:
 
-    def list(self, query: RunQuery | None = None, **filters: Any) -> RunPage:
-        """One page of runs, newest first."""
-        return self._do(self._engine.list(query, **filters))
+        @overload
+        def start(
+            self,
+            workflow: Bound[R],
+            /,
+            *,
+            run_id: str | None = None,
+            queue: Queue | str = "default",
+            priority: int = 0,
+            delay: float | timedelta = 0.0,
+            key: str | None = None,
+            deadline: float | timedelta | datetime | None = None,
+            tags: dict[str, str] | None = None,
+            dedupe: str | None = None,
+        ) -> BlockingHandle[R]: ...
+        @overload
+        def start(
+            self, workflow: Workflow[..., R], /, *args: Any, run_id: str | None = None, **kwargs: Any
+        ) -> BlockingHandle[R]: ...
+        def start(self, workflow: Any, /, *args: Any, **kwargs: Any) -> BlockingHandle[Any]: ...
+    else:
+        start = _giving_handle(Engine.start)
 
-    def signal(self, run_id: str, name: str, payload: Any = True, **options: Any) -> None:
-        """Send a run a durable message."""
-        self._do(self._engine.signal(run_id, name, payload, **options))
+    get = _giving_handle(Engine.get)
+    fork = _giving_handle(Engine.fork)
+    list = blocking(Engine.list)
+    complete = blocking(Engine.complete)
+    fail = blocking(Engine.fail)
+    beat = blocking(Engine.beat)
+    signal = blocking(Engine.signal)
+    retry = blocking(Engine.retry)
+    skip = blocking(Engine.skip)
+    rewind = blocking(Engine.rewind)
+    rekey = blocking(Engine.rekey)
+    schedule = blocking(Engine.schedule)
 
-    def fork(self, origin: str, at: int | None = None, **options: Any) -> BlockingHandle[Any]:
-        """Start a new run with a copy of another's records."""
-        return BlockingHandle(self, self._do(self._engine.fork(origin, at, **options)))
+    @property
+    def schedules(self) -> BlockingSchedules:
+        """The schedules of the store: list, get, add, pause, resume, trigger, backfill, remove."""
+        from .blocking_care import BlockingSchedules  # noqa: PLC0415 - rarely needed
+
+        return BlockingSchedules(self, self._target.schedules)
+
+    @property
+    def queues(self) -> BlockingQueues:
+        """The queues with limits: list and get them, set and reset their limits."""
+        from .blocking_queues import BlockingQueues  # noqa: PLC0415 - rarely needed
+
+        return BlockingQueues(self, self._target.queues)
 
     @property
     def care(self) -> BlockingCare:
-        """What looks after the store: verify, repair, purge, erase, export, load, copy."""
-        return BlockingCare(self, self._engine.care)
+        """Maintenance of the store: verify, repair, purge, erase, export, load, copy."""
+        from .blocking_care import BlockingCare  # noqa: PLC0415 - rarely needed
 
-    def close(self) -> None:
-        """Hand unfinished runs back and stop."""
+        return BlockingCare(self, self._target.care)
+
+    def close(self, stop_seconds: float | None = None) -> None:
+        """Claim no more runs, let current steps finish for a while, hand the rest back, and stop."""
         if not self._closed and os.getpid() == self._pid:
-            self._closing = True  # which an interrupt does not keep from being done
-            self._do(self._engine.close())
+            self._closing = True  # an interrupt does not prevent closing
+            self._do(self._target.close(stop_seconds))
             self._stop()
 
     def _stop(self) -> None:
@@ -180,20 +345,8 @@ class BlockingEngine:
         self._loop.close()
 
 
-class BlockingCare:
-    """The care of a store, for code that blocks: each method of `engine.care`, to its end."""
-
-    def __init__(self, engine: BlockingEngine, care: Care) -> None:
-        self._engine = engine
-        self._care = care
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        method = getattr(self._care, name)
-        return lambda *args, **kwargs: self._engine._do(method(*args, **kwargs))  # noqa: SLF001 - its own kind
-
-
 def _pass_on(done: Future[R], future: Future[R]) -> None:
-    """Give the outcome of a coroutine to the one who waits, unless an interrupt has come first."""
+    """Pass the outcome of a coroutine to the waiting caller, unless an interrupt came first."""
     if done.done():
         return
     error = CancelledError() if future.cancelled() else future.exception()
@@ -207,112 +360,3 @@ async def _opened(make: Callable[[], Engine]) -> Engine:
     engine = make()
     await engine.open()
     return engine
-
-
-class BlockingHandle(Generic[R]):
-    """A handle on one run, for code that blocks."""
-
-    def __init__(self, engine: BlockingEngine, handle: RunHandle[R]) -> None:
-        self.id = handle.id
-        self._engine = engine
-        self._handle = handle
-
-    def __repr__(self) -> str:
-        return f"<run {self.id}>"
-
-    def result(self, timeout: float | None = None) -> R:
-        """The one result of the run, now or when it ends."""
-        return self._engine._do(self._handle.result(timeout))  # noqa: SLF001
-
-    def run(self) -> Run:
-        """The run as the store has it now."""
-        return self._engine._do(self._handle.run())  # noqa: SLF001
-
-    def status(self) -> Status:
-        """Where the run stands."""
-        return self._engine._do(self._handle.status())  # noqa: SLF001
-
-    def checkpoints(self, *, failed: bool | None = None, counted: bool = False) -> list[Checkpoint]:
-        """The run's history, verified."""
-        return self._engine._do(self._handle.checkpoints(failed=failed, counted=counted))  # noqa: SLF001
-
-    def replay(self, workflow: Any = None) -> Replayed:
-        """What the run would do next with the code that is loaded here, dry."""
-        return self._engine._do(self._handle.replay(workflow))  # noqa: SLF001
-
-    def info(self) -> RunInfo:
-        """Whether the run can go on, from where, and if not, why not."""
-        return self._engine._do(self._handle.info())  # noqa: SLF001
-
-    def diff(self, a: int | None = None, b: int | None = None, *, other: str | None = None) -> Difference:
-        """What changed between two records of the run, or of two runs."""
-        return self._engine._do(self._handle.diff(a, b, other=other))  # noqa: SLF001
-
-    def audit(self) -> list[AuditEntry]:
-        """Who did what to the run, when and why."""
-        return self._engine._do(self._handle.audit())  # noqa: SLF001
-
-    def published(self) -> dict[str, Any]:
-        """What the run has shown to readers."""
-        return self._engine._do(self._handle.published())  # noqa: SLF001
-
-    def by(self, actor: str) -> BlockingHandle[R]:
-        """The same run, steered in the name of someone."""
-        return BlockingHandle(self._engine, self._handle.by(actor))
-
-    def signal(self, name: str, payload: Any = True, *, id: str = "") -> None:  # noqa: A002
-        """Send the run a durable message."""
-        self._engine._do(self._handle.signal(name, payload, id=id))  # noqa: SLF001
-
-    def ask(self, name: str, payload: Any = None, *, timeout: float | None = 30.0) -> Any:
-        """Send a signal and wait for the workflow's reply."""
-        return self._engine._do(self._handle.ask(name, payload, timeout=timeout))  # noqa: SLF001
-
-    def cancel(self, reason: str = "") -> None:
-        """Ask the run to stop."""
-        self._engine._do(self._handle.cancel(reason))  # noqa: SLF001
-
-    def pause(self, reason: str = "") -> None:
-        """Stop the run at its next step boundary."""
-        self._engine._do(self._handle.pause(reason))  # noqa: SLF001
-
-    def resume(self, reason: str = "") -> None:
-        """Let a paused run go on, or one that waits at a breakpoint."""
-        self._engine._do(self._handle.resume(reason))  # noqa: SLF001
-
-    def reached(self, *statuses: Status | str, timeout: float | None = None) -> Status:
-        """Wait until the run has one of these statuses, or has ended."""
-        return self._engine._do(self._handle.reached(*statuses, timeout=timeout))  # noqa: SLF001
-
-    def state(self, at: int | None = None, **level: Any) -> State:
-        """The state of a graph's run, now or after the record `at`."""
-        return self._engine._do(self._handle.state(at, **level))  # noqa: SLF001
-
-    def edit(self, values: Mapping[str, Any] | None = None, **options: Any) -> None:
-        """Change the state of a graph's run that no worker drives."""
-        self._engine._do(self._handle.edit(values, **options))  # noqa: SLF001
-
-    def consolidate(self, reason: str = "") -> None:
-        """Write the whole state of a waiting graph's run down."""
-        self._engine._do(self._handle.consolidate(reason))  # noqa: SLF001
-
-    def retry(self, reason: str = "", *, force: bool = False) -> None:
-        """Let a failed or set-aside run go on from where it failed."""
-        self._engine._do(self._handle.retry(reason, force=force))  # noqa: SLF001
-
-    def rewind(self, to: int | None = None, **options: Any) -> Rewound:
-        """Let the run go on from an earlier checkpoint."""
-        return self._engine._do(self._handle.rewind(to, **options))  # noqa: SLF001
-
-    def watch(self, after: int = 0) -> Iterator[Event]:
-        """What happens in the run, as it happens."""
-        events = self._handle.watch(after)
-        while True:
-            event = self._engine._do(_next(events))  # noqa: SLF001
-            if event is None:
-                return
-            yield event
-
-
-async def _next(events: Any) -> Event | None:
-    return await anext(events, None)

@@ -1,4 +1,4 @@
-"""What an engine does about keys: which runs it can read, how it makes new ones, and when it refuses."""
+"""The keys of an engine: which runs it can read, how it encrypts new ones, and what it refuses."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 
 from ..errors import DefinitionError, EncryptionError
 from ..ports import Create
-from ..stores.keys import Keys, key_id
-from ..stores.records import born, origin, seal
+from ..records.keys import Keys, key_id
+from ..records.record import born, numbers, origin, seal
+from ..stores.encrypted import EncryptedStore, Rekeyed, locked_with
 from ..stores.rules import seal_signal
-from ..stores.sealed import Rekeyed, SealedStore, locked_with
 
 if TYPE_CHECKING:
+    from ..history.host import CommandHost
     from ..model import Run, Signal
     from ..ports import Row, Store
-    from ..stores.keys import Cipher
-    from ..stores.records import Record
-    from .engine import Engine
+    from ..records.keys import Cipher
+    from ..records.record import Record
 
-#: While others still begin runs with an old key, so many looks through the store are enough.
+#: Passes over the store at most, while other processes still start runs with an old key.
 PASSES = 5
 
 
@@ -29,21 +29,21 @@ class Encryption:
 
     def __init__(self, keys: Keys | None) -> None:
         if keys is not None and not isinstance(keys, Keys):
-            raise DefinitionError(f"keys= takes a ks.Keys, not {type(keys).__name__}")
+            raise DefinitionError(f"keys= must be a ks.Keys, got {type(keys).__name__}")
         self._keys = keys
         #: The store of the engine, if its runs are encrypted.
-        self.store: SealedStore | None = None
-        #: Without keys: the one that the newest runs are encrypted with.
+        self.store: EncryptedStore | None = None
+        #: Without keys: the id of the key that encrypts the newest runs.
         self._locked_with = ""
-        #: Whether nothing is stored here in plain text.
+        #: Whether nothing is stored in plain text here.
         self.of_everything = False
 
     def open(self, store: Store, *, look: bool, worker: bool) -> Store:
-        """The store as the engine uses it. Without keys, one that `look` shows to be encrypted gets no worker."""
+        """Return the store as the engine uses it. Without keys, a store that `look` finds encrypted gets no worker."""
         self.store, self._locked_with = None, ""
         if self._keys is not None:
-            store = self.store = SealedStore(store, self._keys)
-        elif isinstance(store, SealedStore):
+            store = self.store = EncryptedStore(store, self._keys)
+        elif isinstance(store, EncryptedStore):
             self.store = store
         elif look:
             self._locked_with = locked_with(store)
@@ -56,56 +56,56 @@ class Encryption:
         """Refuse to write in plain text among encrypted runs."""
         if self._locked_with:
             raise EncryptionError(
-                f"the runs of this store are encrypted with the key {self._locked_with!r}, and no keys are given; "
+                f"the runs of this store are encrypted with the key {self._locked_with!r}, but keys= is not set; "
                 "open it with keys=ks.Keys(...)",
                 self._locked_with,
             )
 
-    async def check_sending(self, engine: Engine, run_id: str) -> None:
-        """Refuse to send a message in plain text to an encrypted run, which would not hear it."""
+    async def check_sending(self, host: CommandHost, run_id: str) -> None:
+        """Refuse to send a plain-text message to an encrypted run, which could not read it."""
         if self._locked_with:
-            run = await engine.read(engine.store.get_run, run_id)
+            run = await host.stored_run(run_id)
             if run is not None:
                 self.cipher(run)
 
     def cannot_read(self, error: EncryptionError) -> None:
-        """A run came up whose key is not here; without any keys, no others are written beside it from now on."""
+        """Note a run whose key is missing. Without any keys, no plain-text runs are written beside it from now on."""
         if self.store is None:
             self._locked_with = error.key_id
 
     def cipher(self, run: Run) -> Cipher | None:
-        """What a run is encrypted with; `EncryptionError` if its key is not here."""
+        """Return the cipher of a run; raise `EncryptionError` if its key is missing."""
         if self.store is not None:
             return self.store.cipher(run)
         if run.data_key:
             name = key_id(run.data_key)
-            raise EncryptionError(f"run {run.id!r} is encrypted with the key {name!r}, and no keys are given", name)
+            raise EncryptionError(f"run {run.id!r} is encrypted with the key {name!r}, but keys= is not set", name)
         return None
 
     def input(self, run: Run) -> bytes:
-        """The stored input of a run, in plain text."""
+        """Return the stored input of a run in plain text."""
         cipher = self.cipher(run)
         return run.input if cipher is None else cipher.reveal_text(run.input, "input")
 
     def born(self, run: Run, first: Record | None = None) -> Create:
-        """The creation of a run, encrypted if those of this engine are."""
+        """Return the creation of a run, encrypted if the engine has keys."""
         if self.store is None:
             return born(run, first)
-        run, cipher = self.store.begotten(run)
+        run, cipher = self.store.encrypted_new_run(run)
         return born(run, first, cipher)
 
     def copied(self, run: Run, records: Iterable[Record], signals: Iterable[Signal]) -> Create:
-        """The creation of a run that begins with records and signals of another; encrypted if those of this engine are.
+        """Return the creation of a run with records and signals of another, encrypted if the engine has keys.
 
-        The records are sealed anew, each after the one before it.
+        The records are sealed again, each after the previous one.
         """
         cipher = None
         if self.store is not None:
-            run, cipher = self.store.begotten(run)
+            run, cipher = self.store.encrypted_new_run(run)
         rows: list[Row] = []
         checksum = origin(run)
-        for record in records:
-            row, checksum = seal(record, len(rows) + 1, checksum, cipher)
+        for seq, record in zip(numbers(run), records, strict=False):
+            row, checksum = seal(record, seq, checksum, cipher)
             rows.append(row)
         sealed = []
         for signal in signals:
@@ -113,18 +113,18 @@ class Encryption:
             if cipher is not None:
                 one = replace(one, payload=cipher.hide_text(one.payload, "signal", one.name, one.id))
             sealed.append(seal_signal(one, one.seq, run.created_at))
-        return Create(replace(run, seq=len(rows), checksum=checksum), rows, sealed)
+        return Create(replace(run, seq=rows[-1].seq if rows else 0, checksum=checksum), rows, sealed)
 
-    async def rekey(self, engine: Engine) -> Rekeyed:
-        """Wrap the data keys of all runs with the current key; until a look finds none to wrap."""
+    async def rekey(self, host: CommandHost) -> Rekeyed:
+        """Encrypt the data keys of all runs with the current key, until a pass finds none to change."""
         if self.store is None:
-            raise EncryptionError("no keys are given, so there is none to change to; open the store with keys=...")
+            raise EncryptionError("rekey needs a current key; open the store with keys=...")
         changed = 0
         for _ in range(PASSES):
             seen = Rekeyed()
             after: str | None = None
             while True:
-                page, after = await engine.call(self.store.rekey, after)
+                page, after = await host.call(self.store.rekey, after)
                 seen = seen.plus(page)
                 if after is None:
                     break

@@ -1,143 +1,198 @@
-"""The engine: the door of a process to a store, with or without a worker of its own."""
+"""The engine: a process's access to a store, with or without a worker of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, overload
 
-from ..errors import DefinitionError, EncryptionError, RunError, RunNotFound, SchemaMismatch
+from ..errors import DefinitionError, RunError, RunNotFound
+from ..executors.inline import InlineExecutor
 from ..executors.thread import ThreadExecutor
+from ..kernel.driver import RunDriver
+from ..kernel.forgetting import Forgetting
+from ..kernel.hooks import ASIDE_THREADS
+from ..kernel.idle_watch import IdleWatch
+from ..kernel.parking import LINGER_SECONDS, hand_back
+from ..kernel.redaction import OnSuspect, Redaction
+from ..kernel.runner import Runner, take_up
+from ..kernel.stall import STALL_SECONDS
+from ..kernel.step import perform_traced
+from ..kernel.strands import install, uninstall
 from ..model import Claim, Event, Lease, Run, RunPage, RunQuery, Status
 from ..observers import resolve
 from ..observers.log import RedactedLog
-from ..policies import RecoveryLimit, Retain
-from ..ports import Clock, Create, Store, SystemClock, Verdict
-from ..stores.keys import Keys
+from ..policies.classify import checked_rules
+from ..policies.queue import Queue, queue_name
+from ..policies.recovery import RecoveryLimit
+from ..ports import Answer, Clock, Create, JumpingClock, Store, SystemClock, Tracer, Verdict, boot_seconds
+from ..records.keys import Keys
+from ..records.record import MAX_VALUE
 from ..stores.open import is_store, open_store
-from ..stores.records import MAX_VALUE, pack
-from ..stores.sealed import Rekeyed
 from ..values import Redactor
+from ..values.large import is_large, is_large_text
 from ..workflows import definition
-from ..workflows.definition import KNOWN, Bound, Workflow
-from . import control
-from . import retry as retrying
-from .asides import ASIDE_THREADS
-from .attempt import perform
-from .censor import Censor
-from .context import RunContext
+from ..workflows.definition import Bound, Workflow
 from .encryption import Encryption
-from .forgetting import Forgetting
+from .events import Events
 from .handle import RunHandle, this_process
-from .hearing import Hearing
 from .journal import Journal
-from .namesakes import is_namesake
+from .options import check_engine_options, given_queues, given_workflows
 from .outage import Outage, cut_off_after
-from .pace import Pace
-from .parking import LINGER_SECONDS, hand_back
+from .parts import Parts
+from .poll_interval import PollInterval
+from .process import Process
+from .queues import Queues
 from .reader import Reader
-from .rest import RestWatch
-from .runner import Runner
-from .stall import STALL_SECONDS
-from .starting import Options, check_same, definition_of, new_run
-from .tasks import install, uninstall
-from .telling import Teller
-from .upkeep import keep_swept, refuse_damaged
+from .set_aside import set_aside
+from .signal_reader import SignalReader
+from .start import Options, check_same, definition_of, new_run
+from .waiting import Waiting
 from .worker import Worker
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from .care import Care
-    from .rewind import Rewound
+    from ..care.facade import Care
+    from ..care.retention import Rules
+    from ..policies import Schedule
+    from ..policies.classify import Classify
+    from ..policies.retention import Retain
+    from ..stores.encrypted import Rekeyed
+    from .schedules import Schedules
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 log = logging.getLogger("keepstep")
 
-#: Where runs are kept when nobody says where.
+#: Default store, unless the environment variable names another.
 DEFAULT_URL = ".keepstep/runs.db"
-#: Runs that a worker drives at once; more wait in the store.
+STORE_VARIABLE = "KEEPSTEP_STORE"
+#: Runs that a worker drives at once. More wait in the store.
 MAX_RUNS = 1000
-#: Threads for plain def workflows, and apart from them for plain def steps: one pool for both could deadlock.
+#: Threads for plain def workflows, and separately for plain def steps, because one pool for both could deadlock.
 RUN_THREADS = 64
 STEP_THREADS = 64
-#: How long steps that are under way when the engine closes may take to finish before they are handed back.
+#: Seconds that current steps may take when the engine closes, before their runs are handed back.
 STOP_SECONDS = 5.0
-#: How often an engine without a worker looks whether others wrote.
+#: Seconds between two polls of an engine without a worker.
 READ_SECONDS = 0.02
-#: How long the store may take over the last writes of an engine that closes.
+#: Seconds that runs may take to be handed back when the engine closes.
 LAST_WRITE_SECONDS = 5.0
-#: How long it is waited for after that, and how long for what a worker that leaves has to say.
+#: Seconds that the store may then take for all pending writes, and for signing the worker off.
 DRAIN_SECONDS = 10.0
 LEAVE_SECONDS = 10.0
+#: Names that the reference promises. Completion shows only these; the kernel and the commands use others.
+DOCUMENTED = (
+    *(
+        "beat",
+        "care",
+        "close",
+        "complete",
+        "fail",
+        "fork",
+        "get",
+        "list",
+        "queues",
+        "rekey",
+        "retry",
+        "rewind",
+        "schedule",
+        "schedules",
+        "signal",
+        "skip",
+        "start",
+    ),
+)
 
 
-class Engine:
-    """Starts runs and talks to them; with a worker it also drives and recovers them. Made by `ks.open`."""
+class Engine(Process):
+    """Starts runs and controls them; with a worker it also drives and recovers them. Made by `ks.open`."""
 
     def __init__(
         self,
-        url: Any = DEFAULT_URL,
+        url: Any = None,
         *,
         worker: bool = True,
         workflows: Iterable[Workflow[..., Any]] | None = None,
+        queues: Iterable[str] | None = None,
         observers: Any = None,
+        tracer: Tracer | None = None,
         clock: Clock | None = None,
         max_runs: int = MAX_RUNS,
         max_value_bytes: int = MAX_VALUE,
         recovery_limit: int = 3,
+        classify: Classify | None = None,
         stop_seconds: float = STOP_SECONDS,
         linger_seconds: float = LINGER_SECONDS,
         stall_seconds: float = STALL_SECONDS,
         replay_always: bool = False,
         redact: Redactor | None = None,
+        on_suspect: OnSuspect = "store",
         actor: str | None = None,
         keys: Keys | None = None,
-        retain: Retain | None = None,
+        retain: Retain | Literal[False] | None = None,
         strict: bool = False,
+        parts: Parts | None = None,
         **store_options: Any,
     ) -> None:
-        self._url = url
+        times = {"stop_seconds": stop_seconds, "linger_seconds": linger_seconds, "stall_seconds": stall_seconds}
+        times |= {name: value for name, value in store_options.items() if name.endswith("_seconds")}
+        check_engine_options(max_runs, retain, times, on_suspect, worker=worker, queues=queues)
+        self._url = os.environ.get(STORE_VARIABLE) or DEFAULT_URL if url is None else url
         self._store_options = store_options
         self._with_worker = worker
-        self._given = None if workflows is None else {workflow.name: workflow for workflow in workflows}
+        self._given = given_workflows(workflows)
+        self._queues = given_queues(queues)
+        self._queue_limits = Queues(self)
         self._clock = clock
-        self.clock: Clock = clock or SystemClock()
+        self.clock = clock or SystemClock()
         self.max_runs = max_runs
         self.recovery_limit = RecoveryLimit(recovery_limit)
+        self.rules = checked_rules(classify, "classify=")
         self.stop_seconds = stop_seconds
         self.linger_seconds = linger_seconds
-        #: How long a replay may stand still before it is set aside.
+        #: Seconds that a replay may stand still before its run is set aside.
         self.stall_seconds = stall_seconds
+        self.parts = parts or Parts()
         self.forgetting = Forgetting(self) if replay_always else None
         self.encryption = Encryption(keys)
-        self.censor = Censor(redact or Redactor(), max_value_bytes, self.encryption)
-        self.teller = Teller(self, resolve(observers))
-        self._filter = RedactedLog(self.censor.redact)
+        self.redaction = Redaction(redact or Redactor(), max_value_bytes, self.encryption, on_suspect)
+        self.events = Events(self, resolve(observers))
+        self._filter = RedactedLog(self.redaction.redact)
         self._actor = actor
         self.actor = actor or ""
         self._retain = retain
         self._strict = strict
-        self.perform = perform if self.forgetting is None else self.forgetting.perform
-        self.live: dict[str, RunContext] = {}
+        self.tracer = tracer
+        self.perform = self.parts.perform if tracer is None else partial(perform_traced, self.parts.perform)
+        if self.forgetting is not None:
+            self.perform = self.forgetting.perform
+        self.live = {}
         self.closed = True
         self._pid = os.getpid()
-        self.worker: Worker | None = None
+        self.worker = None
         self.context = Context()
-        self._background: set[asyncio.Task[Any]] = set()
-        self._pulse: asyncio.Future[None] | None = None
+        self._background = {}
+        self._begin_polling = None
         self.outage = Outage(lambda: self.clock.boot()[1])
-        self.hearing = Hearing(self)
+        self.signal_reader = SignalReader(self)
+        self.waiting = Waiting(self)
+
+    def __dir__(self) -> Iterable[str]:
+        """Names for completion: the documented ones, and those with an underscore."""
+        return [*DOCUMENTED, *(name for name in super().__dir__() if name.startswith("_"))]
 
     # -- opening and closing ------------------------------------------------------------------------------------------
 
@@ -151,49 +206,68 @@ class Engine:
         await self.close()
 
     async def open(self) -> None:
-        """Open the store, and start the worker if there is one: it recovers what was interrupted."""
+        """Open the store and start the worker, if there is one; it recovers interrupted runs."""
         if not self.closed:
-            raise DefinitionError("the engine is open already")
+            raise DefinitionError("the engine is already open")
         self._pid = os.getpid()
         self.actor = self._actor or this_process()
         self.loop = asyncio.get_running_loop()
-        self.thread_id = threading.get_ident()
         self._owns_store = not is_store(self._url)
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="keepstep-reader")
-        self._value_pool = ThreadPoolExecutor(2, thread_name_prefix="keepstep-values")
-        self.store: Store = await self.loop.run_in_executor(self._pool, self._open_store)
+        self._value_pool = ThreadPoolExecutor(1, thread_name_prefix="keepstep-values")
+        self.store = await self.loop.run_in_executor(self._pool, self._open_store)
         self.clock = self._clock or self.store.clock
-        self._pace = Pace(self.clock, READ_SECONDS)
+        self.seconds = boot_seconds(self.clock)
+        self.fresh_until = math.inf  # a worker sets it with each heartbeat
+        self._pace = PollInterval(self.clock, READ_SECONDS)
         self.closed = False
         log.addFilter(self._filter)
         callbacks = install(self.loop)
         definition.on_plain_call = _warn_of_lost_context
-        self.rest = RestWatch(self.loop, callbacks)
+        self.idle_watch = IdleWatch(self.loop, callbacks)
         self.runner = Runner(self)
-        self.run_threads = ThreadExecutor(RUN_THREADS, "keepstep-run")
-        step_threads = ThreadExecutor if self.forgetting is None else self.forgetting.threads
+        self.run_threads = self.parts.threads(RUN_THREADS, "keepstep-run")
+        step_threads = self.parts.threads if self.forgetting is None else self.forgetting.threads
         self.step_threads = step_threads(STEP_THREADS, "keepstep-step")
-        self.aside_threads = ThreadExecutor(ASIDE_THREADS, "keepstep-aside")
-        worker = Worker(self, self.max_runs)
-        self.journal = Journal(self.store, worker.id, self.rest, self.clock, self.outage)
+        self.hook_threads = self.parts.threads(ASIDE_THREADS, "keepstep-aside")
+        self.executors = {"inline": InlineExecutor(), "thread": ThreadExecutor(self.step_threads)}
+        self.executors.update(self.parts.executors)
+        worker = Worker(self, self.max_runs, self._queues)
+        self.journal = Journal(self.store, worker.id, self.idle_watch, self.clock, self.outage, readers=self.waiting)
+        self._others = Reader(self, self._pace)
+        self._begin_polling = self._others.begin
         try:
+            await self.queues.open()
             if self._with_worker:
                 self.worker = worker
                 await worker.start()
-                if self._retain is not None:
-                    self.background(keep_swept(self, self._retain))
-            else:
-                Reader(self, self._pace).poll()
+                if (rules := self._rules()) is not None:
+                    from ..care.retention import keep_swept  # noqa: PLC0415 - only with a retention rule
+
+                    self.background(keep_swept(self, rules))
         except BaseException:
             await self._shut()
             raise
 
+    def _rules(self) -> Rules | None:
+        """Return the rules by which its worker removes finished runs; None if it removes nothing."""
+        own = any(workflow.retain is not None for workflow in self.workflows.values())
+        if self._retain is False or not (self._with_worker and (self._retain or own)):
+            return None
+        if isinstance(self.clock, JumpingClock):  # the days of a test pass in no time, and all of it would be sweeping
+            return None
+        from ..care.retention import Rules  # noqa: PLC0415 - only with a retention rule
+
+        return Rules(self._retain, self.workflows)
+
     def _open_store(self) -> Store:
-        if self._url == DEFAULT_URL:  # our own choice, so the folder is ours to make
+        if self._url == DEFAULT_URL:  # the default folder is created on demand
             Path(DEFAULT_URL).parent.mkdir(exist_ok=True)
         store = open_store(self._url, clock=self._clock, **self._store_options)
         try:
             if self._strict:
+                from ..care.retention import refuse_damaged  # noqa: PLC0415 - only on request
+
                 refuse_damaged(store)
             return self.encryption.open(store, look=self._owns_store, worker=self._with_worker)
         except BaseException:
@@ -202,7 +276,7 @@ class Engine:
             raise
 
     async def close(self, stop_seconds: float | None = None) -> None:
-        """Take no more work, let steps that are under way finish for a while, hand the rest back."""
+        """Claim no more runs, let current steps finish for `stop_seconds`, and hand the rest back."""
         if self.closed:
             return
         grace = self.stop_seconds if stop_seconds is None else stop_seconds
@@ -212,7 +286,7 @@ class Engine:
         try:
             await asyncio.wait_for(self.journal.drained(), DRAIN_SECONDS)
         except TimeoutError:
-            log.warning("the store did not take the last writes; they are found again by recovery")
+            log.warning("the store did not accept the last writes; recovery repeats them")
         with cut_off_after(LEAVE_SECONDS, self.store) if self._owns_store else contextlib.nullcontext():
             if self.worker is not None:
                 await self.worker.leave()
@@ -221,15 +295,15 @@ class Engine:
     async def _hand_everything_back(self, grace: float) -> None:
         contexts = list(self.live.values())
         for context in contexts:
-            context.draining = context.holding = True
+            context.stop.drain_requested()
             context.watch()
         await _all_left(contexts, grace)
         for context in contexts:
-            if not context.detached:
+            if not context.stop.detached:
                 hand_back(context)
         await _all_left(contexts, LAST_WRITE_SECONDS)
         for context in contexts:
-            if not context.detached:
+            if not context.stop.detached:
                 context.detach("the engine closed")
                 if self.worker is not None:
                     self.worker.give_back_later(context)
@@ -238,11 +312,13 @@ class Engine:
         self.closed = True
         log.removeFilter(self._filter)
         uninstall(self.loop)
-        self.pulse()
+        self.notify_waiters()
         for task in list(self._background):
             task.cancel()
         if self._background:
             await asyncio.wait(list(self._background), timeout=5.0)
+        self.waiting.close()
+        self._others.stop()
         self.journal.close()
         if self._owns_store:
             await self.loop.run_in_executor(self._pool, self.store.close)
@@ -250,11 +326,6 @@ class Engine:
         self._pool.shutdown(wait=True)
 
     # -- starting and finding runs ------------------------------------------------------------------------------------
-
-    @property
-    def workflows(self) -> dict[str, Workflow[..., Any]]:
-        """The workflows that this engine knows: those it was given, or all that are decorated in the process."""
-        return KNOWN if self._given is None else self._given
 
     def known(self, name: str) -> Workflow[..., Any]:
         return self.workflows[name]
@@ -266,12 +337,13 @@ class Engine:
         /,
         *,
         run_id: str | None = None,
-        queue: str = "default",
+        queue: Queue | str = "default",
         priority: int = 0,
-        delay: float = 0.0,
+        delay: float | timedelta = 0.0,
         key: str | None = None,
         deadline: float | timedelta | datetime | None = None,
         tags: dict[str, str] | None = None,
+        dedupe: str | None = None,
     ) -> RunHandle[R]: ...
     @overload
     async def start(
@@ -283,21 +355,44 @@ class Engine:
         /,
         *args: Any,
         run_id: str | None = None,
-        queue: str = "default",
+        queue: Queue | str = "default",
         priority: int = 0,
-        delay: float = 0.0,
+        delay: float | timedelta = 0.0,
         key: str | None = None,
         deadline: float | timedelta | datetime | None = None,
         tags: dict[str, str] | None = None,
+        dedupe: str | None = None,
         **kwargs: Any,
     ) -> RunHandle[Any]:
-        """Start a run, durable before its first step; a known `run_id` gives the existing run, never a second one."""
+        """Start a run, durable before its first step; an existing `run_id` returns that run, never a second one.
+
+        | option | means |
+        |---|---|
+        | `run_id` | the id of the run; a new one by default |
+        | `queue` | the queue of the run, a `ks.Queue(...)` or a name; workers may serve some queues only |
+        | `priority` | runs of a higher priority are claimed first in their queue; 0 by default |
+        | `delay` | seconds to wait before the run starts |
+        | `deadline` | seconds, a timedelta or an instant after which the run fails |
+        | `tags` | texts by name, to search runs by |
+        | `key` | whom the run is for: the keys of a queue take turns, and can be limited |
+        | `dedupe` | unique among the queue's unfinished runs: a second start returns the first run |
+
+        All other arguments are those of the `workflow`.
+        """
         self._must_be_open()
         if isinstance(workflow, Bound):
             workflow, args, kwargs = workflow.workflow, workflow.args, workflow.kwargs
         workflow = definition_of(self.workflows, workflow)
-        options = Options(run_id, queue, priority, delay, key, deadline, tags)
-        return await self._create(workflow, new_run(self, workflow, args, kwargs, options), [[*args], kwargs])
+        if isinstance(queue, Queue):
+            await self.queues.declare(queue)
+        options = Options(run_id, queue_name(queue), priority, delay, key, deadline, tags, dedupe).checked(workflow)
+        await self.queues.admit(options.queue)
+        payload = None
+        if is_large(args) or is_large(kwargs):
+            workflow.check_arguments(args, kwargs)
+            payload = await self.off_loop(self.redaction.input_of, workflow, args, kwargs)
+        create = new_run(self, workflow, args, kwargs, options, payload=payload)
+        return await self._create(workflow, create, [[*args], kwargs])
 
     async def _create(self, workflow: Workflow[..., Any], create: Create, arguments: list[Any]) -> RunHandle[Any]:
         run, worker = create.run, self.worker if create.run.worker is not None else None
@@ -307,66 +402,52 @@ class Engine:
             answer = await self.journal.write(create)
         except BaseException:
             if self.worker is not None:
-                self.worker.doubt()  # it may be there all the same, leased to this worker
+                self.worker.doubt()  # the run may exist anyway, leased to this worker
             raise
         finally:
             if worker is not None:
                 worker.births -= 1
         if answer.verdict is Verdict.EXISTS:
-            if answer.run is not None:
-                check_same(self, workflow, run, answer.run, arguments)
+            return self._existing(workflow, run, answer, arguments)
+        self.queues.started(run.queue)
+        if self.events.observed:
+            self.events.emit(Event("run.created", run.id, run.created_at, run.workflow))
+        if run.worker is None or self.worker is None or run.worker != self.worker.id:  # or the lease was lost meanwhile
+            self.claim_soon()
             return RunHandle(self, run.id, workflow)
-        if self.teller.observed:
-            self.teller.tell(Event("run.created", run.id, run.created_at, run.workflow))
-        if run.worker is None or self.worker is None or run.worker != self.worker.id:  # or given up meanwhile
-            self.poke()
-            return RunHandle(self, run.id, workflow)
-        context = RunContext(self, workflow, Claim(run, Lease(run.id, run.worker, 1)))
+        context = take_up(self, workflow, Claim(run, Lease(run.id, run.worker, 1)))
         self.entered(context)
-        self.runner.begin(context)
+        if is_large_text(run.input):
+            self.background(self.runner.begin_with_large_input(context))  # continues even if the caller is cancelled
+        else:
+            self.runner.begin(context)
         return RunHandle(self, run.id, workflow, context)
 
+    def _existing(self, workflow: Workflow[..., Any], run: Run, answer: Answer, arguments: list[Any]) -> RunHandle[Any]:
+        """Return a handle on the run that is there already: with the same id, or with the same `dedupe`."""
+        if answer.about and answer.about != run.id:
+            return RunHandle(self, answer.about, self.workflows.get(answer.run.workflow) if answer.run else None)
+        if answer.run is not None:
+            check_same(self, workflow, run, answer.run, arguments)
+        return RunHandle(self, run.id, workflow)
+
     async def get(self, run_id: str) -> RunHandle[Any]:
-        """The run with this id."""
+        """Return a handle on the run with the id `run_id`, or raise `RunNotFound`."""
         self._must_be_open()
         run = await self.read(self.store.get_run, run_id)
         if run is None:
             raise RunNotFound(f"no run {run_id!r} in {self.store.url}", run_id)
         return RunHandle(self, run_id, self.workflows.get(run.workflow))
 
-    async def list(self, query: RunQuery | None = None, **filters: Any) -> RunPage:
-        """One page of runs, newest first. Runs whose rows are damaged are named in its `unreadable`."""
+    async def list(self, /, query: RunQuery | None = None, **filters: Any) -> RunPage:
+        """Return one page of runs, newest first. Runs with damaged rows are listed in its `unreadable`.
+
+        `query` is a `ks.RunQuery`; `filters` are its fields.
+        """
         self._must_be_open()
         if query is None:
             query = RunQuery(**{**filters, "status": _statuses(filters.get("status"))})
         return await self.call(self.store.list_runs, query)
-
-    async def retry(self, run_id: str, reason: str = "", actor: str = "", *, force: bool = False) -> None:
-        """Let a failed or set-aside run go on from where it failed; with `force` one that was handed over, too."""
-        await self.to_its_end(retrying.retry(self, run_id, reason, actor or self.actor, force=force))
-        self.poke()
-
-    async def rewind(
-        self,
-        run_id: str,
-        *,
-        to: int | None = None,
-        step: str | None = None,
-        reason: str = "",
-        actor: str = "",
-        dry_run: bool = False,
-        force: bool = False,
-    ) -> Rewound:
-        """Let a run that nobody drives go on from an earlier record: what came after it stays, but no longer counts."""
-        from .rewind import rewind  # noqa: PLC0415 - asked for rarely
-
-        self._must_be_open()
-        who = actor or self.actor
-        rewound = await self.to_its_end(
-            rewind(self, run_id, to=to, step=step, reason=reason, actor=who, dry_run=dry_run, force=force)
-        )
-        self.poke()
-        return rewound
 
     async def fork(
         self,
@@ -375,7 +456,7 @@ class Engine:
         *,
         step: str | None = None,
         run_id: str | None = None,
-        input: Any = None,  # noqa: A002 - the word users know
+        input: Any = None,  # noqa: A002 - the name users expect
         results: Mapping[str, Any] | None = None,
         state: Mapping[str, Any] | None = None,
         next: str | None = None,  # noqa: A002 - as in `RunHandle.edit`
@@ -383,203 +464,102 @@ class Engine:
         reason: str = "",
         actor: str = "",
     ) -> RunHandle[Any]:
-        """Start a new run with a copy of another's records up to `at`, or up to before a `step`.
+        """Start a new run with a copy of the records of `origin` up to `at`, or up to before a `step`.
 
-        The other run is only read. `input` gives the fork another input, `results` other results of recorded steps,
-        `state` other values in a graph's state, `next` the step that is to come next. Signals that the copied records
-        have not read come along, unless `signals` is False.
+        The original run is only read. `run_id` is the id of the new run; `reason` and `actor` are for its audit.
+        `input` replaces the input, `results` results of recorded steps, `state` values in a graph's state, and `next`
+        the next step. Signals that the copied records have not read are copied, unless `signals` is False.
         """
-        from .fork import Edits, fork  # noqa: PLC0415 - asked for rarely
+        from ..history.fork import Edits, fork  # noqa: PLC0415 - rarely needed
 
         self._must_be_open()
         edits = Edits(input, results, state, next, signals)
         who = actor or self.actor
-        return await fork(self, origin, at=at, step=step, run_id=run_id, edits=edits, reason=reason, actor=who)
+        name, workflow = await fork(
+            self, origin, at=at, step=step, run_id=run_id, edits=edits, reason=reason, actor=who
+        )
+        return RunHandle(self, name, self.workflows.get(workflow))
+
+    def set_aside(self, run: RunDriver, kind: str, reason: str, *, phase: str = "resume", traceback: str = "") -> None:
+        """Leave a run to a person, with the reason; whatever its code does no longer counts."""
+        set_aside(self, run, kind, reason, phase=phase, traceback=traceback)
 
     async def cancel_successor(self, run_id: str) -> None:
-        """Cancel the run that goes on for an ended one, if there is one."""
+        """Cancel the successor of an ended run, if there is one."""
         with contextlib.suppress(RunError):
             newest = await RunHandle[Any](self, run_id).latest()
             if newest.id != run_id:
                 await newest.cancel("its parent was cancelled")
 
-    async def cancel_now(self, run_id: str, reason: str = "", actor: str = "") -> None:
-        """End a run that nobody drives, without its code."""
-        await self.to_its_end(control.cancel_now(self, run_id, reason, actor or self.actor))
-
     async def rekey(self) -> Rekeyed:
-        """Wrap the data keys of all runs with the current key, so that older keys can be dropped."""
+        """Encrypt the data keys of all runs with the current key, so that older keys can be dropped."""
         self._must_be_open()
         return await self.encryption.rekey(self)
 
     @property
     def care(self) -> Care:
-        """What looks after the store: verify, repair, purge, erase, export, load, copy."""
-        from .care import Care  # noqa: PLC0415 - asked for rarely
+        """Maintenance of the store: verify, repair, purge, erase, export, load, copy."""
+        from ..care.facade import Care  # noqa: PLC0415 - rarely needed
 
         self._must_be_open()
         return Care(self)
 
+    async def schedule(self, name: str, workflow: Any, when: Schedule, /, *args: Any, **kwargs: Any) -> None:
+        """Let workers start the `workflow` at the ticks of `when`, a `ks.Cron` or `ks.Every`, with these arguments.
+
+        `name` identifies the schedule: the same name changes it.
+        """
+        await self.schedules.add(name, workflow, when, args, kwargs)
+
+    @property
+    def schedules(self) -> Schedules:
+        """The schedules of the store: list, get, add, pause, resume, trigger, backfill, remove."""
+        from .schedules import Schedules  # noqa: PLC0415 - rarely needed
+
+        self._must_be_open()
+        return Schedules(self)
+
+    def is_limited(self, queue: str) -> bool:
+        return self._queue_limits.is_limited(queue)
+
+    @property
+    def queues(self) -> Queues:
+        """The queues with limits: list and get them, set and reset their limits."""
+        return self._queue_limits
+
     async def signal(self, run_id: str, name: str, payload: Any = True, *, id: str = "") -> None:  # noqa: A002
-        """Send a run a durable message."""
+        """Send the run `run_id` a durable message: a `name` and a `payload`. With an `id` it is stored once."""
         await RunHandle[Any](self, run_id).signal(name, payload, id=id)
 
-    def _must_be_open(self) -> None:
-        if os.getpid() != self._pid:
-            raise DefinitionError("the engine was opened before this process was forked; open one here")
-        if self.closed:
-            raise DefinitionError("the engine is closed; use it inside `async with ks.open(...)`")
+    async def complete(self, token: str, value: Any = True) -> None:
+        """End the wait of a `ks.callback` with a value.
 
-    # -- what its parts ask of it -------------------------------------------------------------------------------------
-
-    async def read(self, function: Callable[..., R], *args: Any) -> R:
-        """Read from the store: at once when it is quick, else beside the loop."""
-        return function(*args) if self.store.quick else await self.call(function, *args)
-
-    async def call(self, function: Callable[..., R], *args: Any) -> R:
-        """Call the store beside the loop, since it may have to wait for others."""
-        try:
-            answer = self.loop.run_in_executor(self._pool, function, *args)
-        except RuntimeError:  # the threads are gone: whoever asks has waited beyond the end of the engine
-            self._must_be_open()
-            raise
-        return await answer
-
-    async def admit(self, data: bytes, key: str) -> bytes | None:
-        """Let a large result of a step pass the censor beside the loop; the value as it is kept, if it is compressed.
-
-        The threads are its own, so that claims and reads wait for no value.
+        An unknown token is `UnknownToken`. The same value may be sent again; another one is `AlreadyFinished`.
         """
-        return await self.loop.run_in_executor(self._value_pool, self._admit, data, key)
+        from .tokens import complete  # noqa: PLC0415 - rarely needed
 
-    def _admit(self, data: bytes, key: str) -> bytes | None:
-        self.censor.check(data, key)
-        return None if self.encryption.of_everything else pack(data)
-
-    async def to_its_end(self, coroutine: Coroutine[Any, Any, R]) -> R:
-        """Do what must not be left half-way, such as a claim that is to be given back: also if nobody waits for it."""
         self._must_be_open()
-        task: asyncio.Task[R] = asyncio.Task(coroutine, loop=self.loop, context=Context())
-        self._background.add(task)
-        task.add_done_callback(self._background.discard, context=self.context)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            task.add_done_callback(_heard, context=self.context)
-            raise
+        await complete(self, token, value)
 
-    def background(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        """Do something of the engine's own, with no run's context."""
-        if self.closed:
-            coroutine.close()
-            return
-        task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=self.loop, context=Context())
-        self._background.add(task)
-        task.add_done_callback(self._background_ended, context=self.context)
+    async def fail(self, token: str, error: BaseException | str, *, type: str = "") -> None:  # noqa: A002
+        """End the wait of a `ks.callback` with an error, which is raised in the workflow as `WaitFailed`.
 
-    def beside(self, coroutine: Coroutine[Any, Any, R], context: Context) -> asyncio.Task[R]:
-        """Do something that ends with the engine at the latest; the caller hears of its failure."""
-        task: asyncio.Task[R] = asyncio.Task(coroutine, loop=self.loop, context=context)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard, context=self.context)
-        return task
+        `type` names the class of an error that is given as text.
+        """
+        from .tokens import fail  # noqa: PLC0415 - rarely needed
 
-    def _background_ended(self, task: asyncio.Task[Any]) -> None:
-        self._background.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("something failed in the background", exc_info=task.exception())
-
-    def is_own(self, run: Run) -> bool:
-        """Whether the workflow of a run's name that is known here is the one that the run belongs to."""
-        known = self.workflows.get(run.workflow)
-        return known is None or not is_namesake(known, run)
-
-    def entered(self, context: RunContext) -> None:
-        self.live[context.id] = context
-
-    def left(self, context: RunContext) -> None:
-        worker = self.worker
-        full = worker is not None and not worker.has_room()
-        if self.live.get(context.id) is context:
-            del self.live[context.id]
-        self.hearing.left(context.id)
-        if self.forgetting is not None:
-            self.forgetting.left(context)
-        if worker is not None:
-            worker.progress.pop(context.id, None)
-            worker.progressed(context)
-            if full:
-                worker.claim_soon()
-        self.pulse()
-
-    def progressed(self, context: RunContext) -> None:
-        """A recovered run has written something new."""
-        if self.worker is not None:
-            self.worker.progressed(context)
-
-    def lease_is_fresh(self) -> bool:
-        return self.worker is None or self.worker.lease_is_fresh()
-
-    def interrupted(self, context: RunContext) -> None:
-        """The program is about to end: give a run back, and take none up again."""
-        if self.worker is not None:
-            self.worker.stop_claiming()
-            self.worker.give_back_later(context)
-
-    def give_back_later(self, context: RunContext, pause_seconds: float = 0.0) -> None:
-        if self.worker is not None:
-            self.worker.give_back_later(context, pause_seconds)
-
-    async def put_back(self, claim: Claim, error: EncryptionError | SchemaMismatch) -> None:
-        """Leave a run that cannot be read here to workers that can."""
-        if self.worker is not None:
-            await self.worker.put_back(claim, error)
-
-    def poke(self) -> None:
-        """Something may be due."""
-        if self.worker is not None:
-            self.worker.claim_soon()
-
-    def signalled(self, run_id: str) -> None:
-        """A signal was sent from here: whoever drives the run here is told at once."""
-        context = self.live.get(run_id)
-        if context is not None:
-            self.hearing.fetch(context)
-        else:
-            self.poke()
-
-    def waits_of(self, run_id: str) -> tuple[str, ...]:
-        """The signals that a run in memory waits for."""
-        context = self.live.get(run_id)
-        waits = () if context is None else context.waits.values()
-        return tuple(wait.name for wait in waits if wait.name is not None)
-
-    def pulse(self) -> None:
-        """Something was written: whoever waits for a change looks again."""
-        if self._pulse is not None and not self._pulse.done():
-            self._pulse.set_result(None)
-        self._pulse = None
-        if self._pace.jumps:
-            self._pace.moved()
-            if self.worker is not None:
-                self.worker.look_soon()
-
-    async def changed(self, seconds: float) -> bool:
-        """Wait until something was written, here or elsewhere, or so long; whether something was."""
         self._must_be_open()
-        if self._pulse is None:
-            self._pulse = self.loop.create_future()
-        done, _ = await asyncio.wait([self._pulse], timeout=max(seconds, self._pace.pause()))
-        return bool(done)
+        await fail(self, token, error, type)
+
+    async def beat(self, token: str) -> None:
+        """Tell the wait of a `ks.callback` with a heartbeat that its answer is still to come."""
+        from .tokens import beat  # noqa: PLC0415 - rarely needed
+
+        self._must_be_open()
+        await beat(self, token)
 
 
-def _heard(task: asyncio.Future[Any]) -> None:
-    """Whoever asked has left: what came of it need not be told."""
-    if not task.cancelled():
-        task.exception()
-
-
-async def _all_left(contexts: Sequence[RunContext], seconds: float) -> None:
+async def _all_left(contexts: Sequence[RunDriver], seconds: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             for context in contexts:
@@ -587,23 +567,21 @@ async def _all_left(contexts: Sequence[RunContext], seconds: float) -> None:
 
 
 def _statuses(wanted: Any) -> frozenset[Status]:
-    """One status or several, by name or as they are."""
+    """Return one or several statuses, given by name or as values."""
     if wanted is None:
         return frozenset()
     try:
         return frozenset(Status(one) for one in ([wanted] if isinstance(wanted, str) else wanted))
     except ValueError as error:
-        raise DefinitionError(f"{error}; there are {', '.join(Status)}") from None
+        raise DefinitionError(f"{error}; choose from {', '.join(Status)}") from None
 
 
 _warned = False
 
 
 def _warn_of_lost_context(name: str) -> None:
-    """A step called in a thread of the user's own is not recorded; say so, once."""
+    """Warn once that a step called in a thread of the user's own is not recorded."""
     global _warned  # noqa: PLW0603 - once per process
     if not _warned and threading.current_thread() is not threading.main_thread():
         _warned = True
-        log.warning(
-            "step %r was called in a thread that Keepstep does not know: it runs plainly and is not recorded", name
-        )
+        log.warning("step %r was called in a thread that Keepstep did not start, so it is not recorded", name)

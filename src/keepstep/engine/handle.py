@@ -1,4 +1,4 @@
-"""A handle on one run: ask for its result, look at it, steer it, wherever the run is driven."""
+"""A handle on one run: its result, its data and its control, wherever the run is driven."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ import os
 import socket
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import msgspec
 
+from ..checks import check_name, check_text, seconds_of
 from ..errors import (
     RECOVERY_PHASES,
     AlreadyFinished,
     CheckpointCorrupt,
     DefinitionError,
     ExecutionError,
+    NotSerializable,
     RecoveryError,
     RunCancelled,
     RunConflict,
@@ -26,42 +29,47 @@ from ..errors import (
     RunNotFound,
     RunSetAside,
     RunTimedOut,
+    SignalsFull,
     StoreError,
     StoreUnavailable,
     TimedOut,
 )
+from ..history.series import newest_run, next_run
+from ..kernel.graph.position import Position, level_of
+from ..kernel.replay import REST_AFTER, Superseded, check_not_removed, kept_state, read_records, unsealed
+from ..kernel.stored_errors import reported_error
+from ..kernel.waits import SignalCall, heartbeat, report
 from ..model import FINISHED, Checkpoint, ErrorInfo, Event, Kind, Run, Signal, State, Status
-from ..model.ids import check_name, check_text, new_id
-from ..model.signal import CANCEL, GO, PAUSE, RESERVED, RESOLVE, RESUME
+from ..model.event import EventName, event_of_record
+from ..model.ids import new_id
+from ..model.signal import CANCEL, GO, MAX_UNREAD, PAUSE, RESERVED, RESOLVE, RESUME
 from ..ports import Send, Verdict, instant
-from ..stores.keys import is_encrypted
-from ..stores.records import Record, checkpoint, unseal
-from ..values import VALUES
-from .branch import recorded_error
-from .history import REST_AFTER, Superseded, check_not_removed, read_records
-from .position import level_of
-from .series import newest_run, next_run
+from ..records.data import ChildData, PublishedData, ReplyData, RunFinishedData, data_of
+from ..records.keys import is_encrypted
+from ..records.progress import report_in
+from ..records.record import Record, checkpoint, unseal
+from ..values import VALUES, Values
+from ..workflows.schema import as_written
 
 if TYPE_CHECKING:
-    from .audit import AuditEntry
-    from .compare import Difference
-    from .context import RunContext
-    from .dry import Replayed
-    from .engine import Engine
-    from .info import RunInfo
-    from .rewind import Rewound
-    from .spending import Spending
+    from ..history.audit import AuditEntry
+    from ..history.diff import Difference
+    from ..history.dry_replay import Replayed
+    from ..history.rewind import Rewound
+    from ..history.run_info import RunInfo
+    from ..kernel.driver import RunDriver
+    from ..kernel.ledger import Spending
+    from .process import Process
+    from .waiting import RunReader
 
 R = TypeVar("R")
 
-#: How long a wait for another process goes without looking, should every notification be lost.
-LOOK_SECONDS = 0.5
-#: While nothing happens, whoever awaits a result looks less and less often: a thousand cost a few reads a second.
-LONGEST_LOOK_SECONDS = 30.0
+#: Seconds between two reads of a result while the store does not answer.
+AWAY_SECONDS = 0.5
 
 
 def this_process() -> str:
-    """Who acts from this process, for the audit, unless the engine was told a name."""
+    """Return the default actor of this process for the audit."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -69,15 +77,22 @@ def this_process() -> str:
     return f"{user}@{socket.gethostname()} (pid {os.getpid()})"
 
 
+class HasId(Protocol):
+    """A handle on a run, for async or blocking code."""
+
+    @property
+    def id(self) -> str: ...
+
+
 class RunHandle(Generic[R]):
     """One run of a workflow."""
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Process,
         run_id: str,
         workflow: Any = None,
-        context: RunContext | None = None,
+        context: RunDriver | None = None,
         actor: str = "",
     ) -> None:
         self.id = run_id
@@ -89,55 +104,64 @@ class RunHandle(Generic[R]):
     def __repr__(self) -> str:
         return f"<run {self.id}>"
 
-    # -- looking ------------------------------------------------------------------------------------------------------
+    # -- inspecting ----------------------------------------------------------------------------------------------------
 
     async def latest(self) -> RunHandle[R]:
-        """The newest run of the series that this one began with `ks.continue_as`; itself if it is the only one."""
+        """Return the newest run of the series that this one began with `ks.continue_as`, or itself."""
+        newest = await self._newest_run()
+        return self if newest.id == self.id else RunHandle(self._engine, newest.id, self._workflow, actor=self._actor)
+
+    async def _newest_run(self) -> Run:
+        """Return the newest run of the series as it was read; another read might find it continued."""
         run = await self.run()
-        if run.continued_as is None:
-            return self
-        newest = await self._engine.call(newest_run, self._engine.store, run)
-        return RunHandle(self._engine, newest.id, self._workflow, actor=self._actor)
+        return run if run.continued_as is None else await self._engine.call(newest_run, self._engine.store, run)
 
     async def _next(self, run: Run) -> RunHandle[R] | None:
-        """The run that continues this one, which has ended; None if no other does."""
+        """Return the successor of this ended run, or None."""
         if run.continued_as is None:
             return None
         found = await self._engine.read(next_run, self._engine.store, run)
         return None if found is None else RunHandle(self._engine, found.id, self._workflow, actor=self._actor)
 
     async def run(self) -> Run:
-        """The run of this id as the store has it now; `latest` finds the one that goes on for it."""
+        """Return the run of this id as stored now; `latest` finds its newest successor."""
         run = await self._engine.read(self._engine.store.get_run, self.id)
         if run is None:
             raise RunNotFound(f"no run {self.id!r} in {self._engine.store.url}", self.id)
         return run
 
     async def status(self) -> Status:
-        """Where the run stands, or the newest of its series."""
-        return (await (await self.latest()).run()).status
+        """Return the status of the run, or of the newest in its series."""
+        return (await self._newest_run()).status
 
-    async def reached(self, *statuses: Status | str, timeout: float | None = None) -> Status:  # noqa: ASYNC109 - as result
-        """Wait until the run has one of these statuses, or has ended, and give the status it has then."""
-        wanted = {Status(status) for status in statuses}
+    async def reached(self, *statuses: Status | str, timeout: float | timedelta | None = None) -> Status:  # noqa: ASYNC109 - as result
+        """Wait until the run has one of these statuses or has ended, and return its status."""
+        seconds = seconds_of(timeout)
         try:
-            async with asyncio.timeout(timeout):
-                while (status := await self.status()) not in wanted and status not in FINISHED:
-                    await self._engine.changed(LOOK_SECONDS)
+            wanted = {Status(status) for status in statuses}
+        except ValueError as error:
+            raise DefinitionError(f"{error}; choose from {', '.join(Status)}") from None
+        try:
+            # of every run, because a successor may be the one that changes
+            async with asyncio.timeout(seconds):
+                with self._engine.waiting.reader() as reader:
+                    while (status := await self.status()) not in wanted and status not in FINISHED:
+                        await reader.changed()
         except TimeoutError:
-            told = " or ".join(sorted(wanted))
-            raise TimedOut(f"run {self.id!r} was not {told} within {timeout:g} s", self.id) from None
+            names = " or ".join(sorted(wanted))
+            raise TimedOut(f"run {self.id!r} was not {names} within {seconds:g} s", self.id) from None
         return status
 
     async def input(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments that the run was started with."""
+        """Return the arguments that the run was started with."""
         run = await self.run()
-        return self._values(run.workflow).decode(self._engine.encryption.input(run), "input")  # type: ignore[no-any-return]
+        stored = self._engine.encryption.input(run)
+        return await self._engine.decode(self._values(run.workflow), stored, "input")  # type: ignore[no-any-return]
 
     async def checkpoints(self, *, failed: bool | None = None, counted: bool = False) -> list[Checkpoint]:
-        """The run's history, verified; with `failed` only its failures, or only its successes.
+        """Return the run's history, verified; with `failed`, only its failures or only its successes.
 
-        With `counted` only what counts: nothing that a retry or a rewind has superseded.
+        With `counted`, leave out records that a retry or a rewind has superseded.
         """
         found = [entry async for entry in self._history()]
         if counted:
@@ -164,67 +188,71 @@ class RunHandle(Generic[R]):
             return
         previous = ""
         while rows := await self._engine.read(self._engine.store.list_checkpoints, self.id, after):
-            for record, checksum in unseal(rows, self.id, after, previous):
+            async for record, checksum in unsealed(self._engine, rows, self.id, after, previous):
                 after, previous = record.seq, checksum
                 yield checkpoint(record, checksum)
-                if after % REST_AFTER == 0:
-                    await asyncio.sleep(0)
 
     async def audit(self) -> list[AuditEntry]:
-        """Who did what to the run, when and why: its creation, each lease, step, signal and command, and its end."""
-        from .audit import audit  # noqa: PLC0415 - asked for rarely
+        """Return who did what to the run, when and why: its creation, leases, steps, signals, commands and end."""
+        from ..history.audit import audit  # noqa: PLC0415 - rarely needed
 
         return await audit(self._engine, self.id)
 
     async def published(self) -> dict[str, Any]:
-        """What the run has shown to readers with `ks.publish`: the newest value of each key."""
-        return {key: VALUES.decode(value, "published") for key, value in (await self.published_raw()).items()}
+        """Return the newest value of each key that the run has shown with `ks.publish`."""
+        shown = await self.published_raw()
+        values = self._reach((await self.run()).workflow)
+        return {key: await self._engine.decode(values, value, f"published {key!r}") for key, value in shown.items()}
 
     async def published_raw(self) -> dict[str, bytes]:
-        """As `published`, with the values as they are stored: for a reader that does not have the workflow's types."""
+        """Return the published values as stored, for a reader without the workflow's types."""
         shown: dict[str, bytes] = {}
         handle: RunHandle[R] | None = self
         while handle is not None:
             run, after, kinds = handle.id, 0, (Kind.PUBLISHED.value, Kind.SUPERSEDED.value)
-            told: list[Record] = []
+            published: list[Record] = []
             gone = Superseded()
             while rows := await self._engine.read(self._engine.store.list_checkpoints, run, after, 1000, kinds):
                 for row in rows:
                     after = row.seq
-                    record, _ = next(unseal([row], run, row.seq - 1))
-                    if record.kind == Kind.SUPERSEDED:
-                        gone.add(record)
-                    else:
-                        told.append(record)
-                    if len(told) % REST_AFTER == 0:
+                    async for record, _ in unsealed(self._engine, [row], run, row.seq - 1):
+                        if record.kind == Kind.SUPERSEDED:
+                            gone.add(record)
+                        else:
+                            published.append(record)
+                    if len(published) % REST_AFTER == 0:
                         await asyncio.sleep(0)
-            shown.update(((one.data or {}).get("key", ""), one.raw()) for one in told if one.seq not in gone)
+            # Read after the records, which may be removed meanwhile.
+            kept = await kept_state(self._engine, await handle.run())
+            if kept is not None:
+                shown.update((key, bytes(value)) for key, value in kept.published.items())
+            shown.update(
+                (data_of(one, PublishedData).get("key", ""), one.raw()) for one in published if one.seq not in gone
+            )
             handle = await handle._next(await handle.run())  # noqa: SLF001 - its own kind
         return shown
 
     async def replay(self, workflow: Any = None) -> Replayed:
-        """Replay the run against the code that is loaded here, dry: what would be begun next, or what does not fit.
+        """Replay the run with the loaded code, without effects. Return the next calls, or the mismatch.
 
         No body of a step runs, and nothing is written.
         """
-        from .dry import replay  # noqa: PLC0415 - asked for rarely
+        from ..history.dry_replay import replay  # noqa: PLC0415 - rarely needed
 
         return await replay(self._engine, self.id, workflow or self._workflow)
 
     async def info(self) -> RunInfo:
-        """Whether the run can go on, from where, with which calls, and if not, why not; nothing is written."""
-        from .info import info  # noqa: PLC0415 - asked for rarely
+        """Return whether the run can go on, from where and with which calls, or why not; nothing is written."""
+        from ..history.run_info import info  # noqa: PLC0415 - rarely needed
 
         return await info(self._engine, self.id, self._workflow)
 
-    async def diff(
-        self, a: int | None = None, b: int | None = None, *, other: str | RunHandle[Any] | None = None
-    ) -> Difference:
-        """What changed from record `a` of the run to record `b`, or to record `b` of another run.
+    async def diff(self, a: int | None = None, b: int | None = None, *, other: str | HasId | None = None) -> Difference:
+        """Return what changed from record `a` of the run to record `b`, or to record `b` of another run.
 
-        Without a number: from the beginning to now, or from how this run is now to how the other one is.
+        Without numbers: from the beginning to now, or from this run to the other as they are now.
         """
-        from .compare import compare  # noqa: PLC0415 - asked for rarely
+        from ..history.diff import compare  # noqa: PLC0415 - rarely needed
 
         if other is None:
             return await compare(self._engine, (self.id, a or 0), (self.id, b))
@@ -232,64 +260,69 @@ class RunHandle(Generic[R]):
         return await compare(self._engine, (self.id, a), (name, b))
 
     async def spent(self) -> Spending:
-        """What the run has spent so far: seconds since it began, steps, and what they told with `ks.spend`."""
-        from .spending import Spent  # noqa: PLC0415 - asked for rarely
+        """Return what the run has spent: seconds since it began, steps, and amounts reported with `ks.spend`."""
+        from ..kernel.ledger import Spent  # noqa: PLC0415 - rarely needed
 
         run = await self.run()
-        told = Spent(run.created_at)
+        spent = Spent(run.created_at)
         async for record, _ in read_records(self._engine, run):
-            told.add(record)
+            spent.add(record)
+            if record.seq == run.kept_from and record.kind == Kind.STATE:  # it tells what the removed records spent
+                spent = Spent.from_data(Position.restored(record)[1].spent)
         ended = run.updated_at if run.status in FINISHED else None
-        return told.all(ended or instant(self._engine.clock.now()))
+        return spent.all(ended or instant(self._engine.clock.now()))
 
     async def progress(self) -> Any:
-        """What the running step last reported with `ks.progress`, or None."""
-        run = await (await self.latest()).run()
-        return None if run.progress is None or is_encrypted(run.progress) else _shown(run.progress)
+        """Return the last value that the running step reported with `ks.progress`, or None."""
+        run = await self._newest_run()
+        report = report_in(run.progress)
+        return None if report is None or is_encrypted(report) else _shown(report)
 
     # -- waiting ------------------------------------------------------------------------------------------------------
 
-    async def result(self, timeout: float | None = None) -> R:  # noqa: ASYNC109 - part of the promise
-        """The one result of the run, now or when it ends; raises if it ended without one.
+    async def result(self, timeout: float | timedelta | None = None) -> R:  # noqa: ASYNC109 - part of the promise
+        """Return the result of the run when it ends; raise an error if it ended without one.
 
-        While the store does not answer, it waits on.
+        While the store does not answer, it keeps waiting.
         """
-        if timeout is None:
+        seconds = seconds_of(timeout)
+        if seconds is None:
             return await self._result()
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(seconds):
                 return await self._result()
         except TimeoutError:
-            raise TimedOut(f"run {self.id!r} was not finished within {timeout} s", self.id) from None
+            raise TimedOut(f"run {self.id!r} was not finished within {seconds} s", self.id) from None
 
     async def _result(self) -> R:
         handle: RunHandle[R] = self
-        look_seconds = LOOK_SECONDS
+        waiting = self._engine.waiting
         while True:
+            seen = waiting.changes
             try:
                 end = await handle._local_end() or await handle._stored_end()
                 if end is not None and end[3] is not None:
                     handle = await handle.latest()
                     continue
-            except StoreUnavailable as away:  # it may answer again, as it may to the worker
-                self._engine.outage.tell(f"the result of run {handle.id} cannot be asked for yet", away)
-                end = None
+            except StoreUnavailable as away:  # the store may answer again later
+                self._engine.outage.log(f"cannot read the result of run {handle.id} yet", away)
+                await self._engine.changed(AWAY_SECONDS)
+                continue
             except RunNotFound:
                 if handle is self:
                     raise
-                handle = self  # a purge has removed a run of the series that had been continued
+                handle = self  # a purge has removed a continued run of the series
                 continue
             if end is None:
-                changed = await self._engine.changed(look_seconds)
-                look_seconds = LOOK_SECONDS if changed else min(2 * look_seconds, LONGEST_LOOK_SECONDS)
+                await waiting.ended(handle.id, seen)
                 continue
             status, value, error, _, workflow = end
             if error is not None and error.code == "ks:execution" and status is Status.FAILED:
-                raise await handle._execution_error(error)
-            return handle._conclude(status, value, error, workflow)
+                raise await handle._execution_error(error, workflow)
+            return await handle._conclude(status, value, error, workflow)
 
     async def _local_end(self) -> tuple[Status, bytes, ErrorInfo | None, str | None, str] | None:
-        """Wait for the run if it is driven in this process; None when it is not, or no longer."""
+        """Wait for the run if this process drives it; return None if it does not, or no longer does."""
         context = self._context or self._engine.live.get(self.id)
         self._context = None
         if context is None:
@@ -301,86 +334,113 @@ class RunHandle(Generic[R]):
         run = await self.run()
         if run.status in FINISHED or run.status is Status.SET_ASIDE:
             if run.data_key and run.status is Status.COMPLETED:
-                self._engine.encryption.cipher(run)  # without its key there is no saying what the result is
+                self._engine.encryption.cipher(run)  # the result cannot be read without the run's key
             if run.status in FINISHED and run.output is None and run.error is None:
                 await self._check_end(run)
             return run.status, run.output or b"null", run.error, run.continued_as, run.workflow
         return None
 
     async def _check_end(self, run: Run) -> None:
-        """A run that is said to have ended, without a word how, must have a record of it: no result is made up."""
+        """Raise `CheckpointCorrupt` if a finished run has no record of its end; a result is never invented."""
         rows = await self._engine.read(self._engine.store.list_checkpoints, run.id, max(run.seq - 1, 0), 1)
         if run.status is not Status.CANCELLED or [row.kind for row in rows] != [Kind.RUN_FINISHED.value]:
             await check_not_removed(self._engine, run)
-            raise CheckpointCorrupt(f"run {run.id!r}: it is {run.status.value}, but there is no record of its end")
+            raise CheckpointCorrupt(f"run {run.id!r}: it is {run.status.value}, but has no record of its end")
 
-    def _conclude(self, status: Status, value: bytes, error: ErrorInfo | None, workflow: str) -> R:
+    async def _conclude(self, status: Status, value: bytes, error: ErrorInfo | None, workflow: str) -> R:
         if status is Status.COMPLETED:
-            return self._values(workflow).decode(value, f"run {self.id!r}: result")  # type: ignore[no-any-return]
+            return await self._engine.decode(self._values(workflow), value, f"run {self.id!r}: result")  # type: ignore[no-any-return]
         if status is Status.CANCELLED:
             doubt = f"; {error.message}" if error is not None and error.code == "ks:in-doubt" else ""
             raise RunCancelled(f"run {self.id!r} was cancelled{doubt}", self.id)
-        told = f"{error.type}: {error.message}" if error is not None else "no reason is recorded"
-        if status is Status.SET_ASIDE:
-            raise RunSetAside(f"run {self.id!r} is set aside: {told}", self.id, error) from _recovery_error(error)
-        if error is not None and error.code == "ks:run-timed-out":
-            raise RunTimedOut(error.message, self.id, error)
-        raise RunFailed(f"run {self.id!r} failed: {told}", self.id, error)
+        from .failures import explained  # noqa: PLC0415 - only needed for a run that failed
 
-    async def _execution_error(self, error: ErrorInfo) -> ExecutionError:
-        """Where a graph or dag failed is told by the last record of its run."""
+        reason = error.summary if error is not None else "no reason is recorded"
+        values = self._values(workflow)
+        if status is Status.SET_ASIDE:
+            aside = RunSetAside(f"run {self.id!r} is set aside: {reason}", self.id, error)
+            raise await explained(self._engine, aside, values) from _recovery_error(error)
+        if error is not None and error.code == "ks:run-timed-out":
+            raise await explained(self._engine, RunTimedOut(error.message, self.id, error), values)
+        raise await explained(self._engine, RunFailed(f"run {self.id!r} failed: {reason}", self.id, error), values)
+
+    async def _execution_error(self, error: ErrorInfo, workflow: str) -> ExecutionError:
+        """Build the error of a failed graph or dag from the last record of its run."""
+        from .failures import explained, record_at, step_failure  # noqa: PLC0415 - only needed for a run that failed
+
         run = await self.run()
-        rows = await self._engine.read(self._engine.store.list_checkpoints, run.id, max(run.seq - 1, 0), 1)
-        last = next((record for record, _ in unseal(rows, run.id, run.seq - 1)), None) if rows else None
-        where = (last.data if last is not None else None) or {}
+        last = await record_at(self._engine, run.id, run.seq)
+        where = RunFinishedData() if last is None else data_of(last, RunFinishedData)
         message = f"run {self.id!r} failed: {error.message}"
         step, path, state = where.get("at", ""), where.get("path", ()), State()
-        with contextlib.suppress(StoreError, DefinitionError):  # of a dag there is none
+        with contextlib.suppress(StoreError, DefinitionError):  # a dag has no state
             state = await self.state()
         failed = ExecutionError(message, self.id, error, step=step, path=path, state=state)
         if error.caused_by:
-            seq = error.caused_by[0]
-            rows = await self._engine.read(self._engine.store.list_checkpoints, run.id, seq - 1, 1)
-            failed.__cause__ = next((recorded_error(record) for record, _ in unseal(rows, run.id, seq - 1)), None)
-        return failed
+            seq, values = error.caused_by[0], self._values(workflow)
+            failed.__cause__ = await step_failure(self._engine, run.id, seq, values)
+        return await explained(self._engine, failed, self._values(workflow))
 
     def _values(self, workflow: str) -> Any:
         definition = self._workflow or self._engine.workflows.get(workflow)
         return VALUES if definition is None else definition.values
 
-    # -- steering -----------------------------------------------------------------------------------------------------
+    def _reach(self, workflow: str) -> Values:
+        """Return the codec with the types of the workflow and of its steps, if its code is here."""
+        definition = self._workflow or self._engine.workflows.get(workflow)
+        return VALUES if definition is None else definition.reach
+
+    def _check_type(self, name: str, payload: Any) -> None:
+        """Refuse a payload that does not fit the type for which the run waits, if this process knows it."""
+        live = self._engine.live.get(self.id)
+        waits = [] if live is None else [wait.call for wait in tuple(live.waits.values()) if wait.name == name]
+        types = [call.type for call in waits if isinstance(call, SignalCall)]
+        if not types and self._workflow is not None:
+            types = [self._workflow.signal_type(name)]
+        if len(types) == 1:
+            as_written(payload, types[0], f"signal {name!r} to run {self.id!r}")
+
+    # -- controlling ---------------------------------------------------------------------------------------------------
 
     def by(self, actor: str) -> RunHandle[R]:
-        """The same run, steered in the name of someone: the audit says that they sent the signals and commands."""
+        """Return a handle on the same run that acts in someone's name: the audit records them as the sender."""
         return RunHandle(self._engine, self.id, self._workflow, self._context, actor)
 
     async def signal(self, name: str, payload: Any = True, *, id: str = "") -> None:  # noqa: A002 - the word users know
         """Send the run a durable message; with an `id`, sending it again changes nothing."""
-        check_name(name, "signal")
-        if name.startswith(RESERVED):
-            raise DefinitionError(
-                f"signal name {name!r} is refused: names that begin with {RESERVED!r} are Keepstep's own"
-            )
-        data = VALUES.encode(payload, f"signal {name!r}")
-        self._engine.censor.check(data, name, "signal")
-        await self._send(name, data, id)
+        _signal_name(name)
+        self._check_type(name, payload)
+        await self._send(name, await self._engine.encode(payload, f"signal {name!r}", name, "signal"), id)
+
+    async def fail(self, name: str, error: BaseException | str, *, type: str = "", id: str = "") -> None:  # noqa: A002
+        """Fail the run's wait for a signal: `ks.wait_for` raises `WaitFailed` with the class and the message.
+
+        `type` names the class of an error that is given as text; with an `id`, sending it again changes nothing.
+        """
+        await self._send(_signal_name(name), report(reported_error(error, type, self._engine.redaction.redact)), id)
+
+    async def beat(self, name: str) -> None:
+        """Tell a wait for a signal with a heartbeat that the signal is still to come."""
+        await self._send(*heartbeat(_signal_name(name), self._engine.clock.now()))
 
     async def cancel(self, reason: str = "") -> None:
-        """Ask the run to stop: it reaches running steps, waits and children, and is final."""
-        if await self._cancel_unbegun(reason):
+        """Ask the run to stop, including its steps, waits and children. This is final."""
+        newest = await self.latest()
+        if await newest._cancel_unbegun(reason):  # noqa: SLF001 - its own kind
             return
-        await self._command(CANCEL, reason)
-        if (await self.run()).status is Status.SET_ASIDE:  # no worker takes it, so nobody would hear
-            await self._engine.cancel_now(self.id, reason, self._actor)
+        await newest._command(CANCEL, reason)  # noqa: SLF001 - its own kind
+        # no worker claims a set-aside run, so nobody would read the signal
+        if (await newest.run()).status is Status.SET_ASIDE:
+            await self._engine.cancel_now(newest.id, reason, self._actor)
 
     async def _cancel_unbegun(self, reason: str) -> bool:
-        """End the run at once if its code has not begun: there is nothing to clean up. Whether that was so."""
+        """End the run at once if its code has not begun: there is nothing to clean up. Return whether it did."""
         run = await self.run()
         if run.status is not Status.QUEUED or run.seq:
             return False
         try:
             await self._engine.cancel_now(self.id, reason, self._actor)
-        except (RunConflict, AlreadyFinished):  # a worker has taken it meanwhile
+        except (RunConflict, AlreadyFinished):  # a worker has claimed it meanwhile
             return False
         return True
 
@@ -389,30 +449,41 @@ class RunHandle(Generic[R]):
         await self._command(PAUSE, reason)
 
     async def resume(self, reason: str = "") -> None:
-        """Let a paused run go on, or one that waits at a breakpoint."""
-        run = await self.run()
-        waiting = run.wakes if run.worker is None else self._engine.waits_of(self.id)
+        """Let a paused run, or one at a breakpoint, go on."""
+        run = await self._newest_run()
+        waiting = run.wakes if run.worker is None else self._engine.waits_of(run.id)
         stop = next((name for name in waiting if name.startswith(GO)), None)
         await self._command(RESUME if stop is None or run.status is Status.PAUSED else stop, reason)
 
     async def resolve(self, step: str, verdict: str, value: Any = None, reason: str = "") -> None:
-        """Say what became of an at-most-once step that is in doubt: `result` (with its value), `failed` or `again`."""
+        """Settle an at-most-once step in doubt: `result` (with its value), `failed` or `again`."""
         if verdict not in ("result", "failed", "again"):
-            raise DefinitionError(f"a doubt is resolved with 'result', 'failed' or 'again', not {verdict!r}")
+            raise DefinitionError(f"verdict must be 'result', 'failed' or 'again', got {verdict!r}")
         check_text(step, "step")
-        data = VALUES.encode(value, "resolved result")
-        self._engine.censor.check(data, step)
-        reason = self._engine.censor.redact(check_text(reason, "reason"))
+        if verdict == "result":
+            workflow = self._workflow or self._engine.workflows.get((await self.run()).workflow)
+            if workflow is not None:
+                workflow.check_result(step, value, f"the result of {step!r}")
+        data = await self._engine.encode(value, "resolved result", step, "step")
+        reason = self._engine.redaction.redact(check_text(reason, "reason"))
         payload = {"verdict": verdict, "value": msgspec.Raw(data), "reason": reason}
         await self._send(f"{RESOLVE}:{step}", msgspec.json.encode(payload))
 
     async def retry(self, reason: str = "", *, force: bool = False) -> None:
         """Let a failed or set-aside run go on from where it failed; its history is kept.
 
-        One that was handed over to another store is refused, unless that is forced.
+        A run that was handed over to another store is refused without `force`.
         """
-        self._context = None  # how it ended before is past, also for one who does not wait for the retry
+        self._context = None  # the earlier end no longer counts, even for callers that do not wait for the retry
         await self._engine.retry(self.id, reason, self._actor, force=force)
+
+    async def skip(self, *steps: str, reason: str = "") -> list[str]:
+        """Accept failed undo steps of a set-aside run as they are, all or those named, and return them.
+
+        When none is left, the run ends as it would have ended.
+        """
+        self._context = None  # it is no longer set aside
+        return await self._engine.skip(self.id, *steps, reason=reason, actor=self._actor)
 
     async def rewind(
         self,
@@ -424,20 +495,20 @@ class RunHandle(Generic[R]):
         dry_run: bool = False,
         force: bool = False,
     ) -> Rewound:
-        """Let the run go on from an earlier checkpoint: what came after it stays stored, but no longer counts.
+        """Let the run go on from an earlier checkpoint; later records stay stored, but no longer count.
 
-        `to` is the number of the last record that counts; `step` names a step to go back before, so that it is
-        performed again. Allowed while no worker drives the run; with `dry_run` nothing is changed.
+        `to` is the number of the last record that counts; `step` names a step to go back before, so that it runs again.
+        Allowed while no worker drives the run; with `dry_run` nothing is changed.
         """
         rewound = await self._engine.rewind(
             self.id, to=to, step=step, reason=reason, actor=actor or self._actor, dry_run=dry_run, force=force
         )
-        self._context = self._context if dry_run else None  # how it ended before is past
+        self._context = self._context if dry_run else None  # the earlier end no longer counts
         return rewound
 
     async def state(self, at: int | None = None, *, stage: str | None = None, agent: str | None = None) -> State:
-        """The state of a graph's run: now, or after the record `at`; of a stage or an agent, if one is named."""
-        from .states import state_at  # noqa: PLC0415 - asked for rarely
+        """Return the state of a graph's run, now or after the record `at`; or that of a stage or an agent."""
+        from ..history.state_edits import state_at  # noqa: PLC0415 - rarely needed
 
         return await state_at(self._engine, self.id, at, level_of(stage, agent))
 
@@ -451,79 +522,89 @@ class RunHandle(Generic[R]):
         next: str | None = None,  # noqa: A002 - the word users know
         reason: str = "",
     ) -> None:
-        """Change the state of a graph's run that no worker drives; one that failed or was set aside goes on with it.
+        """Change the state of a graph's run that no worker drives; a failed or set-aside run goes on with it.
 
-        `next` names the step that is to come next. What was there before stays in the history.
+        `next` names the next step. The history keeps the old state.
         """
-        from .states import Edit, edit  # noqa: PLC0415 - asked for rarely
+        from ..history.state_edits import Edit, edit  # noqa: PLC0415 - rarely needed
 
         change = Edit(values or {}, remove, level_of(stage, agent), next)
-        await self._engine.to_its_end(edit(self._engine, self.id, change, reason, self._actor))
+        await self._engine.shielded(edit(self._engine, self.id, change, reason, self._actor))
         self._context = None
-        self._engine.poke()
+        self._engine.claim_soon()
 
     async def consolidate(self, reason: str = "") -> None:
-        """Write the whole state of a graph's run down now, so that a recovery reads nothing before it."""
-        from .states import consolidate  # noqa: PLC0415 - asked for rarely
+        """Record the whole state of a graph's run now, so that a recovery need not read earlier records."""
+        from ..history.state_edits import consolidate  # noqa: PLC0415 - rarely needed
 
-        await self._engine.to_its_end(consolidate(self._engine, self.id, reason, self._actor))
-        self._engine.poke()
+        await self._engine.shielded(consolidate(self._engine, self.id, reason, self._actor))
+        self._engine.claim_soon()
 
     async def _command(self, name: str, reason: str) -> None:
-        reason = self._engine.censor.redact(check_text(reason, "reason"))
+        reason = self._engine.redaction.redact(check_text(reason, "reason"))
         await self._send(name, msgspec.json.encode({"reason": reason}))
 
     async def _send(self, name: str, payload: bytes, id: str = "") -> None:  # noqa: A002
-        check_text(id, "signal id")  # here, because a commit that cannot be made would take its neighbours along
+        check_text(id, "signal id")  # checked here, because an impossible commit would affect others in its batch
         handle: RunHandle[R] = self
         while await handle._has_ended(Signal(handle.id, name, payload, id, self._actor)):
             run = await handle.run()
-            if run.continued_as is None or name.startswith(RESOLVE):  # a step of the same name there is another one
+            # a successor's step of the same name is another step
+            if run.continued_as is None or name.startswith(RESOLVE):
                 raise AlreadyFinished(f"run {handle.id!r} is already {run.status.value}", handle.id)
             handle = await handle.latest()
         self._engine.signalled(handle.id)
 
     async def _has_ended(self, signal: Signal) -> bool:
-        """Send the signal, unless the run has ended: whether it has."""
+        """Send the signal unless the run has ended. Return whether it has."""
         await self._engine.encryption.check_sending(self._engine, self.id)
         sent = replace(signal, sent_at=instant(self._engine.clock.now()))
-        answer = await self._engine.journal.write(Send(sent))
+        room = None if signal.name.startswith(RESERVED) else MAX_UNREAD
+        answer = await self._engine.journal.write(Send(sent, room=room))
         if answer.error is not None:
             raise answer.error
+        if answer.verdict is Verdict.FULL:
+            raise SignalsFull(
+                f"run {self.id!r} has {MAX_UNREAD:,} unread signals; nothing was sent. Let it read them, or cancel it",
+                self.id,
+            )
         if answer.verdict is Verdict.NOT_FOUND:
             raise RunNotFound(f"no run {self.id!r} in {self._engine.store.url}", self.id)
         return answer.verdict is Verdict.FINISHED
 
-    # -- conversing ---------------------------------------------------------------------------------------------------
+    # -- asking --------------------------------------------------------------------------------------------------------
 
-    async def ask(self, name: str, payload: Any = None, *, timeout: float | None = 30.0) -> Any:  # noqa: ASYNC109
+    async def ask(self, name: str, payload: Any = None, *, timeout: float | timedelta | None = 30.0) -> Any:  # noqa: ASYNC109
         """Send a signal and wait for the reply that the workflow gives with `request.reply(...)`."""
-        return VALUES.decode(await self.ask_raw(name, payload, timeout=timeout), "reply")
+        values = self._reach((await self.run()).workflow)
+        return await self._engine.decode(values, await self.ask_raw(name, payload, timeout=timeout), "reply")
 
-    async def ask_raw(self, name: str, payload: Any = None, *, timeout: float | None = 30.0) -> bytes:  # noqa: ASYNC109
-        """As `ask`, with the reply as it is stored: for a reader that does not have the workflow's types."""
-        question = new_id("ask")
+    async def ask_raw(self, name: str, payload: Any = None, *, timeout: float | timedelta | None = 30.0) -> bytes:  # noqa: ASYNC109
+        """Send a signal and return the reply as stored, for a reader without the workflow's types."""
+        question, seconds = new_id("ask"), seconds_of(timeout)
+        self._check_type(name, payload)
         asked = await self.latest()
         after = (await asked.run()).seq
-        data = VALUES.encode(payload, "question")
-        self._engine.censor.check(data, name, "question")
+        data = await self._engine.encode(payload, "question", name, "question")
         message = msgspec.json.encode({"$": "ask", "v": [question, msgspec.Raw(data)]})
         await asked._send(check_name(name, "signal"), message, question)  # noqa: SLF001 - its own kind
         try:
-            async with asyncio.timeout(timeout):
-                while True:
-                    run = await asked.run()  # before the reading: a last reply must not be missed
-                    reply = await asked._reply_to(question, after)  # noqa: SLF001 - its own kind
-                    if reply is not None:
-                        return reply
-                    if run.continued_as:  # a question that was not read has moved over
-                        asked, after = await asked._next(run) or asked, 0  # noqa: SLF001
-                    elif run.status in FINISHED:
-                        raise AlreadyFinished(f"run {asked.id!r} ended without a reply to {name!r}", asked.id)
-                    else:
-                        await self._engine.changed(LOOK_SECONDS)
+            async with asyncio.timeout(seconds):
+                with self._engine.waiting.reader(asked.id) as reader:
+                    while True:
+                        run = await asked.run()  # read the run first, so that a last reply is not missed
+                        reply = await asked._reply_to(question, after)  # noqa: SLF001 - its own kind
+                        if reply is not None:
+                            return reply
+                        if run.continued_as:  # an unread question has moved to the successor
+                            asked, after = await asked._next(run) or asked, 0  # noqa: SLF001
+                            reader.follow(asked.id)
+                        elif run.status in FINISHED:
+                            raise AlreadyFinished(f"run {asked.id!r} ended without a reply to {name!r}", asked.id)
+                        else:
+                            await reader.changed()
         except TimeoutError:
-            raise TimedOut(f"run {asked.id!r} did not reply to {name!r} within {timeout:g} s", asked.id) from None
+            raise TimedOut(f"run {asked.id!r} did not reply to {name!r} within {seconds:g} s", asked.id) from None
 
     async def _reply_to(self, question: str, after: int) -> bytes | None:
         kinds = (Kind.REPLY.value,)
@@ -531,43 +612,104 @@ class RunHandle(Generic[R]):
             for row in rows:
                 after = row.seq
                 record, _ = next(unseal([row], self.id, row.seq - 1))
-                if (record.data or {}).get("ask") == question:
+                if data_of(record, ReplyData).get("ask") == question:
                     return record.raw()
         return None
 
-    async def watch(self, after: int = 0) -> AsyncIterator[Event]:
-        """What happens in the run, as it happens, from any sequence number on, until the run or its series ends."""
-        workflow = (await self.run()).workflow
+    async def watch(self, after: int | Mapping[str, int] = 0, *, children: bool = False) -> AsyncIterator[Event]:
+        """Yield the events of the run as they happen, from any sequence number on, until the run or its series ends.
+
+        With `children`, also yield the events of its child runs and of their children; `event.run` tells them apart. To
+        go on later, give `after` the last `event.seq` of each `event.run`.
+        """
+        seen = dict(after) if isinstance(after, Mapping) else {self.id: after}
+        others: dict[str, RunHandle[Any]] = {}
         handle: RunHandle[R] | None = self
-        while handle is not None:
-            run = await handle.run()
-            ended = run.status in FINISHED or run.status is Status.SET_ASIDE
-            async for one in handle._history(after):  # noqa: SLF001 - its own kind
-                after = one.seq
-                for event in _events(one, workflow):
+        with self._engine.waiting.reader(self.id) as reader:
+            while handle is not None:
+                run = await handle.run()  # read before the children, so that nothing of theirs comes after their result
+                ended = run.status in FINISHED or run.status is Status.SET_ASIDE
+                if children:
+                    for child in await handle._children():  # noqa: SLF001 - its own kind
+                        others.setdefault(child, RunHandle(self._engine, child))
+                    async for event in _of_children(others, seen, reader):
+                        yield event
+                async for event in handle._events(run, seen):  # noqa: SLF001
                     yield event
-            if after < run.seq:
-                continue
-            if ended:
-                handle, after = await handle._next(run), 0  # noqa: SLF001
-            else:
-                await self._engine.changed(LOOK_SECONDS)
+                if seen.get(handle.id, 0) < run.seq:
+                    continue
+                if ended:
+                    handle = await handle._next(run)  # noqa: SLF001
+                    if handle is not None:
+                        reader.follow(handle.id)
+                else:
+                    await reader.changed()
+
+    async def _events(self, run: Run, seen: dict[str, int]) -> AsyncIterator[Event]:
+        """Yield the events that come after those seen, up to the records that the run had when it was read."""
+        async for one in self._history(seen.get(self.id, 0)):
+            if one.seq > run.seq:
+                break
+            seen[self.id] = one.seq
+            for event in _events(one, run.workflow, self._reach(run.workflow)):
+                yield event
+
+    async def _children(self) -> list[str]:
+        """Return the child runs that this run has started."""
+        found, after, kinds = [], 0, (Kind.CHILD.value,)
+        while rows := await self._engine.read(self._engine.store.list_checkpoints, self.id, after, 1000, kinds):
+            for row in rows:
+                after = row.seq
+                record, _ = next(unseal([row], self.id, row.seq - 1))
+                found.append(data_of(record, ChildData).get("child", ""))
+        return [child for child in found if child]
+
+
+async def _of_children(
+    handles: dict[str, RunHandle[Any]], seen: dict[str, int], reader: RunReader
+) -> AsyncIterator[Event]:
+    """Yield the new events of child runs, and of those that they start; a removed run has none."""
+    todo = list(handles)
+    while todo:
+        handle = handles[todo.pop()]
+        reader.follow(handle.id)
+        with contextlib.suppress(RunNotFound):
+            run = await handle.run()
+            for found in await handle._children():  # noqa: SLF001 - its own kind
+                if found not in handles:
+                    handles[found] = RunHandle(handle._engine, found)  # noqa: SLF001
+                    todo.append(found)
+            async for event in handle._events(run, seen):  # noqa: SLF001
+                yield event
+            successor = await handle._next(run)  # noqa: SLF001
+            if successor is not None and successor.id not in handles:
+                handles[successor.id] = successor
+                todo.append(successor.id)
+
+
+def _signal_name(name: str) -> str:
+    """Return the name of a signal; refuse one that a user may not send."""
+    check_name(name, "signal")
+    if name.startswith(RESERVED):
+        raise DefinitionError(f"signal name must not begin with {RESERVED!r}, which Keepstep reserves, got {name!r}")
+    return name
 
 
 def _recovery_error(error: ErrorInfo | None) -> RecoveryError | None:
-    """Why the run could not be taken up, as the error of its phase."""
+    """Return the error that prevented the recovery of the run, or None."""
     phase = (error.code or "").rpartition("-")[2] if error is not None else ""
     kind = RECOVERY_PHASES.get(phase)
     return None if kind is None or error is None else kind(f"{error.type}: {error.message}", (error.message,))
 
 
-def _events(one: Checkpoint, workflow: str) -> list[Event]:
-    def event(name: str, data: dict[str, Any]) -> Event:
-        return Event(name, one.run, one.finished_at, workflow, one.seq, one.step, one.attempt, one.worker, data)
+def _events(one: Checkpoint, workflow: str, values: Values) -> list[Event]:
+    def event(name: EventName, data: dict[str, Any]) -> Event:
+        return Event(name, one.run, one.finished_at, workflow, one.seq, one.step, one.attempt, one.worker, data, life)
 
+    life = one.data.get("epoch", 0) if one.kind is Kind.EMITTED else 0
     value = None if one.value is None else _shown(one.value)
     if one.kind is Kind.EMITTED and isinstance(value, list):
-        return [event("token", {"value": token}) for token in value]
+        return [event("token.emitted", {"value": token}) for token in _tokens(one, value, values)]
     data: dict[str, Any] = {"outcome": one.outcome.value}
     if value is not None:
         data["value"] = value
@@ -575,12 +717,17 @@ def _events(one: Checkpoint, workflow: str) -> list[Event]:
         data["error"] = f"{one.error.type}: {one.error.message}"
     if one.retry_at is not None:
         data["retry_at"] = one.retry_at.isoformat()
-    return [event(event_name(one.kind.value), data)]
+    return [event(event_of_record(one.kind.value, one.data), data)]
 
 
-def event_name(kind: str) -> str:
-    """The name of the event that tells of a record: `step completed` is told as `step.completed`."""
-    return kind.replace(" ", ".", 1)
+def _tokens(one: Checkpoint, raw: list[Any], values: Values) -> list[Any]:
+    """Return tokens with their types if the code of the workflow is here and knows them."""
+    if values is VALUES or one.value is None or b'"$"' not in one.value:
+        return raw
+    try:
+        return values.decode(one.value, "token")  # type: ignore[no-any-return]
+    except NotSerializable:
+        return raw
 
 
 def _shown(value: bytes) -> Any:

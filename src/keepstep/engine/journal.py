@@ -1,4 +1,4 @@
-"""Group commit: what runs have to write is gathered during a pass of the loop and committed in one transaction."""
+"""Group commit: gathers the drafts of all runs during a pass of the loop, and commits them in one transaction."""
 
 from __future__ import annotations
 
@@ -10,84 +10,93 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from ..errors import CheckpointCorrupt, DefinitionError, StoreError, StoreUnavailable
-from ..model import Kind
+from ..kernel.log import Draft
+from ..model.checkpoint import NO_PROGRESS
 from ..model.ids import new_id
-from ..ports import Advance, Answer, Change, Create, Rekey, Row, Send, Underway, Verdict, WouldBlock
-from ..stores.records import Record, seal
+from ..ports import (
+    Advance,
+    Answer,
+    Change,
+    Create,
+    OptionalStore,
+    Rekey,
+    Row,
+    Send,
+    Underway,
+    Verdict,
+    WouldBlock,
+    boot_seconds,
+    optional,
+)
+from ..records.progress import proves_progress
+from ..records.record import Record, seal
+from ..values import large
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
-    from ..model import Status
+    from ..kernel.driver import RunDriver
+    from ..kernel.idle_watch import IdleWatch
     from ..ports import Clock, Store
-    from .branch import DurableCall
-    from .context import RunContext
     from .outage import Outage
-    from .rest import RestWatch
 
 log = logging.getLogger("keepstep")
 
-#: A commit that usually takes longer than this is made on the writer thread, so that the loop stays responsive.
+#: Typical time of a commit, in seconds, above which the writer thread makes commits, so that the loop stays responsive.
 SLOW_COMMIT_SECONDS = 0.010
-#: So many runs are written without waiting for what the others may have, if the store works elsewhere meanwhile.
+#: Number of runs from which on a commit is sent before the end of the pass, if the store works in the background.
 ENOUGH = 64
-#: Large values of so many bytes are enough for one commit: others are to be written and told in between.
+#: Size in bytes of the large values in one commit, above which the other runs wait for the next. Bounds their delay.
 ENOUGH_BYTES = 4_000_000
-#: A commit that the store has not answered for so long is told of.
+#: Time in seconds after which an unanswered commit is logged as a warning.
 UNANSWERED_SECONDS = 10.0
-#: How often a failing commit is tried again before its runs are halted, and the first pause, which doubles.
+#: Number of tries of a failing commit before its runs are halted.
 SAVE_TRIES = 5
+#: Pause in seconds before the second try. It doubles with every further try.
 SAVE_PAUSE_SECONDS = 0.1
-#: A run that someone else has locked in the store is tried again after this.
+#: Pause in seconds before the next try to write a run that another session has locked in the store.
 HELD_SECONDS = 0.5
 
 
-#: Looked up once: reading a member of an enumeration costs more than comparing it.
+#: Enumeration members, looked up once because every lookup costs more than a comparison.
 _DONE = Verdict.DONE
 _HELD = Verdict.HELD
 
-#: Records that a step's body may cause again each time before it kills its worker: they prove no progress.
-_NO_PROGRESS = frozenset({Kind.RECOVERED.value, Kind.EMITTED.value, Kind.PUBLISHED.value, Kind.WAIT_STARTED.value})
 
+class Readers(Protocol):
+    """Those who read runs of this engine while they go on."""
 
-class Draft(msgspec.Struct, gc=False):
-    """A record on its way into the journal, and what is to happen once it is durable.
+    @property
+    def readers(self) -> Collection[str]:
+        """The runs that are read."""
 
-    `call` is settled then, in order; `then` is told at once; `refused` is told when the store refused the change.
-    `change` holds fields of the Advance beyond its rows: such a draft is committed by itself, unless it `takes_along`
-    the plain ones before it. If the store refuses that, they are written without it. `packed` is the value of the
-    record as it is kept, if it was compressed before.
-    """
-
-    record: Record | None
-    call: DurableCall[Any] | None = None
-    then: Callable[[Answer], None] | None = None
-    refused: Callable[[Answer], None] | None = None
-    change: dict[str, Any] | None = None
-    packed: bytes | None = None
-    takes_along: bool = False
+    def committed(self, changes: Sequence[Change]) -> None:
+        """Wake the readers of runs for which changes are durable now."""
 
 
 class Journal:
-    """The one committer of an engine: it gives sequence numbers and checksums, and settles what became of them."""
+    """The only committer of an engine: it seals records with sequence numbers and checksums, and commits them."""
 
-    def __init__(self, store: Store, worker: str, rest: RestWatch, clock: Clock, outage: Outage) -> None:
+    def __init__(
+        self, store: Store, worker: str, rest: IdleWatch, clock: Clock, outage: Outage, *, readers: Readers
+    ) -> None:
         self._store = store
+        self._readers = readers
         self._outage = outage
         self._rest_watch = rest
-        self._boot = clock.boot
+        self._seconds = boot_seconds(clock)
         self.worker = worker
         self._loop = asyncio.get_running_loop()
         self._context = Context()
-        self._dirty: dict[RunContext, None] = {}
-        self._held: dict[RunContext, None] = {}  # each waits for a lock that someone else has on it
+        self._dirty: dict[RunDriver, None] = {}
+        self._held: dict[RunDriver, None] = {}  # runs that another session has locked in the store
         self._others: list[tuple[Change | Callable[[], Change], asyncio.Future[Answer]]] = []
-        self._waiting: set[asyncio.Future[Answer]] = set()
+        self._waiting: dict[asyncio.Future[Answer], None] = {}
         self._closed = False
         self._scheduled = False
         self._in_flight = False
@@ -95,79 +104,78 @@ class Journal:
         self._typical_seconds = 0.0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="keepstep-writer")
         self._begin: Callable[[Sequence[Change]], Underway | None] | None = None
-        if not store.quick:  # else it is done here and now, and nothing is gained by not waiting for what comes next
-            self._begin = getattr(store, "begin_commit", None)
+        if not store.quick:  # a quick store commits at once on this thread, so an early start gains nothing
+            self._begin = optional(store, OptionalStore.begin_commit)
         self._underway: Underway | None = None
         self._idle: asyncio.Event = asyncio.Event()
         self._idle.set()
         self.commits = 0
         self.failures = 0
-        #: Whether the store refused the records that it was given last.
+        #: Whether the store could not save the newest records.
         self.refused = False
 
-    # -- taking in ----------------------------------------------------------------------------------------------------
+    # -- collecting ---------------------------------------------------------------------------------------------------
 
-    def add(self, run: RunContext, draft: Draft, *, now: bool = False) -> None:
-        """Write a draft of a run, after those it gave before; `now` if nobody else could have more to write."""
+    def add(self, run: RunDriver, *, now: bool = False) -> None:
+        """Schedule the pending drafts of a run for the next commit. `now`: no other run can have more to write."""
         if len(self._dirty) >= ENOUGH and self._begin is not None and not self._in_flight and run not in self._dirty:
-            self._flush()  # the store works on these while the others go on
-        run.pending.append(draft)
+            self._flush()  # the store works on these runs while the others continue
         self._dirty[run] = None
         if now and not self._scheduled and not self._in_flight:
-            self._flush()
+            self._flush(at_rest=True)
         elif not self._scheduled:
             self._schedule()
 
-    def write_pending(self, run: RunContext) -> None:
-        """Write what rides with the next commit of a run, although nothing else of it is to be written."""
+    def write_pending(self, run: RunDriver) -> None:
+        """Write drafts that were to ride with the next commit of a run, without waiting for another draft."""
         self._dirty[run] = None
         if not self._scheduled:
             self._schedule()
 
-    def holds(self, run: RunContext) -> bool:
+    def holds(self, run: RunDriver) -> bool:
         """Whether drafts of a run are about to be written."""
         return run in self._dirty or run in self._held
 
     async def write(self, change: Change | Callable[[], Change]) -> Answer:
-        """Write a change that no running code makes: a new run, a signal; a function makes it with the batch."""
+        """Write a change that no run's code makes, such as a new run or a signal. A function is called to make it."""
         if isinstance(change, Send) and not change.signal.id:
-            # With an id of its own a signal can be sent again when it is not known whether it arrived.
+            # With an id, a signal can be sent again if it is unknown whether it arrived.
             change.signal = replace(change.signal, id=new_id("signal"))
         if self._closed:
             raise DefinitionError("the engine is closed; use it inside `async with ks.open(...)`")
         future: asyncio.Future[Answer] = self._loop.create_future()
-        self._waiting.add(future)
-        future.add_done_callback(self._waiting.discard)
+        self._waiting[future] = None
+        future.add_done_callback(self._waiting.pop)
         self._others.append((change, future))
         if not self._scheduled:
             self._schedule()
         return await future
 
     async def drained(self) -> None:
-        """Everything given so far has been answered."""
+        """Wait until every change so far has been answered."""
         while self._dirty or self._others or self._in_flight:
             self._idle.clear()
             if not self._scheduled and not self._in_flight:
                 self._schedule()
             await self._idle.wait()
 
-    def tell_if_unanswered(self) -> None:
-        """Log that the store has not answered for long, from any thread: nothing is written meanwhile."""
-        seconds = self._boot()[1] - self._sent_at
+    def log_if_unanswered(self) -> None:
+        """Log a warning if a commit has been pending for long. Any thread may call this."""
+        seconds = self._seconds() - self._sent_at
         if self._in_flight and seconds > UNANSWERED_SECONDS:
             why = "the store has not answered, and nothing else is written; see what holds it up, such as a lock"
-            self._outage.tell(f"a commit has been under way for {seconds:.0f} s", StoreUnavailable(why))
+            self._outage.log(f"a commit has been under way for {seconds:.0f} s", StoreUnavailable(why))
 
     def close(self) -> None:
-        """Write nothing more; whoever still waits for an answer is told that there will be none."""
+        """Stop writing. Callers that still wait for an answer get a `StoreUnavailable`."""
         self._closed = True
         underway, self._underway = self._underway, None
-        if underway is not None:  # what was sent is waited for, as what a thread writes is
+        if underway is not None:  # a commit that was sent is waited for
             self._loop.remove_reader(underway.fileno())
             with contextlib.suppress(StoreError, WouldBlock):
                 underway.wait()
         self._pool.shutdown(wait=True)
-        for future in self._waiting:
+        for future in list(self._waiting):
             if not future.done():
                 future.set_exception(StoreUnavailable("the engine was closed before the store answered", unknown=True))
 
@@ -178,52 +186,69 @@ class Journal:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def _flush(self) -> None:
+    def _flush(self, *, at_rest: bool = False) -> None:
+        """Commit the gathered changes. `at_rest`: the loop has no ready callback, so all runs are at rest."""
         self._scheduled = False
         if self._in_flight:
             return
-        batch = _Batch()
-        dirty, self._dirty = self._dirty, {}
-        for run in dirty:
-            if batch.packed_bytes > ENOUGH_BYTES:
-                self._dirty[run] = None
-            elif not run.detached:
-                try:
-                    self._take(run, batch)
-                except Exception as error:  # noqa: BLE001 - what one run cannot write must not hold up the others
-                    run.engine_failed(error)
-        others, self._others = self._others, []
-        for change, owner in others:
-            try:
-                batch.changes.append(change() if callable(change) else change)
-                batch.owners.append(owner)
-            except Exception as error:  # noqa: BLE001 - as above
-                owner.set_exception(error)
+        batch = self._gathered()
         if not batch.changes:
             self._rest()
             return
-        here = self._store.quick and self._typical_seconds < SLOW_COMMIT_SECONDS and not batch.needs_thread
-        if not (here and self._committed_here(batch)) and not self._begun(batch):
+        if self._store.quick and self._typical_seconds < SLOW_COMMIT_SECONDS and not batch.needs_thread:
+            # On the loop's thread, unless another process is writing: a hand-over to a thread costs half a commit.
+            started = self._seconds()
+            try:
+                answers = self._store.commit(batch.changes, wait=False)
+            except WouldBlock:
+                pass
+            except StoreUnavailable as error:
+                self._try_again(batch, error)
+                return
+            except Exception as error:  # noqa: BLE001 - the runs concerned handle every error
+                self._give_up(batch, error)
+                return
+            else:
+                self._typical_seconds += (self._seconds() - started - self._typical_seconds) / 16
+                self._answered(batch, answers, at_rest=at_rest)
+                return
+        if not self._begun(batch):
             self._commit_in_thread(batch)
 
+    def _gathered(self) -> _Batch:
+        """Return the changes of the next commit."""
+        batch = _Batch()
+        dirty, self._dirty = self._dirty, {}
+        for run in dirty:
+            if batch.large_bytes > ENOUGH_BYTES:
+                self._dirty[run] = None
+            elif not run.stop.detached:
+                try:
+                    self._take(run, batch)
+                except Exception as error:  # noqa: BLE001 - an error of one run must not delay the others
+                    run.engine_failed(error)
+        if self._others:
+            self._take_others(batch)
+        return batch
+
     def _commit_in_thread(self, batch: _Batch) -> None:
-        self._in_flight, self._sent_at = True, self._boot()[1]
-        future = self._loop.run_in_executor(self._pool, self._commit_and_time, batch.changes)
+        self._in_flight, self._sent_at = True, self._seconds()
+        future = self._loop.run_in_executor(self._pool, self._commit_and_time, batch)
         future.add_done_callback(partial(self._thread_answered, batch), context=self._context)
 
     def _begun(self, batch: _Batch) -> bool:
-        """Send the batch from the loop's own thread, and hear of it by its socket: no hand-over to wait for."""
+        """Send the batch from the loop's thread, and read the answer from its socket. Return False if it cannot be."""
         if self._begin is None or batch.needs_thread:
             return False
         try:
             underway = self._begin(batch.changes)
             if underway is None:
                 return False
-            self._in_flight, self._sent_at = True, self._boot()[1]
+            self._in_flight, self._sent_at = True, self._seconds()
             if underway.sent:
                 try:
-                    Context().run(self._loop.add_reader, underway.fileno(), self._look, batch, underway)
-                except NotImplementedError:  # a loop that knows no sockets of others
+                    Context().run(self._loop.add_reader, underway.fileno(), self._read_answers, batch, underway)
+                except NotImplementedError:  # the loop cannot watch sockets
                     self._begin = None
                 else:
                     self._underway = underway
@@ -231,7 +256,7 @@ class Journal:
             self._wait_in_thread(batch, underway)
         except StoreUnavailable as error:
             self._try_again(batch, error)
-        except Exception as error:  # noqa: BLE001 - whatever it was, the runs concerned are told
+        except Exception as error:  # noqa: BLE001 - the runs concerned handle every error
             self._in_flight = False
             self._give_up(batch, error)
         return True
@@ -241,78 +266,79 @@ class Journal:
             try:
                 return underway.wait(), 0.0
             except WouldBlock:
-                return self._commit_and_time(batch.changes)
+                return self._commit_and_time(batch)
 
         future = self._loop.run_in_executor(self._pool, wait)
         future.add_done_callback(partial(self._thread_answered, batch), context=self._context)
 
-    def _look(self, batch: _Batch, underway: Underway) -> None:
-        """Something has come on the socket of a commit that is under way."""
+    def _read_answers(self, batch: _Batch, underway: Underway) -> None:
+        """Read the answers of a commit under way, whose socket has become readable."""
         socket = underway.fileno()
         try:
             answers = underway.answers()
             if answers is None:
                 return
         except WouldBlock:
-            self._heard(socket)
+            self._stop_reading(socket)
             self._commit_in_thread(batch)
         except StoreUnavailable as error:
-            self._heard(socket)
+            self._stop_reading(socket)
             self._try_again(batch, error)
-        except Exception as error:  # noqa: BLE001 - as above
-            self._heard(socket)
+        except Exception as error:  # noqa: BLE001 - the runs concerned handle every error
+            self._stop_reading(socket)
             self._give_up(batch, error)
         else:
-            self._heard(socket)
+            self._stop_reading(socket)
             self._answered(batch, answers)
 
-    def _heard(self, socket: int) -> None:
+    def _stop_reading(self, socket: int) -> None:
         self._loop.remove_reader(socket)
         self._underway = None
         self._in_flight = False
 
-    def _committed_here(self, batch: _Batch) -> bool:
-        """Commit on the loop's thread, unless another process is writing: a hand-over costs half a commit."""
-        started = self._boot()[1]
-        try:
-            answers = self._store.commit(batch.changes, wait=False)
-        except WouldBlock:
-            return False
-        except StoreUnavailable as error:
-            self._try_again(batch, error)
-        except Exception as error:  # noqa: BLE001 - whatever it was, the runs concerned are told
-            self._give_up(batch, error)
-        else:
-            self._learn(self._boot()[1] - started)
-            self._answered(batch, answers)
-        return True
-
-    def _take(self, run: RunContext, batch: _Batch) -> None:
-        """Build one change from the drafts of a run, up to the first that must stand alone."""
-        pending = run.pending
-        if not pending:
+    def _take(self, run: RunDriver, batch: _Batch) -> None:
+        """Build one change from the pending drafts of a run, up to the first that needs a change of its own."""
+        if not run.pending:
             return
-        drafts, run.pending = pending, []
+        drafts, run.pending = run.pending, []
+        run.in_flight += 1  # the run decrements it when the store has answered
         first = drafts[0]
-        if len(drafts) == 1 and first.change is None and first.record is not None and run.claimed is None:  # as a rule
-            row, checksum = seal(first.record, run.seq + 1, run.checksum, run.cipher, first.packed)
-            batch.changes.append(
-                Advance(
-                    run.id, self.worker, run.epoch, run.seq, (row,), checksum, progress=row.kind not in _NO_PROGRESS
-                )
-            )
+        record = first.record
+        if (  # the common case: one small record and nothing else
+            len(drafts) == 1
+            and first.change is None
+            and record is not None
+            and run.claimed is None
+            and (record.value is msgspec.UNSET or len(record.value) <= large.LARGE_BYTES)
+        ):
+            row, checksum = seal(record, run.seq + 1, run.checksum, run.cipher)
+            progress = row.kind not in NO_PROGRESS or proves_progress(record)
+            batch.changes.append(Advance(run.id, self.worker, run.epoch, run.seq, (row,), checksum, progress=progress))
         else:
-            drafts, run.pending = _until_special(drafts)
-            if run.pending:
+            drafts, later = _until_special(drafts)
+            if later:
+                run.put_back(later)
                 self._dirty[run] = None
             batch.changes.append(self._change(run, drafts, batch))
-        for draft in drafts:
-            if draft.packed is not None:
-                batch.packed_bytes += len(draft.packed)
-        run.in_flight += 1
         batch.owners.append((run, drafts))
 
-    def _change(self, run: RunContext, drafts: list[Draft], batch: _Batch) -> Advance:
+    def _take_others(self, batch: _Batch) -> None:
+        others, self._others = self._others, []
+        for other in others:
+            if batch.large_bytes > ENOUGH_BYTES:
+                self._others.append(other)
+                continue
+            change, owner = other
+            try:
+                made = change() if callable(change) else change
+            except Exception as error:  # noqa: BLE001 - an error of one change must not delay the others
+                owner.set_exception(error)
+                continue
+            batch.changes.append(made)
+            batch.owners.append(owner)
+            batch.weigh(_large_bytes(made))
+
+    def _change(self, run: RunDriver, drafts: list[Draft], batch: _Batch) -> Advance:
         change = Advance(run.id, self.worker, run.epoch, run.seq)
         special = drafts[-1].change
         if special is not None:
@@ -321,18 +347,25 @@ class Journal:
         if change.within is not None and special is not None:
             batch.needs_thread = True
             change.within = _sealed_within(change, run, drafts[-1], special["within"])
+            return change
+        records = [draft.record for draft in drafts if draft.record is not None]
+        if records and all(record.kind in NO_PROGRESS and not proves_progress(record) for record in records):
+            change.progress = False
+        elif len(drafts) > 1 and records:  # the records before a move may show progress, although the move does not
+            change.progress = True
+        size = _large_bytes(change) + sum(map(_stored_bytes, drafts))
+        if size:
+            batch.weigh(size)
+            batch.unsealed[len(batch.changes)] = partial(_seal_into, change, run, drafts)
         else:
-            change.rows, change.checksum = rows, _ = _sealed(run, drafts)
-            if rows and rows[0].kind in _NO_PROGRESS and all(row.kind in _NO_PROGRESS for row in rows):
-                change.progress = False
-            elif len(drafts) > 1 and rows:  # what a move takes along may prove progress, though the move does not
-                change.progress = True
+            _seal_into(change, run, drafts)
         return change
 
-    def _commit_and_time(self, changes: Sequence[Change]) -> tuple[list[Answer], float]:
-        started = self._boot()[1]
-        answers = self._store.commit(changes)
-        return answers, self._boot()[1] - started
+    def _commit_and_time(self, batch: _Batch) -> tuple[list[Answer], float]:
+        batch.seal()
+        started = self._seconds()
+        answers = self._store.commit(batch.changes)
+        return answers, self._seconds() - started
 
     def _thread_answered(self, batch: _Batch, done: asyncio.Future[tuple[list[Answer], float]]) -> None:
         self._in_flight = False
@@ -342,45 +375,47 @@ class Journal:
         if error is None:
             answers, seconds = done.result()
             if not batch.needs_thread:
-                self._learn(seconds)
+                self._typical_seconds += (seconds - self._typical_seconds) / 16
             self._answered(batch, answers)
         elif isinstance(error, StoreUnavailable):
             self._try_again(batch, error)
         else:
             self._give_up(batch, error)
 
-    def _learn(self, seconds: float) -> None:
-        self._typical_seconds += (seconds - self._typical_seconds) / 16
-
-    def _answered(self, batch: _Batch, answers: Sequence[Answer]) -> None:
+    def _answered(self, batch: _Batch, answers: Sequence[Answer], *, at_rest: bool = False) -> None:
         self.commits += 1
-        busy = self._rest_watch.busy()
+        # A thread may have scheduled a callback of a run during the commit.
+        busy: Collection[RunDriver] = () if at_rest and self._rest_watch.nothing_ready() else self._rest_watch.busy()
         for owner, change, answer in zip(batch.owners, batch.changes, answers, strict=True):
             if type(owner) is tuple:
                 run, drafts = owner
-                run.in_flight -= 1
                 if answer.verdict is _DONE:
                     if change.rows:
                         self.refused = False
-                        run.claimed = None
-                        run.seq = change.rows[-1].seq
-                        run.checksum = change.checksum
-                    run.committed(drafts, answer, change.progress, run not in busy)
+                    run.committed(drafts, change, answer, run not in busy)
                 elif answer.verdict is _HELD:
-                    self._hold(run, drafts, answer)
+                    run.not_written(drafts)
+                    self._hold(run, answer)
                 else:
                     if len(drafts) > 1 and drafts[-1].takes_along:
-                        run.pending[:0] = drafts[:-1]
+                        run.put_back(drafts[:-1])
                         self._dirty[run] = None
                     run.refused(drafts, answer)
             elif not owner.done():
-                if answer.verdict is _HELD and answer.error is not None:
-                    owner.set_exception(answer.error)
-                else:
-                    if answer.verdict is _DONE and isinstance(change, Advance) and change.rows:
-                        self.refused = False
-                    owner.set_result(answer)
-        self._rest()
+                self._answer(owner, change, answer)
+        if self._readers.readers:
+            self._readers.committed(batch.changes)
+        if self._dirty or self._others or not self._idle.is_set():
+            self._rest()
+
+    def _answer(self, owner: asyncio.Future[Answer], change: Change, answer: Answer) -> None:
+        """Answer the caller of `write`."""
+        if answer.verdict is _HELD and answer.error is not None:
+            owner.set_exception(answer.error)
+            return
+        if answer.verdict is _DONE and isinstance(change, Advance) and change.rows:
+            self.refused = False
+        owner.set_result(answer)
 
     def _rest(self) -> None:
         if (self._dirty or self._others) and not self._scheduled:
@@ -388,14 +423,13 @@ class Journal:
         elif not self._in_flight and not self._scheduled:
             self._idle.set()
 
-    # -- when someone else has locked a run ---------------------------------------------------------------------------
+    # -- runs locked by another session -------------------------------------------------------------------------------
 
-    def _hold(self, run: RunContext, drafts: list[Draft], answer: Answer) -> None:
-        """Nothing was written: the run keeps what it has to write until the lock is gone, and the others go on."""
-        if run.detached:
+    def _hold(self, run: RunDriver, answer: Answer) -> None:
+        """Try the drafts of a locked run again later, while the other runs continue."""
+        if run.stop.detached:
             return
-        self._outage.tell(f"run {run.id} waits", StoreUnavailable(f"{answer.error}"))
-        run.pending[:0] = drafts
+        self._outage.log(f"run {run.id} waits", StoreUnavailable(f"{answer.error}"))
         if not self._held:
             self._loop.call_later(HELD_SECONDS, self._try_held, context=self._context)
         self._held[run] = None
@@ -406,7 +440,7 @@ class Journal:
             self._dirty |= held
             self._rest()
 
-    # -- when the store does not answer -------------------------------------------------------------------------------
+    # -- failed commits -----------------------------------------------------------------------------------------------
 
     def _try_again(self, batch: _Batch, error: StoreUnavailable) -> None:
         self.failures += 1
@@ -414,10 +448,10 @@ class Journal:
         if batch.tries >= SAVE_TRIES:
             self._give_up(batch, error)
             return
-        self._outage.tell(f"a commit failed (try {batch.tries} of {SAVE_TRIES})", error)
+        self._outage.log(f"a commit failed (try {batch.tries} of {SAVE_TRIES})", error)
         self._in_flight = True
         pause = SAVE_PAUSE_SECONDS * 2 ** (batch.tries - 1)
-        batch.unknown |= error.unknown  # and stays so, however the tries after it fail
+        batch.unknown |= error.unknown  # stays true, however later tries fail
         again = partial(self._second_try, batch)
         self._loop.call_later(pause, again, context=self._context)
 
@@ -426,22 +460,22 @@ class Journal:
             return
 
         def settle() -> tuple[list[Answer], float]:
-            started = self._boot()[1]
+            started = self._seconds()
             if not batch.unknown:
-                return self._commit_and_time(batch.changes)
+                return self._commit_and_time(batch)
             answers: list[Answer | None] = [self._what_became_of(change) for change in batch.changes]
             missing = [i for i, answer in enumerate(answers) if answer is None]
             for i, answer in zip(missing, self._store.commit([batch.changes[i] for i in missing]), strict=True):
                 answers[i] = answer
-            return [answer for answer in answers if answer is not None], self._boot()[1] - started
+            return [answer for answer in answers if answer is not None], self._seconds() - started
 
         future = self._loop.run_in_executor(self._pool, settle)
         future.add_done_callback(partial(self._thread_answered, batch), context=self._context)
 
     def _what_became_of(self, change: Change) -> Answer | None:
-        """Settle an unknown commit by reading the head; None means that the change must be made again."""
+        """Find out by reading the head whether a change was committed. Return None if it must be made again."""
         if isinstance(change, Send | Rekey):
-            return None  # a second time it is harmless: a signal has its id, a key is exchanged only for the old one
+            return None  # a repetition is harmless: a signal has an id, and a key replaces only the old key
         run = self._store.get_run(change.run.id if isinstance(change, Create) else change.run)
         if isinstance(change, Create):
             born = run is not None and run.seed == change.run.seed and run.created_at == change.run.created_at
@@ -453,21 +487,22 @@ class Journal:
         return None
 
     def _one_by_one(self, batch: _Batch) -> None:
-        """One change of a batch cannot be written: find it, and let the others through."""
+        """Commit each change by itself, to find the one that cannot be written."""
 
         def commit() -> list[Answer | Exception]:
             found: list[Answer | Exception] = []
             for change in batch.changes:
-                if found and isinstance(found[-1], StoreUnavailable):  # it would be so for all that follow
+                if found and isinstance(found[-1], StoreUnavailable):  # the following ones would fail the same way
                     found.append(found[-1])
                     continue
                 try:
+                    batch.seal(len(found))
                     found += self._store.commit([change])
-                except Exception as error:  # noqa: BLE001 - only its owner is told
+                except Exception as error:  # noqa: BLE001 - the owner of the change handles every error
                     found.append(error)
             return found
 
-        self._in_flight, self._sent_at = True, self._boot()[1]
+        self._in_flight, self._sent_at = True, self._seconds()
         future = self._loop.run_in_executor(self._pool, commit)
         future.add_done_callback(partial(self._each_answered, batch), context=self._context)
 
@@ -488,7 +523,7 @@ class Journal:
             log.error("a commit failed in an unexpected way", exc_info=error)
         damaged = not isinstance(error, StoreError) or isinstance(error, CheckpointCorrupt)
         if damaged and len(batch.changes) > 1 and not self._closed:
-            self._one_by_one(batch)  # one damaged run must not keep the others from being written
+            self._one_by_one(batch)  # a damaged run must not keep the others from being written
             return
         for owner in batch.owners:
             if isinstance(owner, tuple):
@@ -496,7 +531,7 @@ class Journal:
                 if isinstance(error, StoreError):
                     self.refused = True
                     owner[0].halt(error)
-                else:  # what it wants to write can never be written
+                else:  # its records can never be written, so a retry is useless
                     owner[0].engine_failed(error)
             elif not owner.done():
                 owner.set_exception(error)
@@ -504,9 +539,9 @@ class Journal:
 
 
 def _until_special(pending: list[Draft]) -> tuple[list[Draft], list[Draft]]:
-    """The drafts that can be one change, and those that must wait for it.
+    """Return the drafts that fit into one change, and the remaining ones.
 
-    One that carries more stands alone, but for one that puts the run away: it takes along what is before it.
+    A draft with further changes stands alone, unless it takes along the drafts before it, as one that parks the run.
     """
     if pending[0].change is not None:
         return pending[:1], pending[1:]
@@ -516,8 +551,33 @@ def _until_special(pending: list[Draft]) -> tuple[list[Draft], list[Draft]]:
     return pending[:split], pending[split:]
 
 
-def _sealed(run: RunContext, drafts: list[Draft]) -> tuple[list[Row], str]:
-    """The rows of some drafts, and the checksum after them. The first under a lease says how its writer came by it."""
+def _seal_into(change: Advance, run: RunDriver, drafts: list[Draft]) -> None:
+    change.rows, change.checksum = sealed(run, drafts)
+
+
+def _stored_bytes(draft: Draft) -> int:
+    """Return the size of a large value in the store, in bytes; 0 for a small one."""
+    value = msgspec.UNSET if draft.record is None else draft.record.value
+    if value is msgspec.UNSET or len(value) <= large.LARGE_BYTES:
+        return 0
+    return len(value) if draft.packed is None else len(draft.packed)
+
+
+def _large_bytes(change: Change) -> int:
+    """Return the size of the large inputs and payloads in a change, in bytes."""
+    if isinstance(change, Create):
+        size = len(change.run.input)
+    elif isinstance(change, Send):
+        size = len(change.signal.payload)
+    elif isinstance(change, Advance):
+        return sum(_large_bytes(one) for some in (change.creates, change.sends) for one in some)
+    else:
+        return 0
+    return size if size > large.LARGE_BYTES else 0
+
+
+def sealed(run: RunDriver, drafts: list[Draft]) -> tuple[list[Row], str]:
+    """Return the sealed rows of drafts, and the final checksum. The first row under a lease describes the claim."""
     rows: list[Row] = []
     seq, checksum, claimed = run.seq, run.checksum, run.claimed
     for draft in drafts:
@@ -532,9 +592,9 @@ def _sealed(run: RunContext, drafts: list[Draft]) -> tuple[list[Row], str]:
 
 
 class _Batch:
-    """The changes of one commit, and who waits for each answer."""
+    """The changes of one commit, and the owner that waits for each answer."""
 
-    __slots__ = ("changes", "needs_thread", "owners", "packed_bytes", "tries", "unknown")
+    __slots__ = ("changes", "large_bytes", "needs_thread", "owners", "tries", "unknown", "unsealed")
 
     def __init__(self) -> None:
         self.changes: list[Any] = []
@@ -542,13 +602,29 @@ class _Batch:
         self.tries = 0
         self.unknown = False
         self.needs_thread = False
-        self.packed_bytes = 0
+        #: Size of its large values. A batch with any is sealed and committed by the writer thread.
+        self.large_bytes = 0
+        #: Functions that seal the rows of the changes at these indexes.
+        self.unsealed: dict[int, Callable[[], None]] = {}
+
+    def weigh(self, size: int) -> None:
+        if size:
+            self.large_bytes += size
+            self.needs_thread = True
+
+    def seal(self, place: int | None = None) -> None:
+        """Seal the unsealed rows of all changes, or of the one at `place`."""
+        for one in list(self.unsealed) if place is None else [place]:
+            make = self.unsealed.get(one)
+            if make is not None:
+                make()
+                del self.unsealed[one]
 
 
 def _sealed_within(
-    change: Advance, run: RunContext, draft: Draft, body: Callable[[Any], Record]
+    change: Advance, run: RunDriver, draft: Draft, body: Callable[[Any], Record]
 ) -> Callable[[Any], None]:
-    """Run the body inside the transaction, and seal the record that it gives into the change."""
+    """Return a function that runs the body in the transaction, and seals its record into the change."""
 
     def within(tx: Any) -> None:
         draft.record = body(tx)
@@ -557,10 +633,3 @@ def _sealed_within(
         change.rows, change.checksum = [row], checksum
 
     return within
-
-
-def head_move(
-    status: Status | None, *, release: bool = False, due_at: Any = None, wakes: tuple[str, ...] = (), **more: Any
-) -> dict[str, Any]:
-    """The fields of an Advance that move the head."""
-    return {"status": status, "release": release, "due_at": due_at, "wakes": wakes, **more}

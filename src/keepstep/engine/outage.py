@@ -1,4 +1,4 @@
-"""While a store does not answer: what is logged, once and then every so often, and how long an end waits for it."""
+"""Handling of an unresponsive store: throttled warnings, and a limit on the wait at the end."""
 
 from __future__ import annotations
 
@@ -6,42 +6,40 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ..ports import Store
+from ..ports import OptionalStore, Store, optional
 
 log = logging.getLogger("keepstep")
 
-#: The same trouble is told again after this.
+#: Seconds before the same problem is logged as a warning again.
 AGAIN_SECONDS = 10.0
 
 
 class Outage:
-    """Tells of a store's trouble, from any thread; what was told a moment ago is only worth a debug line."""
+    """Logs problems of a store, from any thread; a repeated problem is logged at debug level."""
 
     def __init__(self, seconds: Callable[[], float]) -> None:
         self._seconds = seconds
-        self._told: dict[str, float] = {}
+        self._logged_at: dict[str, float] = {}
 
-    def tell(self, what: str, error: Exception) -> None:
+    def log(self, what: str, error: Exception) -> None:
         why, now = str(error), self._seconds()
-        known = now - self._told.get(why, float("-inf")) < AGAIN_SECONDS
+        known = now - self._logged_at.get(why, float("-inf")) < AGAIN_SECONDS
         if not known:
-            self._told = {**{one: at for one, at in self._told.items() if now - at < AGAIN_SECONDS}, why: now}
+            self._logged_at = {**{one: at for one, at in self._logged_at.items() if now - at < AGAIN_SECONDS}, why: now}
         log.log(logging.DEBUG if known else logging.WARNING, "%s: %s", what, why)
 
 
 @contextlib.contextmanager
 def cut_off_after(seconds: float, store: Store) -> Iterator[None]:
-    """Whatever still waits for an answer of the store after so long is told that there will be none."""
-    cut_off: Callable[[], None] | None = getattr(store, "cut_off", None)  # only one across a socket has it
+    """Interrupt everything that still waits for the store after `seconds`."""
+    cut_off = optional(store, OptionalStore.cut_off)
     if cut_off is None:
         yield
         return
 
     def cut() -> None:
-        log.warning("the store has not answered for %.0f s, and is waited for no longer", seconds)
+        log.warning("the store has not answered for %.0f s; giving up", seconds)
         cut_off()
 
     timer = threading.Timer(seconds, cut)

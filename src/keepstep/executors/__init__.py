@@ -1,1 +1,1 @@
-"""Where the bodies of steps run."""
+"""Executors, which run the bodies of steps."""

@@ -1,9 +1,10 @@
-"""What is true: frozen records, standard library only, no input or output."""
+"""Data model: frozen records that need only the standard library and do no I/O."""
 
 from .checkpoint import Checkpoint, Kind, Outcome, Trigger
 from .error import ErrorInfo
 from .event import Event
 from .flaw import Flaw
+from .gate import GateChange, GateInfo, QueueCounts
 from .lease import HEARTBEAT_SECONDS, LEASE_SECONDS, Claim, Claims, Lease, WorkerInfo
 from .query import News, RunPage, RunQuery
 from .run import FINISHED, MOVES, Run, Status, may_move
@@ -21,10 +22,13 @@ __all__ = [
     "ErrorInfo",
     "Event",
     "Flaw",
+    "GateChange",
+    "GateInfo",
     "Kind",
     "Lease",
     "News",
     "Outcome",
+    "QueueCounts",
     "Run",
     "RunPage",
     "RunQuery",

@@ -1,4 +1,4 @@
-"""A flaw: something that is wrong with a store itself."""
+"""A flaw: a defect of a store itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Flaw:
-    """What does not fit in a store, beyond the chain of one run. `mended` says what was done about it, if anything.
+    """A defect of a store, beyond the chain of one run. `mended` describes the repair, if there was one.
 
     `kind` is one word for programs (`orphan`, `dangling`, `index`, `leftover`, `integrity`), `about` names the run,
     file or table, and `what` is a sentence for a person.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from .run import Run, Status
 
-#: How long a lease lasts without a heartbeat, and how often a heartbeat comes.
+#: Lifetime of a lease after a heartbeat, and the interval of heartbeats. Two heartbeats may be missed.
 LEASE_SECONDS = 15.0
 HEARTBEAT_SECONDS = 5.0
 
@@ -23,9 +24,10 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A run that a worker has just been given. `taken_from` names the dead owner when it is a recovery.
+    """A run that a worker has just claimed. In a recovery, `taken_from` is the dead owner.
 
-    `before` is the status that the run had, and `since` when its row was last written: the end of the lease before.
+    `before` is the status before the claim. `since` is the last write to the run's row: the end of the previous lease.
+    `left` is the progress of the run in the heartbeats of its earlier owners, in no order.
     """
 
     run: Run
@@ -33,11 +35,12 @@ class Claim:
     taken_from: str | None = None
     before: Status | None = None
     since: datetime | None = None
+    left: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """The answer to a claim: what was given, and when the next known run is due."""
+    """The answer to a claim: the claimed runs, and when the next known run is due."""
 
     claims: tuple[Claim, ...] = ()
     next_due_at: datetime | None = None
@@ -45,7 +48,10 @@ class Claims:
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """A worker as its heartbeat row shows it. `leases` counts its runs, `damage` says why it is unreadable."""
+    """A worker as its heartbeat row shows it. `leases` counts its runs; `damage` tells why a row is unreadable.
+
+    `workflows` names the workflows that it knows. A pinned one is also there with its version, as `name@version`.
+    """
 
     id: str
     host: str = ""
@@ -57,3 +63,28 @@ class WorkerInfo:
     workflows: tuple[str, ...] = ()
     progress: dict[str, bytes] = field(default_factory=dict)
     damage: str = ""
+
+    @property
+    def pins(self) -> dict[str, str]:
+        """The versions of workflows of which the worker drives only that version."""
+        return {name: version for name, at, version in (one.partition("@") for one in self.workflows) if at}
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """The names of the workflows that it knows."""
+        return tuple(name for name in self.workflows if "@" not in name)
+
+    def drives(self, workflow: str, version: str) -> bool:
+        """Whether the living worker claims runs of this version of a workflow."""
+        return self.alive and workflow in self.workflows and self.pins.get(workflow, version) == version
+
+
+def versions_instead(workers: Iterable[WorkerInfo], workflow: str, version: str) -> tuple[str, ...]:
+    """Return the pinned versions that living workers have instead of this one.
+
+    Return nothing if one of them drives this version, or if none of them knows the workflow.
+    """
+    there = [worker for worker in workers if worker.alive and workflow in worker.workflows]
+    if any(worker.drives(workflow, version) for worker in there):
+        return ()
+    return tuple(sorted({worker.pins[workflow] for worker in there}))

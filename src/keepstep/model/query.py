@@ -1,4 +1,4 @@
-"""What may be asked of a store, and the pages it answers with."""
+"""Queries to a store, and their results."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from .run import Run, Status
 
 @dataclass(frozen=True, slots=True)
 class RunQuery:
-    """Which runs to list, newest first. `after` is the `next` of the page before.
+    """A filter of runs, listed newest first. `after` is the `next` of the previous page.
 
-    Their `input` is empty unless `with_input` asks for it: a page of large inputs may take gigabytes.
+    Keepers, such as those of schedules, are left out unless `system` is set. The runs' `input` is empty unless
+    `with_input` is set, because a page of large inputs may take gigabytes.
     """
 
     workflow: str | None = None
@@ -27,13 +28,16 @@ class RunQuery:
     limit: int = 100
     after: str | None = None
     with_input: bool = False
+    ids: frozenset[str] | None = None
+    system: bool = False
+    version: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RunPage:
     """One page of runs; `next` continues the list, None ends it.
 
-    `unreadable` names the runs of this page whose rows are damaged: they are not among `runs`, and not kept back.
+    `unreadable` names the damaged runs of this page, which are not in `runs`.
     """
 
     runs: tuple[Run, ...] = ()
@@ -43,7 +47,7 @@ class RunPage:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """Which of a worker's runs have new signals since `cursor` was read; `changed` says that anything was written."""
+    """The runs of a worker with new signals since the last `cursor`; `changed` is true after any write."""
 
     cursor: int = 0
     runs: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ from .error import ErrorInfo
 
 
 class Status(StrEnum):
-    """Where a run stands. Four of them are ends."""
+    """The status of a run."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -24,12 +24,12 @@ class Status(StrEnum):
 
     @property
     def finished(self) -> bool:
-        """The run has a result, an error or a cancellation, and no worker will take it by itself."""
+        """Whether the run has a result, an error or a cancellation, so that no worker claims it by itself."""
         return self in FINISHED
 
     @property
     def active(self) -> bool:
-        """A worker holds the run."""
+        """Whether a worker holds the run."""
         return self in ACTIVE
 
 
@@ -38,7 +38,7 @@ ACTIVE = frozenset({Status.RUNNING, Status.RECOVERING})
 
 _ENDS = (Status.COMPLETED, Status.FAILED, Status.CANCELLED, Status.SET_ASIDE)
 
-#: Every legal move, and who makes it. Any other is refused by every store. Printed in docs/data.md.
+#: Every legal move, and its actor. Every store refuses any other move. Printed in docs/data.md.
 MOVES: dict[tuple[Status, Status], str] = {
     (Status.QUEUED, Status.RUNNING): "a worker claims it",
     (Status.WAITING, Status.RUNNING): "a worker claims it when it is due",
@@ -57,7 +57,7 @@ MOVES: dict[tuple[Status, Status], str] = {
 
 
 def may_move(old: Status, new: Status) -> bool:
-    """Whether a run may go from one status to another."""
+    """Whether a run may move from one status to another."""
     return old == new or (old, new) in MOVES
 
 
@@ -65,7 +65,10 @@ def may_move(old: Status, new: Status) -> bool:
 class Run:
     """One execution of a workflow. `input` and `output` are JSON text; times are UTC.
 
-    `data_key` is the key that the run's values are encrypted with, itself encrypted; empty for a run in plain text.
+    `data_key` encrypts the run's values and is itself encrypted; it is empty for a run in plain text.
+
+    `signals_read` is the number of signals that the run has read, as its worker last stored it; None if it never did.
+    Records between the first and `kept_from` were removed, as were signals before `signals_from`; 0 if none was.
     """
 
     id: str
@@ -87,7 +90,8 @@ class Run:
     deadline_at: datetime | None = None
     traceparent: str | None = None
     data_key: str = ""
-    # the head: what changes while the run goes on
+    dedupe: str | None = None
+    # the head: fields that change while the run progresses
     seq: int = 0
     checksum: str = ""
     epoch: int = 0
@@ -97,8 +101,29 @@ class Run:
     signals: int = 0
     recoveries: int = 0
     updated_at: datetime | None = None
-    # from the newest record and the heartbeat, when asked for
+    signals_read: int | None = 0
+    kept_from: int = 0
+    signals_from: int = 0
+    #: 1 for a run that has begun and not ended, and so holds its key; 2 for one that shares its parent's place.
+    holds: int = 0
+    # from the newest record and the heartbeat, filled in on request
     output: bytes | None = None
     error: ErrorInfo | None = None
     continued_as: str | None = None
     progress: bytes | None = None
+
+
+#: The `act` of the record that sets a run aside in the store that it was moved from.
+HANDED_OVER = "copy"
+
+
+def handed_over(run: Run) -> str:
+    """Return, in words, the store that a run was handed over to; empty if the run was not handed over."""
+    if run.status is Status.SET_ASIDE and run.error is not None and run.error.type == HANDED_OVER.capitalize():
+        return run.error.message
+    return ""
+
+
+def removed_records(run: Run) -> str:
+    """Return, in words, which records of a run were removed."""
+    return f"records before {run.kept_from} were removed by keep='newest'"

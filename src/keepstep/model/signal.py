@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import datetime
 
-#: Names that begin so are the engine's own; a user's signal may not use them.
+#: Prefix of the engine's own signals; a user's signal may not use it.
 RESERVED = "ks:"
 CANCEL = "ks:cancel"
 PAUSE = "ks:pause"
@@ -13,28 +14,43 @@ RESUME = "ks:resume"
 RESOLVE = "ks:resolve"
 GO = "ks:go:"
 CHILD = "ks:child:"
-#: What wakes a run that was started with a delay: a cancel does not wait until it is due.
+#: Prefix of a heartbeat for the wait for a signal. It wakes no parked run: the run looks for it when its time is over.
+BEAT = "ks:beat:"
+#: Signals that wake a run before its start delay has passed, so that a cancel takes effect at once.
 WAKES_DELAYED = (CANCEL,)
-#: No signal at all: among the wake-ups of a parked run it says which step is not ready.
+#: Prefix of a wake-up that names a step that is not ready. It is never sent as a signal.
 BLOCKED = "ks:blocked:"
 
 
+#: The signal that completes a callback: `callback:NAME:SEQ`, or `callback:SEQ` without a name.
+_CALLBACK = re.compile(r"callback(?::(?P<name>.+))?:[1-9][0-9]*", re.DOTALL)
+
+
+def callback_of(name: str) -> str | None:
+    """Return the name of the callback that a signal completes, which may be empty; None for other signals.
+
+    The name has no number of a record, which may be another one after a crash.
+    """
+    found = _CALLBACK.fullmatch(name)
+    return None if found is None else found["name"] or ""
+
+
 def breakpoint_call(key: str, when: str) -> str:
-    """The key of the call with which a graph waits at a breakpoint, before or after the step of this key."""
+    """Return the key of the call with which a graph waits at a breakpoint before or after the step `key`."""
     return f"{key}.{when}/wait_for:{GO}{key}.{when}#1"
 
 
 def stop_at(name: str) -> str:
-    """The breakpoint that a signal lets a run go on from, in words: `before pay#1`."""
+    """Return the breakpoint that a signal resumes, in words: `before pay#1`."""
     key, _, when = name.removeprefix(GO).rpartition(".")
     return f"{when} {key}"
 
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """A message to one run. The store gives `seq`, gapless per run, and the `checksum`; `payload` is JSON text.
+    """A message to one run. The store assigns `seq`, gapless per run, and `checksum`; `payload` is JSON text.
 
-    Two signals to one run with the same `id` are one: the second is not stored.
+    A run keeps only the first of several signals with the same `id`.
     """
 
     run: str
@@ -45,3 +61,7 @@ class Signal:
     sent_at: datetime | None = None
     seq: int = 0
     checksum: str = ""
+
+
+#: Unread signals of a run from which on a user's signal is refused. It bounds the memory that the run needs to load.
+MAX_UNREAD = 10_000

@@ -18,7 +18,7 @@ _IMMUTABLE = frozenset((bytes, complex, range, Decimal, UUID, datetime, date, ti
 
 
 class _Copied:
-    """A value that somebody could change: whoever asks for it is given a copy."""
+    """A mutable value; every reader receives its own copy."""
 
     __slots__ = ("value",)
 
@@ -27,23 +27,29 @@ class _Copied:
 
 
 class State(Mapping[str, Any]):
-    """What a graph carries from step to step: deeply immutable, with its provenance.
+    """An immutable mapping that a graph passes from step to step, with its provenance.
 
-    `set`, `merge` and `without` give a new state; `run_id`, `checkpoint_step` and `timestamp` stay those of the
-    checkpoint that it goes back to. What a step returns is stored, never what was done to a state on the way.
+    A value is read by its key, or as an attribute: `state["score"]`, `state.score`. Attributes that are not keys come
+    from the class of the graph's schema.
+
+    `set`, `merge` and `without` return a new state; `run_id`, `checkpoint_step` and `timestamp` remain those of the
+    checkpoint that the state is based on. Before the first step, `timestamp` is when the run was created. Only the
+    values that a step returns are stored.
     """
 
-    __slots__ = ("_data", "_read", "_seen", "checkpoint_step", "run_id", "timestamp")
+    __slots__ = ("_data", "_make", "_read", "_seen", "checkpoint_step", "run_id", "timestamp")
 
     def __init__(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
         self._data: dict[str, Any] = {}
         self._seen: dict[str, Any] = {}
         self._read: Callable[[Any, str], Any] | None = None
+        self._make: Callable[[State], Any] | None = None
         self.run_id: str | None = None
         self.checkpoint_step: str | None = None
         self.timestamp: datetime | None = None
         if isinstance(values, State):
             self._data, self._read, self._seen = values._parts()  # noqa: SLF001 - its own kind
+            self._make = values._make
             self.run_id, self.checkpoint_step, self.timestamp = values.provenance
             values = None
         given = {**(values or {}), **more}
@@ -55,7 +61,7 @@ class State(Mapping[str, Any]):
 
     @property
     def provenance(self) -> tuple[str | None, str | None, datetime | None]:
-        """The run and the checkpoint that it goes back to, and when that was."""
+        """The run, the checkpoint and the time that the state is based on."""
         return self.run_id, self.checkpoint_step, self.timestamp
 
     @classmethod
@@ -64,10 +70,14 @@ class State(Mapping[str, Any]):
         trees: dict[str, Any],
         read: Callable[[Any, str], Any],
         provenance: tuple[str | None, str | None, datetime | None] = (None, None, None),
+        make: Callable[[State], Any] | None = None,
     ) -> State:
-        """The state that some trees stand for; `read` gives the value of one that holds tagged values."""
+        """Return the state of some trees; `read` gives the value of a tree that holds tagged values.
+
+        `make` returns the state as an instance of the schema's class.
+        """
         state = cls.__new__(cls)
-        state._data, state._read, state._seen = trees, read, {}  # noqa: SLF001 - its own kind
+        state._data, state._read, state._seen, state._make = trees, read, {}, make  # noqa: SLF001 - its own kind
         state.run_id, state.checkpoint_step, state.timestamp = provenance
         return state
 
@@ -80,13 +90,23 @@ class State(Mapping[str, Any]):
             return self._shown(key, value)
         return value
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # of Python's own protocols
+            raise AttributeError(name)
+        if name in self._data:
+            return self[name]
+        if self._make is not None:
+            return getattr(self._make(self), name)
+        there = ", ".join(map(str, self._data)) or "none"
+        raise AttributeError(f"the state has no key {name!r}; it has {there}")
+
     def _shown(self, key: str, tree: Any) -> Any:
         seen = self._seen.get(key)
         if seen is None and key not in self._seen:
             value = self._read(tree, key) if self._read is not None else tree
             seen = _kept_one(value)
             if type(seen) is _Copied:
-                return value  # made anew for whoever asks
+                return value  # freshly built, so it needs no copy
             self._seen[key] = seen
         return seen
 
@@ -114,20 +134,20 @@ class State(Mapping[str, Any]):
         return State, (thaw(dict(self)),)
 
     def set(self, *pair: Any, **values: Any) -> State:
-        """The state with other values: `state.set("score", 1)` or `state.set(score=1, text="…")`."""
+        """Return the state with some values set: `state.set("score", 1)` or `state.set(score=1, text="…")`."""
         if pair:
             key, value = pair
             values = {key: value, **values}
         return self.merge(values)
 
     def merge(self, other: Mapping[str, Any]) -> State:
-        """The state with all of another mapping's values; it stays the one that it was."""
+        """Return the state with all values of another mapping; the provenance stays."""
         if isinstance(other, State):
-            other = dict(other)  # each value as it is shown: what it was read by stays there
+            other = dict(other)  # take the values as read: the other state may read its trees with another codec
         return self._with({**self._data, **_kept(other)})
 
     def without(self, *keys: str) -> State:
-        """The state without some keys, whether or not it has them."""
+        """Return the state without some keys, which need not be present."""
         return self._with({key: value for key, value in self._data.items() if key not in keys})
 
     def _with(self, data: dict[str, Any]) -> State:
@@ -136,7 +156,7 @@ class State(Mapping[str, Any]):
         return changed
 
     def kept(self) -> dict[str, Any]:
-        """Every value as it is kept: what came from the store as its tree, what was set since as a user's value."""
+        """Return every value in stored form: a tree if it came from the store, else the user's value."""
         return {key: value.value if type(value) is _Copied else value for key, value in self._data.items()}
 
 
@@ -145,7 +165,7 @@ def _kept(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _kept_one(value: Any) -> Any:
-    """A value that nobody can change: itself, a frozen copy, or a copy that is copied again for whoever asks."""
+    """Return an immutable form of a value: itself, a frozen copy, or a copy that every reader copies again."""
     try:
         return _frozen(value, 0)
     except _Mutable:
@@ -153,10 +173,10 @@ def _kept_one(value: Any) -> Any:
 
 
 class _Mutable(Exception):
-    """A value holds something that can be changed and is no dictionary or list."""
+    """A value contains something mutable other than a dictionary or a list."""
 
 
-#: Deeper than the codec stores; what is nested deeper is refused there, with its path.
+#: Maximum depth to freeze. Deeper than the codec stores, so the codec refuses such a value and names its path.
 _DEEPEST = 120
 
 
@@ -182,7 +202,7 @@ def _frozen(value: Any, depth: int) -> Any:
 
 
 def _holds(parts: Any, keys: Any = ()) -> int:
-    """Whether all of it is what JSON can hold as it is."""
+    """Whether JSON can hold all parts as they are."""
     for part in parts:
         cls = type(part)
         if cls in _JSON or (cls is float and isfinite(part)):

@@ -1,8 +1,8 @@
-"""Plain data that nobody can change, and what changed between two of them: the ground under a state.
+"""Immutable plain data, and the differences between two such values: the basis of a state.
 
-A tree is what JSON can hold. Its parts are shared between one state and the next, so that a change costs what it
-changes. A delta is readable JSON: `set` and `removed` keys, `items` of a list by their number and items `appended` to
-it, and deltas `within` a dictionary.
+A tree holds JSON types only. Consecutive states share their unchanged parts, so a change costs only its own size. A
+delta is readable JSON: `set` and `removed` keys, `items` of a list by index, items `appended` to a list, and deltas
+`within` a dictionary.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from math import copysign
 from operator import is_
 from typing import Any, NoReturn, SupportsIndex
 
-#: The key under which the codec keeps the type of what JSON has no word for.
+#: Key under which the codec stores the type of a value that is not a JSON type.
 TAG = "$"
 
-#: What a part holds: only JSON's own types; tagged values, which must be read first; or values as users see them.
+#: Content of a part: only JSON types; tagged values, to be decoded before use; or values as users see them.
 PLAIN, TAGGED, SHOWN = range(3)
 
 
 def refuse_change(*_: Any, **__: Any) -> NoReturn:
-    """Stands in for whatever would change a state in its place."""
+    """Replace every method that would change a state in place."""
     raise TypeError("a state cannot be changed; return the change from the step, or use state.set(...)")
 
 
 class FrozenDict(dict[str, Any]):
-    """A dictionary that cannot be changed; `dict(...)` of it can."""
+    """An immutable dictionary; `dict(...)` makes a mutable copy."""
 
     __slots__ = ("holds",)
 
@@ -46,7 +46,7 @@ class FrozenDict(dict[str, Any]):
 
 
 class FrozenList(list[Any]):
-    """A list that cannot be changed; `list(...)` of it can."""
+    """An immutable list; `list(...)` makes a mutable copy."""
 
     __slots__ = ("holds",)
 
@@ -71,7 +71,7 @@ class FrozenList(list[Any]):
 
 
 def frozen(value: Any) -> Any:
-    """JSON data as a tree; a part that is one already is taken as it is."""
+    """Return JSON data as a tree; a part that is already a tree is not copied."""
     cls = type(value)
     if cls is dict:
         items = {key: frozen(item) if type(item) in _CONTAINERS else item for key, item in value.items()}
@@ -91,7 +91,7 @@ def _holds(parts: Iterable[Any]) -> int:
 
 
 def thaw(value: Any) -> Any:
-    """A copy of a tree that can be changed."""
+    """Return a mutable copy of a tree."""
     if isinstance(value, dict):
         return {key: thaw(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -99,14 +99,14 @@ def thaw(value: Any) -> Any:
     return value
 
 
-# -- what changed ------------------------------------------------------------------------------------------------------
+# -- differences -------------------------------------------------------------------------------------------------------
 
 
 def diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """The delta that makes one dictionary of trees into the other; empty if they are the same.
+    """Return the delta from one dictionary of trees to another; empty if they are equal.
 
-    A delta keeps the order of the keys that stay, with new ones after them; a dictionary within that is in another
-    order is set as a whole. Of the outermost the order is not looked at.
+    A delta keeps the order of the remaining keys and adds new keys after them. A nested dictionary whose keys change
+    order is set as a whole; the order of the outermost keys is ignored.
     """
     delta: dict[str, Any] = {}
     for key, item in new.items():
@@ -145,7 +145,7 @@ def _diff_lists(delta: dict[str, Any], key: str, before: FrozenList, after: Froz
 
 
 def _in_order(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether the keys that stay stand first, in the order that they had."""
+    """Whether the remaining keys come first, in their old order."""
     keys = [*new]
     if keys == [*old]:
         return True
@@ -158,7 +158,7 @@ def _is_plain_dict(value: Any) -> bool:
 
 
 def _moved(before: FrozenList, after: FrozenList) -> dict[str, Any] | None:
-    """The items that are others now, by their number; None if they are so many that the whole list is less."""
+    """Return the changed items by index, or None if storing the whole list is smaller."""
     if len(after) < len(before):
         return None
     others = [number for number, is_same in enumerate(map(is_, before, after)) if not is_same]
@@ -169,7 +169,7 @@ def _moved(before: FrozenList, after: FrozenList) -> dict[str, Any] | None:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two trees are equal, types and the order of keys included: neither 1 and True nor 0.0 and -0.0 are."""
+    """Whether two trees are equal, including types and key order: 1 differs from True, 0.0 from -0.0."""
     if a is b:
         return True
     if type(a) is not type(b):
@@ -182,7 +182,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def patch(old: Mapping[str, Any], delta: Mapping[str, Any]) -> dict[str, Any]:
-    """The dictionary after a delta; what the delta does not name is shared. `ValueError` if it does not fit."""
+    """Return the dictionary after a delta, sharing unchanged parts. Raise `ValueError` if the delta does not fit."""
     items = dict(old)
     try:
         for key in delta.get("removed", ()):

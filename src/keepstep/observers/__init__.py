@@ -1,4 +1,4 @@
-"""Who listens: observers are told what happened after it is durable, and can never affect a run."""
+"""Observers: they receive events after these are durable, and can never affect a run."""
 
 from .log import LogObserver
 from .named import ObserverSpec, resolve

@@ -1,44 +1,34 @@
-"""The observer that writes to the standard library's log: one readable line for every event."""
+"""The observer that writes one readable line per event to the standard library's log."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from ..model import Event
+from ..model.event import EVENTS
 
-#: Longest text of one value in a line; a whole result does not belong in a log.
+#: Maximum number of characters of one value in a line, so that a large result does not fill the log.
 MAX_VALUE = 200
 
-#: The last words of an event's name that someone should look at; the rest is the ordinary course.
-_LEVELS = {
-    "failed": logging.WARNING,
-    "retrying": logging.WARNING,
-    "timed_out": logging.WARNING,
-    "set_aside": logging.ERROR,
-    "lost": logging.WARNING,
-    "in_doubt": logging.WARNING,
-    "halted": logging.ERROR,
-    "budget": logging.WARNING,
-    "opened": logging.WARNING,
-}
-_RUN_FAILED = "run.failed"
+#: Log level by event name; an event that is not listed is logged at INFO.
+_LEVELS: Mapping[str, int] = {name: logging.getLevelNamesMapping()[spec.level] for name, spec in EVENTS.items()}
 
 
 class LogObserver:
-    """Writes events to the logger `keepstep`, or another, at INFO; trouble at WARNING and ERROR."""
+    """Log events to the logger `keepstep`, or another: problems at WARNING or ERROR, the rest at INFO."""
 
     def __init__(self, logger: logging.Logger | None = None) -> None:
         self._logger = logger or logging.getLogger("keepstep")
 
     def observe(self, event: Event) -> None:
-        level = _level(event.name)
+        level = _LEVELS.get(event.name, logging.INFO)
         if self._logger.isEnabledFor(level):
             self._logger.log(level, "%s", line(event))
 
 
 class RedactedLog(logging.Filter):
-    """Takes secrets out of what passes a logger, tracebacks too."""
+    """A log filter that redacts secrets in messages and tracebacks."""
 
     def __init__(self, redact: Callable[[str], str]) -> None:
         super().__init__()
@@ -54,12 +44,12 @@ class RedactedLog(logging.Filter):
             text = record.exc_text or self._format(record.exc_info)
             record.exc_text = self._redact(text)
             if record.exc_text != text:
-                record.exc_info = None  # or a handler would tell it all again
+                record.exc_info = None  # otherwise a handler would format the unredacted traceback
         return True
 
 
 def line(event: Event) -> str:
-    """The event as one line: what happened, to which run and step, and the rest as key=value."""
+    """Return the event as one line: its name, run and step, and the rest as key=value."""
     return " ".join(_words(event))
 
 
@@ -80,14 +70,8 @@ def _words(event: Event) -> Iterator[str]:
         yield f"{key}={_text(value)}"
 
 
-def _level(name: str) -> int:
-    if name == _RUN_FAILED:
-        return logging.ERROR
-    return _LEVELS.get(name.rpartition(".")[2].replace(" ", "_"), logging.INFO)
-
-
 def _text(value: object) -> str:
-    """The value on one line: quoted as soon as it would not read as a single word."""
+    """Return the value on one line, quoted unless it is a single word."""
     text = value if isinstance(value, str) else str(value)
     if len(text) > MAX_VALUE:
         text = text[: MAX_VALUE - 1] + "…"

@@ -1,4 +1,4 @@
-"""Observers by name, and what else may be written where observers are asked for."""
+"""Resolution of observer names and other forms of `observers=`."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from ..ports import Observer
 from .log import LogObserver
 from .several import FunctionObserver, Observers
 
-#: Packages add observers by name as entry points of this group, each a callable that makes one.
+#: Entry point group for observers of installed packages; each entry point is a callable that returns an observer.
 ENTRY_POINTS = "keepstep.observers"
 
 Factory = Callable[[], Observer]
 ObserverSpec = str | Observer | Callable[[Event], Any] | Iterable[Any] | None
 
-_SHELF: Mapping[str, Factory] = {"log": LogObserver, "none": Observers}
+_BUILT_IN: Mapping[str, Factory] = {"log": LogObserver, "none": Observers}
 
 
 def resolve(spec: ObserverSpec, names: Mapping[str, Factory] | None = None) -> Observers:
-    """The observers that are meant: by a name, an observer, a function, several of these in a list, or None for none.
+    """Return the observers for a name, an observer, a function, a list of these, or None for none.
 
-    A name is one of the shelf (`log`, `none`), one of `names`, or one that an installed package has registered as an
-    entry point. An unknown name is an error that lists the known ones.
+    A name is built in (`log`, `none`), one of `names`, or an entry point of an installed package. The error for an
+    unknown name lists the known ones.
     """
     return Observers(_members(spec, names or {}))
 
@@ -50,10 +50,10 @@ def _flat(observer: Observer) -> Iterable[Observer]:
 
 
 def _named(name: str, names: Mapping[str, Factory]) -> Observer:
-    factory = names.get(name) or _SHELF.get(name) or _installed().get(name)
+    factory = names.get(name) or _BUILT_IN.get(name) or _installed().get(name)
     if factory is None:
-        known = sorted({*names, *_SHELF, *_installed()})
-        raise DefinitionError(f"there is no observer named {name!r}; there are {', '.join(known)}")
+        known = sorted({*names, *_BUILT_IN, *_installed()})
+        raise DefinitionError(f"unknown observer {name!r}; known observers are {', '.join(known)}")
     return factory()
 
 

@@ -1,4 +1,4 @@
-"""Several observers as one, each kept from disturbing the others and the run."""
+"""Several observers as one, isolated from each other and from the run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _log = logging.getLogger("keepstep")
 
 @dataclass(frozen=True, slots=True)
 class FunctionObserver:
-    """Tells a plain function of every event."""
+    """Call a plain function with every event."""
 
     function: Callable[[Event], Any]
 
@@ -26,7 +26,7 @@ class FunctionObserver:
 
 
 class Observers:
-    """Tells every observer of every event, in order. One that raises is reported once, and told of later events too."""
+    """Pass every event to every observer, in order. A failing observer is logged once and still receives events."""
 
     __slots__ = ("_members", "_reported")
 
@@ -48,8 +48,8 @@ class Observers:
                 member.observe(event)
             except KeyboardInterrupt:
                 raise
-            # A cancellation or a sys.exit() of an observer is its own affair; passed on, it would end the worker.
-            except BaseException:  # noqa: BLE001 - whatever it raises, the run must not notice
+            # A cancellation or sys.exit() raised by an observer must not end the worker.
+            except BaseException:  # noqa: BLE001 - no error of an observer may affect the run
                 self._report(position, member, event)
 
     def _report(self, position: int, member: Observer, event: Event) -> None:
@@ -67,6 +67,6 @@ class Observers:
 def _check(member: object) -> None:
     if isinstance(member, type) or not isinstance(member, Observer):
         raise DefinitionError(f"an observer must be an object with an observe(event) method, not {member!r}")
-    told = member.function if isinstance(member, FunctionObserver) else member.observe
-    if inspect.iscoroutinefunction(told):
-        raise DefinitionError(f"the observer {member!r} is async; an observer must return at once")
+    function = member.function if isinstance(member, FunctionObserver) else member.observe
+    if inspect.iscoroutinefunction(function):
+        raise DefinitionError(f"the observer {member!r} is async; it must be a plain function that returns at once")

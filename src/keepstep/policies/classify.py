@@ -1,7 +1,7 @@
-"""Classes of errors: which kind of trouble an exception stands for, judged without importing any client library.
+"""Classification of errors, without importing any client library.
 
-An error is judged by its type, its errno and its HTTP status, in this order; if they say nothing, the errors that
-caused it are judged in the same way. Only when the whole chain is silent are the messages read, the outermost first.
+An error is classified by its type, its errno and its HTTP status, in this order. If these decide nothing, the errors
+that caused it are classified in the same way. Messages are read last, the outermost first.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import re
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -19,7 +19,7 @@ from ..errors import DefinitionError
 
 
 class ErrorClass(StrEnum):
-    """A kind of trouble. `retryable` and `trips_breaker` are what the class alone says about it."""
+    """A class of errors. `retryable` and `trips_breaker` are the defaults of the class."""
 
     TRANSIENT = "transient"
     RATE_LIMITED = "rate limited"
@@ -40,12 +40,12 @@ class ErrorClass(StrEnum):
 
     @property
     def trips_breaker(self) -> bool:
-        """Whether it counts against the service that was called."""
+        """Whether the error counts against the service that was called."""
         return self in _TRIPS_BREAKER
 
     @classmethod
     def of(cls, name: str) -> ErrorClass:
-        """The class with this name; a name that this version does not know is `unknown`."""
+        """Return the class with this name; `unknown` for a name that this version does not know."""
         try:
             return cls(name)
         except ValueError:
@@ -65,18 +65,21 @@ _TRIPS_BREAKER = frozenset(
     }
 )
 
-#: A rule looks at one error, not at its causes, and returns its class, or None if it has no opinion.
+#: A rule looks at one error, not at its causes. It returns the error's class, or None to leave the decision to others.
 Rule = Callable[[BaseException], ErrorClass | None]
 
-#: How far a chain of causes is followed: longer ones are made by code that wraps in a loop.
+#: Rules as an option takes them: one, or several. A rule returns an `ErrorClass` or its name.
+Classify = Callable[[BaseException], str | None] | Iterable[Callable[[BaseException], str | None]]
+
+#: Maximum number of causes to follow. Only code that wraps errors in a loop makes longer chains.
 MAX_CAUSES = 16
-#: How much of a message is read: the start says what happened, and some messages hold whole documents.
+#: Maximum characters of a message to read. The start names the problem, and some messages hold whole documents.
 MAX_MESSAGE = 2_000
 
 
 @dataclass(frozen=True, slots=True)
 class Classifier:
-    """Says the class of an error: by its own rules first, in order, then by the built-in ones."""
+    """Classify errors by its own rules first, in order, then by the built-in ones."""
 
     rules: tuple[Rule, ...] = ()
 
@@ -87,7 +90,7 @@ class Classifier:
                 raise DefinitionError(f"a rule of a classifier must be callable, not {rule!r}")
 
     def __call__(self, error: BaseException) -> ErrorClass:
-        """The class of an error; never raises, except what one of the given rules raises."""
+        """Return the class of an error. Raises only what one of the given rules raises."""
         chain = tuple(causes(error))
         for rules in (self.rules, _FACTS, (_by_message,)):
             for one in chain:
@@ -99,17 +102,30 @@ class Classifier:
 
 
 def classify(error: BaseException) -> ErrorClass:
-    """The class of an error by the built-in rules."""
+    """Return the class of an error by the built-in rules."""
     return _BUILT_IN(error)
 
 
+def checked_rules(given: Any, where: str) -> tuple[Rule, ...]:
+    """Return the rules of a `classify=` option: one rule, a `Classifier`, or several of them."""
+    if given is None:
+        return ()
+    if isinstance(given, Classifier):
+        return given.rules
+    if callable(given):
+        return (given,)
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise DefinitionError(f"{where} takes a function of an error, or a list of such functions, not {given!r}")
+    return tuple(rule for one in given for rule in checked_rules(one, where))
+
+
 def by_type(error_class: ErrorClass, *kinds: type[BaseException]) -> Rule:
-    """A rule that gives every error of these types the class."""
+    """Return a rule that assigns the class to every error of these types."""
     return lambda error: error_class if isinstance(error, kinds) else None
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, then what caused it, nearest first; the errors of a group count as its causes."""
+    """Yield the error, then its causes, nearest first. The errors of a group count as its causes."""
     waiting, seen = [error], set[int]()
     while waiting and len(seen) < MAX_CAUSES:
         one = waiting.pop(0)
@@ -120,18 +136,18 @@ def causes(error: BaseException) -> Iterator[BaseException]:
         if isinstance(one, BaseExceptionGroup):
             waiting.extend(one.exceptions)
         cause = one.__cause__ or _context(one)
-        reason = attribute(one, "reason")  # where urllib keeps the error that it wraps
+        reason = attribute(one, "reason")  # urllib stores the wrapped error here
         waiting.extend(found for found in (cause, reason) if isinstance(found, BaseException))
 
 
 def _context(error: BaseException) -> BaseException | None:
-    """What was being handled when the error arose. An answer to `Permanent` or `RetryAfter` has gone beyond them."""
+    """Return the error being handled when this one was raised. `Permanent` and `RetryAfter` do not count."""
     context = None if error.__suppress_context__ else error.__context__
     return None if isinstance(context, errors.Permanent | errors.RetryAfter) else context
 
 
 def attribute(thing: object, name: str) -> Any:
-    """The attribute, or None."""
+    """Return the attribute, or None."""
     try:
         return getattr(thing, name, None)
     except Exception:  # noqa: BLE001 - a property of a foreign error may raise anything
@@ -148,7 +164,6 @@ _TYPES: tuple[tuple[ErrorClass, tuple[type[BaseException], ...]], ...] = (
             errors.DefinitionError,
             errors.ReplayMismatch,
             errors.RecoveryError,
-            errors.AgentRefused,
             errors.RunCancelled,
             errors.RunNotFound,
             errors.RunConflict,
@@ -159,35 +174,31 @@ _TYPES: tuple[tuple[ErrorClass, tuple[type[BaseException], ...]], ...] = (
     (ErrorClass.RATE_LIMITED, (errors.RetryAfter,)),
     (ErrorClass.TIMEOUT, (errors.StepTimedOut, errors.RunTimedOut, errors.TimedOut, TimeoutError)),
     (ErrorClass.RESOURCE_EXHAUSTED, (errors.StoreFull, MemoryError)),
-    (
-        ErrorClass.TRANSIENT,
-        (errors.StoreUnavailable, errors.AgentUnavailable, errors.BreakerOpen, BlockingIOError, InterruptedError),
-    ),
+    (ErrorClass.TRANSIENT, (errors.StoreUnavailable, BlockingIOError, InterruptedError)),
     (ErrorClass.NETWORK, (ConnectionError, socket.gaierror, socket.herror)),
     (ErrorClass.AUTHORIZATION, (PermissionError,)),
 )
 
-# Client libraries name their errors alike; a name is the only thing that can be known of a type not imported.
-_TYPE_NAMES: tuple[tuple[ErrorClass, re.Pattern[str]], ...] = (
-    (ErrorClass.RATE_LIMITED, re.compile(r"RateLimit|TooManyRequests|Throttl")),
-    (ErrorClass.TIMEOUT, re.compile(r"Time(d)?[oO]ut|DeadlineExceeded")),
-    (ErrorClass.AUTHENTICATION, re.compile(r"Authentication|Unauthenticated|Unauthori[sz]ed|CertVerification")),
-    (ErrorClass.AUTHORIZATION, re.compile(r"PermissionDenied|Forbidden|AccessDenied|Authori[sz]ation")),
-    (ErrorClass.VALIDATION, re.compile(r"Validation|BadRequest|Unprocessable")),
-    (ErrorClass.RESOURCE_EXHAUSTED, re.compile(r"ResourceExhausted|OutOfMemory|Quota|DiskFull")),
-    (ErrorClass.TRANSIENT, re.compile(r"ServiceUnavailable|Overloaded|SerializationFailure|Deadlock|Transient")),
-    (ErrorClass.INTERNAL, re.compile(r"InternalServer|InternalError")),
+# Client libraries use similar names for their errors, and a type that is not imported is known only by its name.
+# `re` compiles these patterns on first use, because opening a store must be fast.
+_TYPE_NAMES: tuple[tuple[ErrorClass, str], ...] = (
+    (ErrorClass.RATE_LIMITED, r"RateLimit|TooManyRequests|Throttl"),
+    (ErrorClass.TIMEOUT, r"Time(d)?[oO]ut|DeadlineExceeded"),
+    (ErrorClass.AUTHENTICATION, r"Authentication|Unauthenticated|Unauthori[sz]ed|CertVerification"),
+    (ErrorClass.AUTHORIZATION, r"PermissionDenied|Forbidden|AccessDenied|Authori[sz]ation"),
+    (ErrorClass.VALIDATION, r"Validation|BadRequest|Unprocessable"),
+    (ErrorClass.RESOURCE_EXHAUSTED, r"ResourceExhausted|OutOfMemory|Quota|DiskFull"),
+    (ErrorClass.TRANSIENT, r"ServiceUnavailable|Overloaded|SerializationFailure|Deadlock|Transient"),
+    (ErrorClass.INTERNAL, r"InternalServer|InternalError"),
     (
         ErrorClass.NETWORK,
-        re.compile(
-            r"Connect(ion)?(Error|Refused|Reset|Closed|Lost)|(Network|Proxy|SSL|Read|Write|RemoteProtocol)Error"
-        ),
+        r"Connect(ion)?(Error|Refused|Reset|Closed|Lost)|(Network|Proxy|SSL|Read|Write|RemoteProtocol)Error",
     ),
 )
 
 
 def _by_record(error: BaseException) -> ErrorClass | None:
-    """A failed step or run was judged when it failed."""
+    """Return the recorded class of a failed step or run."""
     if isinstance(error, errors.StepError | errors.RunFailed | errors.RunSetAside) and error.error is not None:
         found = ErrorClass.of(error.error.error_class)
         return None if found is ErrorClass.UNKNOWN else found
@@ -196,9 +207,9 @@ def _by_record(error: BaseException) -> ErrorClass | None:
 
 def _by_exact_type(error: BaseException) -> ErrorClass | None:
     if isinstance(error, BaseExceptionGroup):
-        return None  # its parts are judged
+        return None  # the errors of a group are classified one by one
     if not isinstance(error, Exception):
-        return ErrorClass.PERMANENT  # cancelled, interrupted or told to exit: nothing to try again
+        return ErrorClass.PERMANENT  # cancellation, interrupt or exit: a retry makes no sense
     for error_class, kinds in _TYPES:
         if isinstance(error, kinds):
             return error_class
@@ -208,14 +219,18 @@ def _by_exact_type(error: BaseException) -> ErrorClass | None:
 def _by_type_name(error: BaseException) -> ErrorClass | None:
     for kind in type(error).__mro__:
         if kind.__module__ != "builtins":
-            for error_class, pattern in _TYPE_NAMES:
-                if pattern.search(kind.__name__):
-                    return error_class
+            found = _class_of_name(kind.__name__)
+            if found is not None:
+                return found
     return None
 
 
+def _class_of_name(name: str) -> ErrorClass | None:
+    return next((error_class for error_class, pattern in _TYPE_NAMES if re.search(pattern, name)), None)
+
+
 def _by_wide_type(error: BaseException) -> ErrorClass | None:
-    """Types that so many errors inherit from that an errno or a status says more."""
+    """Classify base types that are so common that an errno or a status is more precise."""
     return ErrorClass.VALIDATION if isinstance(error, ValueError | TypeError) else None
 
 
@@ -235,7 +250,7 @@ _ERRNOS = {
     getattr(errno, name): error_class
     for error_class, names in _ERRNO_NAMES.items()
     for name in names.split()
-    if hasattr(errno, name)  # not every system has all of them
+    if hasattr(errno, name)  # some systems lack some of them
 }
 
 
@@ -276,15 +291,15 @@ _STATUSES: dict[int, ErrorClass] = {
 
 
 def class_of_status(status: int) -> ErrorClass | None:
-    """The class of an HTTP status; None if the status is no error."""
+    """Return the class of an HTTP status; None if the status is not an error."""
     if not 400 <= status <= 599:
         return None
     return _STATUSES.get(status, ErrorClass.PERMANENT if status < 500 else ErrorClass.INTERNAL)
 
 
 def status_of(error: BaseException) -> int | None:
-    """The HTTP status that an error carries, wherever its library keeps it."""
-    response = attribute(error, "response")
+    """Return the HTTP status of an error, from any of the attributes that libraries use."""
+    response = response_of(error)
     for holder, name in (
         (error, "status_code"),
         (error, "status"),
@@ -300,6 +315,33 @@ def status_of(error: BaseException) -> int | None:
     return None
 
 
+class _Answer:
+    """An answer that botocore keeps as a dictionary, with the attributes of a response."""
+
+    def __init__(self, response: Mapping[Any, Any]) -> None:
+        about, error = (_part(response, name) for name in ("ResponseMetadata", "Error"))
+        self.status_code = about.get("HTTPStatusCode")
+        self.headers = about.get("HTTPHeaders")
+        self.code = str(error.get("Code", ""))
+
+
+def _part(response: Mapping[Any, Any], name: str) -> Mapping[Any, Any]:
+    found = response.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def response_of(error: BaseException) -> Any:
+    """Return what an error holds of a service's answer, with the attributes of a response; None if there is none."""
+    response = attribute(error, "response")
+    return _Answer(response) if isinstance(response, Mapping) else response
+
+
+def _by_answer_code(error: BaseException) -> ErrorClass | None:
+    """Classify by the code in an answer, such as `ThrottlingException` with the status 400."""
+    response = response_of(error)
+    return _class_of_name(response.code) if isinstance(response, _Answer) else None
+
+
 def _by_status(error: BaseException) -> ErrorClass | None:
     status = status_of(error)
     return None if status is None else class_of_status(status)
@@ -307,50 +349,55 @@ def _by_status(error: BaseException) -> ErrorClass | None:
 
 # -- by message ----------------------------------------------------------------------------------------------------
 
-_MESSAGES: tuple[tuple[ErrorClass, re.Pattern[str]], ...] = tuple(
-    (error_class, re.compile(pattern, re.IGNORECASE))
-    for error_class, pattern in (
-        (ErrorClass.RATE_LIMITED, r"rate.?limit|too many requests|throttl|rate exceeded"),
-        (ErrorClass.TIMEOUT, r"timed?[ -]?out|deadline exceeded"),
+_MESSAGES: tuple[tuple[ErrorClass, str], ...] = (
+    (ErrorClass.RATE_LIMITED, r"rate.?limit|too many requests|throttl|rate exceeded"),
+    (ErrorClass.TIMEOUT, r"timed?[ -]?out|deadline exceeded"),
+    (
+        ErrorClass.RESOURCE_EXHAUSTED,
+        r"out of memory|no space left|disk (is )?full|resource.?exhausted|quota|too many open files",
+    ),
+    (
+        ErrorClass.NETWORK,
         (
-            ErrorClass.RESOURCE_EXHAUSTED,
-            r"out of memory|no space left|disk (is )?full|resource.?exhausted|quota|too many open files",
+            r"connection (was |is )?(refused|reset|aborted|closed|lost|error|failed)|broken pipe|unreachable"
+            r"|name resolution|name or service not known|server disconnected"
         ),
+    ),
+    (
+        ErrorClass.AUTHENTICATION,
         (
-            ErrorClass.NETWORK,
-            (
-                r"connection (was |is )?(refused|reset|aborted|closed|lost|error|failed)|broken pipe|unreachable"
-                r"|name resolution|name or service not known|server disconnected"
-            ),
+            r"unauthori[sz]ed|unauthenticated|not authenticated|authentication (failed|required)"
+            r"|(invalid|incorrect|expired|missing) (api.?key|token|credentials?|password)"
         ),
-        (
-            ErrorClass.AUTHENTICATION,
-            (
-                r"unauthori[sz]ed|unauthenticated|not authenticated|authentication (failed|required)"
-                r"|(invalid|incorrect|expired|missing) (api.?key|token|credentials?|password)"
-            ),
-        ),
-        (ErrorClass.AUTHORIZATION, r"forbidden|permission denied|access denied|not permitted|not authori[sz]ed"),
-        (
-            ErrorClass.TRANSIENT,
-            r"temporar(y|ily)|service unavailable|bad gateway|overloaded|try again|deadlock|(database|table) is locked",
-        ),
-        (ErrorClass.INTERNAL, r"internal (server )?error"),
-        (ErrorClass.VALIDATION, r"validation (error|failed)|invalid (argument|input|request|value)|malformed"),
-    )
+    ),
+    (ErrorClass.AUTHORIZATION, r"forbidden|permission denied|access denied|not permitted|not authori[sz]ed"),
+    (
+        ErrorClass.TRANSIENT,
+        r"temporar(y|ily)|service unavailable|bad gateway|overloaded|try again|deadlock|(database|table) is locked",
+    ),
+    (ErrorClass.INTERNAL, r"internal (server )?error"),
+    (ErrorClass.VALIDATION, r"validation (error|failed)|invalid (argument|input|request|value)|malformed"),
 )
 
 
 def _by_message(error: BaseException) -> ErrorClass | None:
     try:
         message = str(error)[:MAX_MESSAGE]
-    except Exception:  # noqa: BLE001 - a foreign error may fail even to say its name
+    except Exception:  # noqa: BLE001 - str() of a foreign error may fail
         return None
     for error_class, pattern in _MESSAGES:
-        if pattern.search(message):
+        if re.search(pattern, message, re.IGNORECASE):
             return error_class
     return None
 
 
-_FACTS: tuple[Rule, ...] = (_by_record, _by_exact_type, _by_type_name, _by_errno, _by_status, _by_wide_type)
+_FACTS: tuple[Rule, ...] = (
+    _by_record,
+    _by_exact_type,
+    _by_type_name,
+    _by_errno,
+    _by_answer_code,
+    _by_status,
+    _by_wide_type,
+)
 _BUILT_IN = Classifier()

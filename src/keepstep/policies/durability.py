@@ -1,4 +1,4 @@
-"""When finished steps are made durable: at once, or later, by a choice that has a name."""
+"""Durability: when finished steps are written, at once or later."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from ..checks import check_count
 from ..errors import DefinitionError
-from .check import check_count
-from .when import described
 
 Choice = Literal["every_step", "every", "steps", "when", "manual", "at_exit", "off"]
 
-#: How a choice may be written as text; what depends on a predicate cannot be.
+#: Text forms of a durability, for messages. A predicate has no text form.
 WRITTEN = "every_step, every=n, steps=name,name, manual, at_exit or off"
 
 
 @dataclass(frozen=True, slots=True)
 class Durability:
-    """A named choice. A crash repeats at most the finished steps that were not yet flushed.
+    """A durability mode. A crash repeats at most the finished steps that were not yet flushed.
 
-    `every_step` repeats none, `every` at most `n` - 1 of them, `steps` and `when` those since the last one that was
-    chosen, `manual` those since the last `ks.checkpoint()`, and `at_exit` and `off` all since the run was last claimed.
+    `every_step` repeats none and `every` at most `n` - 1. `steps` and `when` repeat the steps since the last chosen
+    one, `manual` those since the last `ks.checkpoint()`, `at_exit` and `off` all steps since the run was last claimed.
+    The methods of these names make a mode; they set `choice`, and with it `n`, `names` (of steps) or `predicate`.
     """
 
     choice: Choice = "every_step"
@@ -44,45 +44,45 @@ class Durability:
 
     @classmethod
     def every_step(cls) -> Durability:
-        """Every finished step is durable before its successor starts: the default."""
+        """Write every finished step before its successor starts. This is the default."""
         return cls()
 
     @classmethod
     def every(cls, n: int) -> Durability:
-        """Finished steps become durable together, n at a time; 0 is `off`."""
+        """Write finished steps together, n at a time; 0 is `off`."""
         return cls.off() if n == 0 and type(n) is int else cls("every", n)
 
     @classmethod
     def steps(cls, *names: str) -> Durability:
-        """A finished step of one of these names becomes durable at once, with all before it."""
+        """Write a finished step with one of these names at once, with all steps before it."""
         return cls("steps", names=names)
 
     @classmethod
     def when(cls, predicate: Callable[[Any], Any]) -> Durability:
-        """A finished step becomes durable, with all before it, when the predicate holds.
+        """Write a finished step, with all steps before it, when the predicate holds.
 
-        It is asked about the state after the step in a graph, and elsewhere about the step's name.
+        The predicate receives the state after the step in a graph, and the step's name elsewhere.
         """
         return cls("when", predicate=predicate)
 
     @classmethod
     def manual(cls) -> Durability:
-        """Finished steps become durable where the code says so with `ks.checkpoint()`, and at the exit."""
+        """Write finished steps at every `ks.checkpoint()` of the code, and at the exit."""
         return cls("manual")
 
     @classmethod
     def at_exit(cls) -> Durability:
-        """Finished steps become durable when the run parks, pauses or ends."""
+        """Write finished steps when the run parks, pauses or ends."""
         return cls("at_exit")
 
     @classmethod
     def off(cls) -> Durability:
-        """A run that succeeds without having waited for long leaves its beginning and its end, and no step."""
+        """Write only the start and the end of a run that succeeds without a long wait, and none of its steps."""
         return cls("off")
 
     @classmethod
     def named(cls, value: Durability | str | None) -> Durability:
-        """A durability as it may be written at a workflow, or in a file: a name, `every=5`, `steps=pay,mail`."""
+        """Return the durability for its text in a workflow or a file: a name, `every=5`, `steps=pay,mail`."""
         if value is None:
             return cls()
         if isinstance(value, Durability):
@@ -98,17 +98,21 @@ class Durability:
         raise DefinitionError(f"durability must be {WRITTEN}, not {value!r}")
 
     def __str__(self) -> str:
-        """As it is written, so that `named` reads it again; a predicate as its text."""
+        """Return the text that `named` reads, or the text of the predicate."""
         if self.choice == "every":
             return f"every={self.n}"
         if self.choice == "steps":
             return f"steps={','.join(self.names)}"
-        return f"when={described(self.predicate)}" if self.choice == "when" else self.choice
+        if self.choice != "when":
+            return self.choice
+        from .when import described  # noqa: PLC0415 - loaded only for a predicate
+
+        return f"when={described(self.predicate)}"
 
     def flushes(self, unflushed: int, step: str = "", state: Any = None) -> bool:
-        """Whether to flush now that so many finished steps, the newest included, wait for it.
+        """Whether to flush now, with `unflushed` finished steps waiting, including the newest.
 
-        `step` is the newest one's name; `state` what a graph has after it, which a predicate is asked about then.
+        `step` is the name of the newest step. `state` is a graph's state after it, which a predicate receives.
         """
         if self.choice in ("every_step", "every"):
             return unflushed >= self.n

@@ -1,18 +1,20 @@
-"""How many branches of a parallel part must succeed before the run goes on."""
+"""Quorums: how many branches of a parallel part must succeed before the run continues."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-from .check import check_count
+from ..checks import check_count, check_number
 
-#: A parallel part of which a smaller share than this has succeeded is degraded.
+#: Share of successful branches below which a parallel part counts as degraded.
 DEGRADED_BELOW = 0.7
+#: Tolerance for a share of failures, so that 0.29 of 100 is 29 in spite of binary fractions.
+_ROUNDING = 1e-9
 
 
 class Verdict(StrEnum):
-    """What the outcomes so far mean for the wait."""
+    """The meaning of the outcomes so far for the wait."""
 
     DONE = "done"
     WAIT = "wait"
@@ -24,13 +26,13 @@ class All:
     """Every branch must succeed."""
 
     def enough(self, total: int, succeeded: int, failed: int) -> Verdict:
-        """Whether the wait is over; none of no branches is enough."""
+        """Whether the wait is over. Without any branches, it is over at once."""
         return _verdict(total, total, succeeded, failed)
 
 
 @dataclass(frozen=True, slots=True)
 class Any:
-    """One branch must succeed; the others are no longer waited for."""
+    """One branch must succeed; the run does not wait for the others."""
 
     def enough(self, total: int, succeeded: int, failed: int) -> Verdict:
         """Whether the wait is over."""
@@ -39,7 +41,7 @@ class Any:
 
 @dataclass(frozen=True, slots=True)
 class Quorum:
-    """At least `n` branches must succeed; the others are no longer waited for."""
+    """At least `n` branches must succeed; the run does not wait for the others."""
 
     n: int
 
@@ -51,16 +53,49 @@ class Quorum:
         return _verdict(self.n, total, succeeded, failed)
 
 
-WaitPolicy = All | Any | Quorum
+@dataclass(frozen=True, slots=True)
+class Tolerate:
+    """Every branch is awaited; up to `count` of them, and up to a `share` of them (0 to 1), may fail.
+
+    At least `minimum` branches must succeed. The wait is over as soon as too many have failed.
+    """
+
+    count: int | None = None
+    share: float | None = None
+    minimum: int = 0
+
+    def __post_init__(self) -> None:
+        if self.count is not None:
+            check_count(self.count, "the count of tolerated failures", 0)
+        if self.share is not None:
+            check_number(self.share, "the share of tolerated failures", 0, 1)
+        check_count(self.minimum, "the minimum of successes", 0)
+
+    def enough(self, total: int, succeeded: int, failed: int) -> Verdict:
+        """Whether the wait is over."""
+        if self.count is not None and failed > self.count:
+            return Verdict.IMPOSSIBLE
+        if self.share is not None and failed > self.share * total + _ROUNDING:
+            return Verdict.IMPOSSIBLE
+        if total - failed < self.minimum:
+            return Verdict.IMPOSSIBLE
+        return Verdict.DONE if succeeded + failed == total else Verdict.WAIT
+
+    def __str__(self) -> str:
+        limits = {"count": self.count, "share": self.share, "minimum": self.minimum or None}
+        return f"Tolerate({', '.join(f'{name}={limit}' for name, limit in limits.items() if limit is not None)})"
+
+
+WaitPolicy = All | Any | Quorum | Tolerate
 
 
 def coverage(total: int, succeeded: int) -> float:
-    """The share of the branches that has succeeded; nothing to do is wholly done."""
+    """Return the share of branches that succeeded; 1 if there are no branches."""
     return succeeded / total if total else 1.0
 
 
 def degraded(total: int, succeeded: int) -> bool:
-    """Whether too small a share has succeeded to call the part healthy."""
+    """Whether the share of successful branches is too small for a healthy part."""
     return coverage(total, succeeded) < DEGRADED_BELOW
 
 

@@ -1,35 +1,35 @@
-"""What to do with a run that a worker has left behind: drive it, drive it alone, or set it aside."""
+"""Recovery of a run whose worker died: drive it, drive it alone, or set it aside."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .check import check_count
+from ..checks import check_count
 
-#: From this recovery on the run is driven alone in its process, so that it can take no neighbour down with it.
+#: Number of recoveries from which the run is driven alone in its process, so that a crash hits no other run.
 ALONE_FROM = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Recover:
-    """Drive the run like any other."""
+    """Drive the run as usual."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecoverAlone:
-    """Drive the run while the process drives no other."""
+    """Drive the run while the process drives no other run."""
 
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """Leave the run to a person; the reason is for that person to read."""
+    """Leave the run to a person; `reason` is a sentence for that person."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryLimit:
-    """How many crashes in a row, without any new checkpoint between them, a run may cause."""
+    """The number of crashes in a row, without a new checkpoint between them, that a run may cause."""
 
     limit: int = 3
 
@@ -37,7 +37,7 @@ class RecoveryLimit:
         check_count(self.limit, "the limit of recoveries")
 
     def decide(self, recoveries: int) -> Recover | RecoverAlone | SetAside:
-        """What to do with a run whose workers died so many times while executing it without progress."""
+        """Decide about a run whose workers died `recoveries` times without progress."""
         if recoveries >= self.limit:
             times = "once" if recoveries == 1 else f"{recoveries} times"
             reason = f"its worker died {times} while executing it, without progress"

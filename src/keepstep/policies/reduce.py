@@ -1,4 +1,4 @@
-"""How what several writers give to one key of a state becomes one value."""
+"""Reducers: they combine the values that several writers give to one key of a state."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ Reducer = Callable[[Any, Any], Any]
 
 
 def append(old: Any, given: Any) -> list[Any]:
-    """The list with one more item, or with all items of a list that is given."""
+    """Return the list with the item, or with all items of a given list, appended."""
     return [*old, *given] if isinstance(given, list) else [*old, given]
 
 
 def add(old: Any, given: Any) -> Any:
-    """The sum."""
+    """Return the sum."""
     return old + given
 
 
 def largest(old: Any, given: Any) -> Any:
-    """The larger of the two."""
+    """Return the larger value."""
     return max(old, given)
 
 
 def smallest(old: Any, given: Any) -> Any:
-    """The smaller of the two."""
+    """Return the smaller value."""
     return min(old, given)
 
 
 def merge(old: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Both dictionaries in one; what is given wins."""
+    """Return both dictionaries merged; given values win."""
     return {**old, **given}
 
 
 NAMED: dict[str, Reducer] = {"append": append, "add": add, "max": largest, "min": smallest, "merge": merge}
-#: What a named reducer begins with when the state does not have the key yet; the others take the first as it is.
+#: Initial value of a named reducer for a missing key. The other reducers take the first given value unchanged.
 _BEGINNINGS: dict[Reducer, Callable[[], Any]] = {append: list, merge: dict}
 
 
 def reducers(given: Mapping[str, Named | Reducer] | None) -> dict[str, Reducer]:
-    """Reducers by key, as functions; a name that there is none of is an error."""
+    """Return the reducer function of each key; raise `DefinitionError` for an unknown name."""
     found: dict[str, Reducer] = {}
     for key, reducer in (given or {}).items():
         if isinstance(reducer, str) and reducer in NAMED:
@@ -51,14 +51,14 @@ def reducers(given: Mapping[str, Named | Reducer] | None) -> dict[str, Reducer]:
             found[key] = reducer
         else:
             raise DefinitionError(
-                f"the reducer of {key!r} is {', '.join(NAMED)} or a function of the old value and what is given, "
+                f"the reducer of {key!r} must be {', '.join(NAMED)} or a function of the old and the given value, "
                 f"not {reducer!r}"
             )
     return found
 
 
 def reduced(reducer: Reducer, state: Mapping[str, Any], key: str, given: Any) -> Any:
-    """The value of a key after something was given to it."""
+    """Return the value of a key after a writer gave a value to it."""
     if key in state:
         return reducer(state[key], given)
     begin = _BEGINNINGS.get(reducer)
@@ -66,7 +66,7 @@ def reduced(reducer: Reducer, state: Mapping[str, Any], key: str, given: Any) ->
 
 
 def described(reducer: Reducer) -> str:
-    """The name of a reducer, for telling one definition from another."""
+    """Return the name of a reducer, for fingerprints of definitions."""
     return next((name for name, one in NAMED.items() if one is reducer), None) or str(
         getattr(reducer, "__qualname__", type(reducer).__qualname__)
     )

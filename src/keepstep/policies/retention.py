@@ -1,24 +1,27 @@
-"""How long finished runs are kept: which of them may go, decided and nothing else."""
+"""Retention: which finished runs are kept, and for how long."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ..checks import check_count, check_number
 from ..errors import DefinitionError
 from ..model import FINISHED, Status
-from .check import check_count, check_number
 
 _DAY_SECONDS = 86_400.0
+#: Days of the rule `forever`: 2,700 years.
+_FOREVER_DAYS = 1e6
+#: The rules that have a name, and what each keeps. A text chooses one where a workflow is defined.
+NAMES = ("delete_on_success", "forever")
 
 
 @dataclass(frozen=True, slots=True)
 class Retain:
-    """Which finished runs stay: those of the last `days`, and the newest `count` of each workflow, whichever is more.
+    """A rule that keeps finished runs of the last `days` and the newest `count` of each workflow, whichever is more.
 
-    `failed_days` is for runs that failed or were cancelled, if they shall stay for another time. With
-    `preserve=False` a run that completed need not stay at all. `workflows` names those that have a rule of their own.
-    A run that is not finished always stays.
+    `failed_days` replaces `days` for runs that failed or were cancelled. With `preserve=False`, completed runs may be
+    removed at once. `workflows` holds the rules of individual workflows. A run that is not finished is always kept.
     """
 
     days: float = 30.0
@@ -36,12 +39,38 @@ class Retain:
             if not isinstance(own, Retain) or own.workflows:
                 raise DefinitionError(f"the rule for workflow {name!r} must be a Retain without workflows, not {own!r}")
 
+    @classmethod
+    def named(cls, value: Retain | str) -> Retain:
+        """Return a rule, or the one of this name: `delete_on_success` or `forever`."""
+        if isinstance(value, Retain):
+            return value
+        if value == "delete_on_success":
+            return cls(preserve=False)
+        if value == "forever":
+            return cls(days=_FOREVER_DAYS)
+        raise DefinitionError(f"retain= takes a ks.Retain(...), {' or '.join(map(repr, NAMES))}, not {value!r}")
+
+    @property
+    def shortest_seconds(self) -> float:
+        """The age below which it keeps every run, except for completed ones that it need not keep at all."""
+        days = [self.days, *([] if self.failed_days is None else [self.failed_days])]
+        return min(min(days) * _DAY_SECONDS, *(own.shortest_seconds for own in self.workflows.values()), 1e12)
+
+    def __str__(self) -> str:
+        """Return the rule in words, for people."""
+        if self.days >= _FOREVER_DAYS:
+            return "all of them"
+        failed = "" if self.failed_days is None else f" (failed ones {self.failed_days:g} days)"
+        span = "day" if self.days == 1 else f"{self.days:g} days"
+        kept = f"those of the last {span}{failed}, and the newest {self.count:,}"
+        return kept if self.preserve else f"no completed ones; of the others {kept}"
+
     def of(self, workflow: str) -> Retain:
-        """The rule for one workflow."""
+        """Return the rule for one workflow."""
         return self.workflows.get(workflow, self)
 
     def keeps(self, status: Status, age_seconds: float, newer: int) -> bool:
-        """Whether a run stays that came to this status so long ago, and has so many newer ones of its workflow."""
+        """Whether to keep a run that reached this status `age_seconds` ago, with `newer` newer runs of its workflow."""
         if status not in FINISHED:
             return True
         completed = status is Status.COMPLETED

@@ -1,4 +1,4 @@
-"""Whether a failed attempt is followed by another, and after how long."""
+"""Retry policy: whether another attempt follows a failed one, and after how long."""
 
 from __future__ import annotations
 
@@ -6,27 +6,28 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from ..checks import check_count, check_number, check_seconds, seconds_of
 from ..errors import DefinitionError, Permanent
-from .check import check_count, check_number
 from .classify import ErrorClass, causes
 from .retry_after import asked_wait
 
 Backoff = Literal["exponential", "linear", "immediate", "none"]
 
-#: A service that asks for a longer wait than this is given up on: a run must not sleep for years on a header's word.
+#: Longest wait in seconds that a service may ask for. A longer one ends the retries, so that no header parks a run for
+#: years.
 LONGEST_ASKED_SECONDS = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Make another attempt after so long."""
+    """Make another attempt after this many seconds."""
 
     after_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Make no other attempt; the reason is for a person to read."""
+    """Make no further attempt; `reason` is a sentence for a person."""
 
     reason: str
 
@@ -36,7 +37,7 @@ Decision = Again | GiveUp
 
 @dataclass(frozen=True, slots=True)
 class ClassRetry:
-    """How often, and how fast, errors of one class are retried. `attempts` counts the first one too."""
+    """Attempts and waits for errors of one class. `attempts` includes the first one."""
 
     error_class: ErrorClass
     attempts: int
@@ -46,25 +47,29 @@ class ClassRetry:
     def __post_init__(self) -> None:
         object.__setattr__(self, "error_class", _known_class(self.error_class))
         check_count(self.attempts, "attempts")
+        object.__setattr__(self, "base_seconds", seconds_of(self.base_seconds))
         check_number(self.base_seconds, "base_seconds", 0)
         check_number(self.factor, "factor", 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How a step is retried: every error is, except a permanent one, until `attempts` have been made in total.
+    """A retry policy. It retries every error except a permanent one, up to `attempts` in total.
 
-    The wait before attempt n + 1 is `base_seconds` × `factor` to the power n − 1, or × n with a linear backoff, spread
-    by up to `jitter` (a share of itself) either way, and never longer than `cap_seconds`. `on` limits retries to these
-    types of exceptions, even those that would count as permanent; `never` takes types out. A raised `Permanent` is
-    always the end. A raised `RetryAfter` sets the wait, and a service's Retry-After lengthens it: neither is capped.
+    The wait before attempt n + 1 is `base_seconds` × `factor` to the power n − 1, or × n with a linear
+    `backoff`; the others are `"immediate"` (no wait) and `"none"` (one attempt).
+    `jitter` varies it by up to this share in both directions; `"full"` draws it between 0 and the whole wait.
+    `cap_seconds` limits it. `on` limits retries to these
+    types of exceptions, including types that would count as permanent; `never` excludes types. A raised `Permanent`
+    always ends the retries. A raised `RetryAfter` sets the wait, and a service's Retry-After lengthens it; the cap
+    applies to neither. `classes` gives classes of errors their own attempts and waits; `Retry.by_class()` fills it.
     """
 
     attempts: int = 3
     base_seconds: float = 1.0
     factor: float = 2.0
     cap_seconds: float = 30.0
-    jitter: float = 0.0
+    jitter: float | Literal["full"] = 0.0
     backoff: Backoff = "exponential"
     on: type[BaseException] | tuple[type[BaseException], ...] = ()
     never: type[BaseException] | tuple[type[BaseException], ...] = ()
@@ -73,9 +78,10 @@ class Retry:
     def __post_init__(self) -> None:
         check_count(self.attempts, "attempts")
         for name in ("base_seconds", "cap_seconds"):
-            object.__setattr__(self, name, check_number(getattr(self, name), name, 0))
+            object.__setattr__(self, name, check_seconds(getattr(self, name), name, 0))
         object.__setattr__(self, "factor", check_number(self.factor, "factor", 1))
-        object.__setattr__(self, "jitter", check_number(self.jitter, "jitter", 0, 1))
+        if self.jitter != "full":
+            object.__setattr__(self, "jitter", check_number(self.jitter, "jitter (a share, or 'full')", 0, 1))
         if self.backoff not in get_args(Backoff):
             raise DefinitionError(f"backoff must be one of {', '.join(get_args(Backoff))}, not {self.backoff!r}")
         if self.backoff == "none":
@@ -86,12 +92,12 @@ class Retry:
 
     @classmethod
     def none(cls) -> Retry:
-        """One attempt: what a step without a policy gets."""
+        """One attempt: the policy of a step without one."""
         return cls(attempts=1, backoff="none")
 
     @classmethod
-    def by_class(cls, *changes: ClassRetry, cap_seconds: float = 30.0, jitter: float = 0.0) -> Retry:
-        """Attempts and waits by the class of each error; `changes` replace or add lines of the table."""
+    def by_class(cls, *changes: ClassRetry, cap_seconds: float = 30.0, jitter: float | Literal["full"] = 0.0) -> Retry:
+        """Return a policy with attempts and waits by error class; `changes` replace or add lines of the table."""
         table = {line.error_class: line for line in (*CLASS_RETRIES, *_distinct(changes))}
         lines = tuple(table.values())
         return cls(attempts=max(line.attempts for line in lines), cap_seconds=cap_seconds, jitter=jitter, classes=lines)
@@ -104,10 +110,10 @@ class Retry:
         random: float = 0.5,
         now: float | None = None,
     ) -> Decision:
-        """What follows after attempt number `attempt` (from 1) has failed.
+        """Decide what follows the failure of attempt number `attempt`, counted from 1.
 
-        `random`, from 0 up to 1, places the wait within the jitter: 0.5 is its middle. `now`, in seconds since the
-        epoch, is needed only to understand a date in a Retry-After.
+        `random`, from 0 up to 1, places the wait within the jitter; 0.5 is the middle. `now`, in seconds since the
+        epoch, is needed only for a date in a Retry-After.
         """
         error_class = ErrorClass.of(error_class)
         refusal = self._refusal(error_class, error)
@@ -153,7 +159,9 @@ class Retry:
             seconds = min(line.base_seconds * growth, self.cap_seconds)
         except OverflowError:
             seconds = self.cap_seconds if line.base_seconds else 0.0
-        # Capped before the jitter too, or attempts that reach the cap would all fall on the same instant.
+        if self.jitter == "full":
+            return seconds * random
+        # Cap before the jitter as well; otherwise all attempts that reach the cap would start at the same instant.
         return min(seconds * (1 + self.jitter * (2 * random - 1)), self.cap_seconds)
 
 
@@ -161,7 +169,7 @@ def _known_class(name: str) -> ErrorClass:
     try:
         return ErrorClass(name)
     except ValueError:
-        raise DefinitionError(f"there is no error class {name!r}; there are {', '.join(ErrorClass)}") from None
+        raise DefinitionError(f"unknown error class {name!r}; known classes are {', '.join(ErrorClass)}") from None
 
 
 def _kinds(value: object, what: str) -> tuple[type[BaseException], ...]:
@@ -179,7 +187,7 @@ def _distinct(lines: Iterable[ClassRetry]) -> tuple[ClassRetry, ...]:
     return lines
 
 
-#: What `Retry.by_class()` does with each class; a class that is not listed is never retried.
+#: The table of `Retry.by_class()`. A class that is not listed is never retried.
 CLASS_RETRIES: tuple[ClassRetry, ...] = (
     ClassRetry(ErrorClass.TRANSIENT, attempts=4, base_seconds=1, factor=2),
     ClassRetry(ErrorClass.RATE_LIMITED, attempts=6, base_seconds=5, factor=2),

@@ -1,4 +1,4 @@
-"""How long an error asks to be left alone: a raised `RetryAfter`, or what a service said in its answer."""
+"""The wait that an error asks for: by a raised `RetryAfter`, or by the answer of a service."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ..errors import RetryAfter
-from .classify import attribute, causes
+from .classify import attribute, causes, response_of
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A wish for a wait. The step's own code is `exact`; a service only says how long is too early."""
+    """A requested wait. A request of the step's own code is `exact`; one of a service is a minimum."""
 
     seconds: float
     exact: bool
 
 
 def asked_wait(error: BaseException | None, now: float | None = None) -> Ask | None:
-    """What the error, or one that caused it, asks for; None if nothing, or nothing that makes sense.
+    """Return the wait that the error, or a cause of it, asks for; None if there is no valid request.
 
-    `now`, in seconds since the epoch, is needed to understand a date.
+    `now`, in seconds since the epoch, is needed for a date.
     """
     if error is None:
         return None
@@ -40,7 +40,7 @@ def _from_service(error: BaseException, now: float | None) -> float | None:
     seconds = _seconds(attribute(error, "retry_after"), now)
     if seconds is not None:
         return seconds
-    for holder in (attribute(error, "response"), error):
+    for holder in (response_of(error), error):
         headers = attribute(holder, "headers")
         milliseconds = _seconds(_header(headers, "retry-after-ms"), None)
         if milliseconds is not None:
@@ -52,15 +52,15 @@ def _from_service(error: BaseException, now: float | None) -> float | None:
 
 
 def _header(headers: Any, name: str) -> Any:
-    """The header's value from whatever kind of mapping the library uses; a plain dict minds the case of letters."""
+    """Return a header's value from any kind of mapping; a plain dict is case-sensitive."""
     try:
         return next((value for key, value in headers.items() if str(key).lower() == name), None)
-    except Exception:  # noqa: BLE001 - no mapping at all, or one that fails
+    except Exception:  # noqa: BLE001 - not a mapping, or one that fails
         return None
 
 
 def _seconds(value: Any, now: float | None) -> float | None:
-    """A wait in seconds from a number, its text, an HTTP date, an instant or a duration."""
+    """Return the wait in seconds for a number, its text, an HTTP date, an instant or a duration."""
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, bytes):
@@ -73,7 +73,7 @@ def _seconds(value: Any, now: float | None) -> float | None:
         return None
     try:
         seconds = float(value)
-    except OverflowError:  # an integer beyond every float
+    except OverflowError:  # an integer too large for a float
         return None
     return seconds if math.isfinite(seconds) and seconds >= 0 else None
 

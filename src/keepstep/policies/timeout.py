@@ -1,20 +1,23 @@
-"""How long an attempt, and a step with all its attempts and waits, may take."""
+"""Timeouts of an attempt, and of a step with all its attempts and waits."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
 
+from ..checks import check_seconds
 from ..errors import DefinitionError
-from .check import check_number
 
-#: The shortest timeout that means anything: less than this is a mistake in the unit.
+#: Shortest accepted timeout in seconds. A smaller one is probably a mistake in the unit.
 SHORTEST_SECONDS = 0.001
 
 
 @dataclass(frozen=True, slots=True)
 class Timeout:
-    """Limits in seconds; None is no limit. `step_seconds` counts from the first attempt, waits included."""
+    """Limits in seconds; None means no limit.
+
+    `attempt_seconds` limits each attempt. `step_seconds` counts from the first attempt and includes waits.
+    """
 
     attempt_seconds: float | None = None
     step_seconds: float | None = None
@@ -23,11 +26,11 @@ class Timeout:
         for name in ("attempt_seconds", "step_seconds"):
             value = getattr(self, name)
             if value is not None:
-                object.__setattr__(self, name, check_number(value, name, SHORTEST_SECONDS))
+                object.__setattr__(self, name, check_seconds(value, name, SHORTEST_SECONDS))
 
     @classmethod
     def of(cls, value: Timeout | float | timedelta | None) -> Timeout:
-        """A timeout as it may be written at a step: a bare number limits each attempt."""
+        """Return the timeout for an argument of a step; a bare number limits each attempt."""
         if value is None:
             return cls()
         if isinstance(value, Timeout):
@@ -39,7 +42,7 @@ class Timeout:
         return cls(attempt_seconds=value)
 
     def remaining(self, elapsed_seconds: float = 0.0) -> float | None:
-        """How long an attempt may take that starts so long after the first one did; None is without limit."""
+        """Return the time for an attempt that starts `elapsed_seconds` after the first one; None means no limit."""
         limits = []
         if self.attempt_seconds is not None:
             limits.append(self.attempt_seconds)
@@ -48,5 +51,5 @@ class Timeout:
         return min(limits, default=None)
 
     def expired(self, elapsed_seconds: float) -> bool:
-        """Whether an attempt that would start so long after the first one has no time left."""
+        """Whether an attempt that starts `elapsed_seconds` after the first one has no time left."""
         return self.remaining(elapsed_seconds) == 0.0

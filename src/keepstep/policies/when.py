@@ -1,4 +1,4 @@
-"""Predicates with a name: what an edge of a graph or a step of a dag may depend on."""
+"""Named predicates, for edges of a graph and steps of a dag."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Predicate = Callable[[Mapping[str, Any]], Any]
 
 @dataclass(frozen=True, slots=True)
 class Always:
-    """It always holds."""
+    """Holds always."""
 
     def __call__(self, state: Mapping[str, Any]) -> bool:
         return True
@@ -26,7 +26,7 @@ class Always:
 
 @dataclass(frozen=True, slots=True)
 class Exists:
-    """The key is there, whatever its value."""
+    """Holds when the state has the key, with any value."""
 
     key: str
 
@@ -39,7 +39,7 @@ class Exists:
 
 @dataclass(frozen=True, slots=True)
 class Equals:
-    """The key is there and has this value."""
+    """Holds when the state has the key with this value."""
 
     key: str
     value: Any
@@ -53,7 +53,7 @@ class Equals:
 
 @dataclass(frozen=True, slots=True)
 class Not:
-    """The other does not hold."""
+    """Holds when the other predicate does not."""
 
     other: Predicate
 
@@ -66,7 +66,7 @@ class Not:
 
 @dataclass(frozen=True, slots=True)
 class AllOf:
-    """Every one of them holds."""
+    """Holds when every predicate holds."""
 
     others: tuple[Predicate, ...]
 
@@ -79,7 +79,7 @@ class AllOf:
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
-    """At least one of them holds."""
+    """Holds when at least one predicate holds."""
 
     others: tuple[Predicate, ...]
 
@@ -94,40 +94,40 @@ always = Always()
 
 
 def exists(key: str) -> Exists:
-    """Holds when the state has the key."""
+    """Return a predicate that holds when the state has the key."""
     return Exists(key)
 
 
 def equals(key: str, value: Any) -> Equals:
-    """Holds when the state's key has this value."""
+    """Return a predicate that holds when the state's key has this value."""
     return Equals(key, value)
 
 
 def not_(other: Predicate) -> Not:
-    """Holds when the other does not."""
+    """Return a predicate that holds when the other does not."""
     return Not(_checked(other))
 
 
 def all_(*others: Predicate) -> AllOf:
-    """Holds when all of them do."""
+    """Return a predicate that holds when all others hold."""
     return AllOf(tuple(map(_checked, others)))
 
 
 def any_(*others: Predicate) -> AnyOf:
-    """Holds when one of them does."""
+    """Return a predicate that holds when at least one other holds."""
     return AnyOf(tuple(map(_checked, others)))
 
 
 def described(predicate: Predicate | None) -> str:
-    """The text of a predicate, for pictures and for telling one definition from another."""
+    """Return the text of a predicate, for pictures and fingerprints of definitions."""
     if predicate is None:
         return "always"
-    name = getattr(predicate, "__qualname__", None)  # of a function; what has none says itself what it is
+    name = getattr(predicate, "__qualname__", None)  # only functions have it; others have a str()
     return str(predicate if name is None else name)
 
 
 def keys_of(predicate: Predicate | None) -> frozenset[str] | None:
-    """The keys that a predicate looks at; None if it does not say, as a plain function does not."""
+    """Return the keys that a predicate reads; None if unknown, as for a plain function."""
     if predicate is None or isinstance(predicate, Always):
         return frozenset()
     if isinstance(predicate, Exists | Equals):
@@ -138,8 +138,8 @@ def keys_of(predicate: Predicate | None) -> frozenset[str] | None:
     elif isinstance(predicate, AllOf | AnyOf):
         others = predicate.others
     else:
-        told = getattr(predicate, "keys", None)
-        return told if isinstance(told, frozenset) else None
+        named_keys = getattr(predicate, "keys", None)
+        return named_keys if isinstance(named_keys, frozenset) else None
     found: set[str] = set()
     for keys in map(keys_of, others):
         if keys is None:
@@ -149,7 +149,7 @@ def keys_of(predicate: Predicate | None) -> frozenset[str] | None:
 
 
 def functions_in(predicate: Predicate | None) -> list[Callable[..., Any]]:
-    """The plain functions that a predicate is, or is made of."""
+    """Return the plain functions that a predicate consists of."""
     if isinstance(predicate, Not):
         return functions_in(predicate.other)
     if isinstance(predicate, AllOf | AnyOf):
@@ -159,5 +159,5 @@ def functions_in(predicate: Predicate | None) -> list[Callable[..., Any]]:
 
 def _checked(predicate: Predicate) -> Predicate:
     if not callable(predicate):
-        raise DefinitionError(f"a predicate is a function of the state, not {predicate!r}")
+        raise DefinitionError(f"a predicate must be a function of the state, not {predicate!r}")
     return predicate

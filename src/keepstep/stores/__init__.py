@@ -1,1 +1,1 @@
-"""Where runs live: one file per store; `open.py` finds them, `rules.py` holds what they all decide alike."""
+"""Where runs live: `open` finds a store; `transition` and `claims` decide what a commit and a claim mean for all."""

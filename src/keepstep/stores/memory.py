@@ -1,55 +1,59 @@
-"""The store in memory: the reference for what every store means, and a quick one for tests and throw-away runs."""
+"""The store in memory: quick, for tests and throw-away runs."""
 
 from __future__ import annotations
 
 import os
 import threading
 from bisect import bisect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 from ..errors import DefinitionError
-from ..model import LEASE_SECONDS, Claim, Claims, Flaw, Lease, News, Run, RunPage, RunQuery, Signal, Status, WorkerInfo
-from ..ports import Advance, Answer, Change, ClaimRequest, Clock, Create, Rekey, Row, SystemClock, Verdict, instant
-from . import rules
-from .authors import Authors
+from ..model import (
+    LEASE_SECONDS,
+    Claim,
+    Claims,
+    Flaw,
+    GateChange,
+    GateInfo,
+    News,
+    QueueCounts,
+    Run,
+    RunPage,
+    RunQuery,
+    Signal,
+    WorkerInfo,
+)
+from ..model.gate import QUEUE
+from ..ports import Advance, Answer, Change, ClaimRequest, Clock, Create, Row, SystemClock, instant
+from . import claims, gates, queues, rules
+from .transition import Head, Transition, Writes, head_of
 from .watch import Watch
+from .write_counts import Authors
 
 
 @dataclass(slots=True)
 class _Entry:
-    """One run: what never changes, and its head, which does."""
+    """One run: what never changes, its head, and what belongs to it."""
 
     run: Run
     number: int
-    rows: list[Row]
-    status: Status
-    checksum: str
-    epoch: int
-    worker: str | None
-    due_at: datetime | None
-    wakes: tuple[str, ...]
-    recoveries: int
-    updated_at: datetime | None
+    head: Head
+    rows: list[Row] = field(default_factory=list)
     signals: list[Signal] = field(default_factory=list)
     signal_ids: dict[str, int] = field(default_factory=dict)
 
+    def trim(self) -> None:
+        """Remove what the head says is no longer kept."""
+        kept_from, signals_from = self.head.kept_from, self.head.signals_from
+        self.rows = [row for row in self.rows if row.seq == 1 or row.seq >= kept_from]
+        self.signals = [signal for signal in self.signals if signal.seq >= signals_from]
+        self.signal_ids = {signal.id: signal.seq for signal in self.signals if signal.id}
+
     def snapshot(self) -> Run:
-        return replace(
-            self.run,
-            status=self.status,
-            seq=len(self.rows),
-            checksum=self.checksum,
-            epoch=self.epoch,
-            worker=self.worker,
-            due_at=self.due_at,
-            wakes=self.wakes,
-            signals=len(self.signals),
-            recoveries=self.recoveries,
-            updated_at=self.updated_at,
-        )
+        return self.head.of(self.run)
 
 
 @dataclass(slots=True)
@@ -75,6 +79,7 @@ class MemoryStore:
         self.lease_seconds = lease_seconds
         self._lock = threading.RLock()
         self._runs: dict[str, _Entry] = {}
+        self._view = _View(self._runs)
         self._open: dict[str, _Entry] = {}  # those that have not ended, so that a claim does not look at the others
         self._number = 0
         self._workers: dict[str, _Worker] = {}
@@ -85,6 +90,8 @@ class MemoryStore:
         self._arrivals: list[tuple[int, str]] = []  # (position, run) of every signal
         self._authors = Authors()
         self._seen_writes: dict[str, int] = {}
+        self._gates: dict[tuple[str, str], GateInfo] = {}
+        self._claims_made = 0
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -93,133 +100,40 @@ class MemoryStore:
             for create in (change,) if isinstance(change, Create) else getattr(change, "creates", ()):
                 rules.check_create(create)
         with self._lock:  # held for microseconds: never worth refusing to wait
-            answers = [self._apply(change) for change in changes]
-            self._authors.wrote({rules.author(change) for change in changes})
+            transition = Transition(self._view, instant(self.clock.now()))
+            answers = [transition.apply(change) for change in changes]
+            self._write(transition.writes)
+            self._authors.committed(changes)
             return answers
 
-    def _apply(self, change: Change) -> Answer:
-        if isinstance(change, Advance):
-            return self._advance(change)
-        if isinstance(change, Create):
-            return self._create(change)
-        if isinstance(change, Rekey):
-            return self._rekey(change)
-        return self._send(change.signal)
+    def _write(self, writes: Writes) -> None:
+        for run_id in writes.removed:
+            self._forget(run_id)
+        for run in writes.runs.values():
+            self._number += 1
+            entry = self._runs[run.id] = _Entry(run, self._number, head_of(run))
+            if run.status not in rules.ENDED:
+                self._open[run.id] = entry
+        for run_id, head in writes.heads.items():
+            self._runs[run_id].head = head
+            if head.status in rules.ENDED:
+                self._open.pop(run_id, None)
+        for run_id, key in writes.keys.items():
+            self._runs[run_id].run = replace(self._runs[run_id].run, data_key=key)
+        for run_id, row in writes.rows:
+            self._runs[run_id].rows.append(row)
+        self._add_signals(writes.signals)
+        for run_id in writes.trims:
+            self._runs[run_id].trim()
 
-    def _create(self, create: Create) -> Answer:
-        existing = self._runs.get(create.run.id)
-        if existing is not None and create.over is None:
-            return Answer(Verdict.EXISTS, run=existing.snapshot())
-        if existing is not None and not rules.may_replace(
-            create, existing.worker, existing.epoch, len(existing.signals)
-        ):
-            return Answer(Verdict.FENCED, run=existing.snapshot(), about=create.run.id)
-        if existing is not None:
-            self._forget(create.run.id)
-        run = rules.check_create(create)
-        self._number += 1
-        entry = _Entry(
-            run=run,
-            number=self._number,
-            rows=list(create.rows),
-            status=run.status,
-            checksum=run.checksum,
-            epoch=run.epoch,
-            worker=run.worker,
-            due_at=run.due_at,
-            wakes=run.wakes,
-            recoveries=run.recoveries,
-            updated_at=run.updated_at,
-            signals=list(create.signals),
-            signal_ids={signal.id: signal.seq for signal in create.signals if signal.id},
-        )
-        self._runs[run.id] = entry
-        if run.status not in rules.ENDED:
-            self._open[run.id] = entry
-        return Answer(Verdict.DONE, run=entry.snapshot(), seq=run.seq)
-
-    def _rekey(self, change: Rekey) -> Answer:
-        entry = self._runs.get(change.run)
-        if entry is None:
-            return Answer(Verdict.NOT_FOUND, about=change.run)
-        if entry.run.data_key != change.old:
-            return Answer(Verdict.FENCED, about=change.run)
-        entry.run = replace(entry.run, data_key=change.new)
-        return Answer(Verdict.DONE)
-
-    def _send(self, signal: Signal) -> Answer:
-        return self._refuse_send(signal) or Answer(Verdict.DONE, seq=self._deliver(signal))
-
-    def _refuse_send(self, signal: Signal) -> Answer | None:
-        target = self._runs.get(signal.run)
-        if target is None:
-            return Answer(Verdict.NOT_FOUND, about=signal.run)
-        if signal.id in target.signal_ids:
-            return Answer(Verdict.EXISTS, seq=target.signal_ids[signal.id])
-        if target.status.finished:
-            return Answer(Verdict.FINISHED, about=signal.run)
-        return None
-
-    def _deliver(self, signal: Signal) -> int:
-        target = self._runs[signal.run]
-        now = instant(self.clock.now())
-        seq = len(target.signals) + 1
-        target.signals.append(rules.seal_signal(signal, seq, now))
-        if signal.id:
-            target.signal_ids[signal.id] = seq
-        if target.worker is None and signal.name in target.wakes:
-            target.due_at = min(target.due_at or now, now)
-        self._position += 1
-        self._arrivals.append((self._position, signal.run))
-        return seq
-
-    def _advance(self, change: Advance) -> Answer:
-        entry = self._runs.get(change.run)
-        if (
-            entry is None
-            or entry.worker != change.worker
-            or entry.epoch != change.epoch
-            or len(entry.rows) != change.after
-            or not rules.extends(change.rows, change.after)
-        ):
-            return Answer(Verdict.FENCED, about=change.run)
-        if change.signals_seen is not None and len(entry.signals) > change.signals_seen:
-            return Answer(Verdict.MISSED)
-        status = rules.next_status(entry.status, change)
-        if status is None:
-            return Answer(Verdict.ILLEGAL)
-        if change.within is not None:
-            return Answer(Verdict.FAILED, error=DefinitionError("the memory store has no transactional steps"))
-        refusal = rules.refuse_outbox(change, self._conflicts, self._refuse_send)
-        if refusal is not None:
-            return refusal
-        self._write(entry, change, status)
-        return Answer(Verdict.DONE, seq=len(entry.rows))
-
-    def _conflicts(self, wanted: Run) -> bool:
-        existing = self._runs.get(wanted.id)
-        return existing is not None and not rules.same_child(existing.run, wanted)
-
-    def _write(self, entry: _Entry, change: Advance, status: Status) -> None:
-        at = change.at or instant(self.clock.now())
-        entry.status = status
-        entry.updated_at = at
-        if change.rows:
-            entry.rows.extend(change.rows)
-            entry.checksum = change.checksum
-            if change.progress:
-                entry.recoveries = 0
-        if rules.releases(change, status):
-            entry.worker = None
-            entry.due_at = rules.due_after(change, status, at)
-            entry.wakes = () if status in rules.ENDED else change.wakes
-        if status in rules.ENDED:
-            self._open.pop(change.run, None)
-        for create in change.creates:
-            self._create(create)
-        for send in change.sends:
-            if send.signal.id not in self._runs[send.signal.run].signal_ids:
-                self._deliver(send.signal)
+    def _add_signals(self, signals: Iterable[Signal]) -> None:
+        for signal in signals:
+            target = self._runs[signal.run]
+            target.signals.append(signal)
+            if signal.id:
+                target.signal_ids[signal.id] = signal.seq
+            self._position += 1
+            self._arrivals.append((self._position, signal.run))
 
     # -- leases ------------------------------------------------------------------------------------------------------
 
@@ -232,41 +146,75 @@ class MemoryStore:
             if request.worker in self._gone | self._killed:
                 return Claims()
             dead = self._bury_the_dead(request.worker)
-            if request.run is not None:
-                return self._claim_by_name(request, dead)
             now = instant(self.clock.now())
-            known = [entry for entry in self._open.values() if _knows(request, entry)]
-            taken = [entry for entry in known if entry.worker is not None and entry.worker in dead]
-            taken.sort(key=lambda entry: (entry.worker or "", entry.run.workflow, entry.run.id))
-            timed = [(entry.due_at, entry) for entry in known if entry.worker is None and entry.due_at is not None]
-            due = [(-entry.run.priority, due_at, entry.run.id, entry) for due_at, entry in timed if due_at <= now]
-            due.sort(key=lambda ranked: ranked[:3])
-            chosen = [*taken, *(ranked[3] for ranked in due)][: max(request.limit, 0)]
-            claims = tuple(self._claim(entry, request.worker) for entry in chosen)
-            later = [due_at for due_at, _ in timed if due_at > now]
-            return Claims(claims, min(later, default=None))
+            if request.run is not None:
+                entry = self._runs.get(request.run)
+                if entry is None or not claims.may_take(request, entry.head, now, dead.__contains__):
+                    return Claims()
+                if entry.head.status.finished and entry.run.dedupe is not None:
+                    rules.check_twin(entry.run.id, self._view.twin(entry.run.queue, entry.run.dedupe))
+                if request.drives and not self._may_drive(entry, request, dead, now):
+                    return Claims()
+                return Claims((self._claim(request.run, request.worker, now, holds=request.drives),))
+            limited = {name for kind, name in self._gates if kind == QUEUE}
+            runs = ((entry.run, entry.head) for entry in self._open.values())
+            taken: tuple[Claim, ...] = ()
+            next_due_at: datetime | None = None
+            served = limited if request.queues is None else limited & request.queues
+            for name in queues.in_turn(served, self._claims_made):
+                rest = replace(request, limit=request.limit - len(taken))
+                if name is None:
+                    chosen, at = claims.choose(rest, runs, now, dead.__contains__, limited)
+                    more = tuple(self._claim(run, request.worker, now) for run in chosen)
+                else:
+                    more, at = self._claim_queue(name, rest, dead, now)
+                taken += more
+                next_due_at = min(filter(None, (next_due_at, at)), default=None)
+            self._claims_made += 1
+            return Claims(taken, next_due_at)
 
-    def _claim_by_name(self, request: ClaimRequest, dead: set[str]) -> Claims:
-        entry = self._runs.get(request.run or "")
-        if entry is None or not rules.claimable_by_name(entry.status, request.statuses):
-            return Claims()
-        if entry.worker is not None and entry.worker not in dead:
-            return Claims()
-        return Claims((self._claim(entry, request.worker),))
+    def _claim_queue(
+        self, name: str, request: ClaimRequest, dead: set[str], now: datetime
+    ) -> tuple[tuple[Claim, ...], datetime | None]:
+        ground = self._ground(name, request, dead, now)
+        decision = queues.decide(self._gates[QUEUE, name], ground, request.limit, now.timestamp())
+        self._gates[QUEUE, name] = decision.gate
+        taken = tuple(self._claim(run, request.worker, now) for run in (*decision.orphans, *decision.runs))
+        return taken, None if decision.next_at is None else instant(decision.next_at)
 
-    def _claim(self, entry: _Entry, worker: str) -> Claim:
-        owner, before, since = entry.worker, entry.status, entry.updated_at
-        if owner is not None and entry.status.active:
-            entry.recoveries += 1
-        entry.status = rules.status_when_claimed(entry.status, taken=owner is not None)
-        entry.worker = worker
-        entry.epoch += 1
-        self._open[entry.run.id] = entry
-        entry.due_at = None
-        entry.wakes = ()
-        entry.updated_at = instant(self.clock.now())
+    def _may_drive(self, entry: _Entry, request: ClaimRequest, dead: set[str], now: datetime) -> bool:
+        gate = self._gates.get((QUEUE, entry.run.queue))
+        if gate is None:
+            return True
+        ground = self._ground(entry.run.queue, request, dead, now)
+        return queues.may_drive(gate, ground, holds_key=entry.run.key is None or entry.head.holds > 0)
+
+    def _ground(self, name: str, request: ClaimRequest, dead: set[str], now: datetime) -> queues.Listed:
+        places = (self._place(entry, request) for entry in self._open.values() if entry.run.queue == name)
+        return queues.Listed(places, request.worker, dead.__contains__, now.timestamp())
+
+    @staticmethod
+    def _place(entry: _Entry, request: ClaimRequest) -> queues.Place:
+        run, head = entry.run, entry.head
+        return queues.Place(
+            run.id,
+            entry.number,
+            run.priority,
+            run.key,
+            head.due_at.timestamp() if head.due_at is not None and claims.is_free(head) else None,
+            head.worker,
+            head.epoch == 0,
+            head.holds,
+            claims.serves(request, run.workflow, run.version, run.queue),
+            (head.worker or "", run.workflow),
+        )
+
+    def _claim(self, run_id: str, worker: str, now: datetime, *, holds: bool = True) -> Claim:
+        entry = self._open[run_id] = self._runs[run_id]
+        old = entry.head
+        entry.head = claims.leased(old, worker, now, holds=holds and entry.run.key is not None)
         self._authors.wrote({worker})
-        return Claim(entry.snapshot(), Lease(entry.run.id, worker, entry.epoch), owner, before, since)
+        return claims.claim_of(entry.snapshot(), old.worker, old.status, old.updated_at)
 
     def renew_leases(self, worker: WorkerInfo, *, leaving: bool = False) -> bool:
         with self._lock:
@@ -306,13 +254,33 @@ class MemoryStore:
             is_silent = self._watch.is_silent(asker, worker, self.lease_seconds)
             if worker != asker and (is_silent or self._is_proven_dead(worker)):
                 self._gone.add(worker)
-        owners = {entry.worker for entry in self._open.values() if entry.worker not in (None, asker)}
+        owners = {entry.head.worker for entry in self._open.values() if entry.head.worker not in (None, asker)}
         return {owner for owner in owners if owner is not None and self._is_proven_dead(owner)}
 
-    def bury(self, worker: str) -> None:
+    def mark_dead(self, worker: str) -> None:
         """Have a worker dead at once, as if its process had been killed."""
         with self._lock:
             self._killed.add(worker)
+
+    # -- gates -------------------------------------------------------------------------------------------------------
+
+    def list_gates(self, kind: str) -> list[GateInfo]:
+        with self._lock:
+            return [gate for (its_kind, _), gate in sorted(self._gates.items()) if its_kind == kind]
+
+    def change_gate(self, kind: str, name: str, change: GateChange) -> GateInfo:
+        with self._lock:
+            before = self._gates.get((kind, name)) or GateInfo(kind, name)
+            self._gates[kind, name] = gates.changed(before, change)
+            self._authors.wrote({None})
+            return before
+
+    def count_queue(self, name: str) -> QueueCounts:
+        with self._lock:
+            owners = {entry.head.worker for entry in self._open.values() if entry.head.worker is not None}
+            dead = {owner for owner in owners if not self._is_shown_alive(owner)}
+            served = ClaimRequest("", frozenset(entry.run.workflow for entry in self._open.values()))
+            return self._ground(name, served, dead, instant(self.clock.now())).counts()
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -334,14 +302,18 @@ class MemoryStore:
         with self._lock:
             start = rules.page_start(query)
             before = self._number + 1 if start is None else start
-            newest_first = reversed(self._runs.values())
+            newest_first = reversed(self._runs.values()) if query.ids is None else self._newest_of(query.ids)
             older = (entry for entry in newest_first if entry.number < before)
-            found = [entry for entry in older if rules.matches(query, entry.run, entry)]
+            found = [entry for entry in older if rules.matches(query, entry.run, entry.head)]
             page = found[: max(query.limit, 0)]
             more = page and len(found) > len(page)
             runs = (entry.snapshot() for entry in page)
             listed = tuple(run if query.with_input else replace(run, input=b"") for run in runs)
             return RunPage(listed, str(page[-1].number) if more else None)
+
+    def _newest_of(self, ids: Iterable[str]) -> Iterator[_Entry]:
+        found = [self._runs[run] for run in ids if run in self._runs]
+        return iter(sorted(found, key=lambda entry: -entry.number))
 
     def list_checkpoints(self, run_id: str, after: int = 0, limit: int = 1000, kinds: Iterable[str] = ()) -> list[Row]:
         wanted = frozenset(kinds)
@@ -349,7 +321,8 @@ class MemoryStore:
         size = 0
         with self._lock:
             entry = self._runs.get(run_id)
-            for row in entry.rows[max(after, 0) :] if entry else ():
+            first = bisect(entry.rows, after, key=_row_seq) if entry else 0
+            for row in entry.rows[first:] if entry else ():
                 if len(page) >= limit or size >= rules.PAGE_BYTES:
                     break
                 if not wanted or row.kind in wanted:
@@ -360,7 +333,8 @@ class MemoryStore:
     def list_signals(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Signal]:
         with self._lock:
             entry = self._runs.get(run_id)
-            return entry.signals[max(after, 0) :][: max(limit, 0)] if entry else []
+            first = bisect(entry.signals, after, key=_signal_seq) if entry else 0
+            return entry.signals[first:][: max(limit, 0)] if entry else []
 
     def news(self, worker: str, cursor: int) -> News:
         with self._lock:
@@ -371,25 +345,27 @@ class MemoryStore:
                 return News(self._position, (), changed)
             start = bisect(self._arrivals, cursor, key=lambda arrival: arrival[0])
             fresh = sorted({run for _, run in self._arrivals[start:]})
-            mine = tuple(run for run in fresh if run in self._runs and self._runs[run].worker == worker)
+            mine = tuple(run for run in fresh if run in self._runs and self._runs[run].head.worker == worker)
             return News(self._position, mine, changed)
 
-    def list_workers(self) -> list[WorkerInfo]:
+    def list_workers(self, *, gone: bool = False) -> list[WorkerInfo]:
         with self._lock:
             leases: dict[str, int] = {}
             for entry in self._runs.values():
-                if entry.worker is not None:
-                    leases[entry.worker] = leases.get(entry.worker, 0) + 1
+                if entry.head.worker is not None:
+                    leases[entry.head.worker] = leases.get(entry.head.worker, 0) + 1
             return [
                 replace(known.info, alive=self._is_shown_alive(name), leases=leases.get(name, 0))
                 for name, known in sorted(self._workers.items())
-                if name not in self._gone or leases.get(name)
+                if gone or name not in self._gone or leases.get(name)
             ]
 
     def delete_runs(self, run_ids: Sequence[str], *, finished: bool = False, scrub: bool = False) -> int:
         with self._lock:
             found = [self._runs[run] for run in dict.fromkeys(run_ids) if run in self._runs]
-            free = [one.run.id for one in found if one.worker is None and (one.status.finished or not finished)]
+            free = [
+                one.run.id for one in found if one.head.worker is None and (one.head.status.finished or not finished)
+            ]
             for run in free:
                 self._forget(run)
             self._arrivals = [arrival for arrival in self._arrivals if arrival[1] in self._runs]
@@ -407,15 +383,47 @@ class MemoryStore:
         """Nothing to let go of."""
 
 
+def _row_seq(row: Row) -> int:
+    return row.seq
+
+
+def _signal_seq(signal: Signal) -> int:
+    return signal.seq
+
+
+class _View:
+    """The store as a decision sees it."""
+
+    def __init__(self, runs: dict[str, _Entry]) -> None:
+        self._runs = runs
+
+    def head(self, run: str) -> Head | None:
+        entry = self._runs.get(run)
+        return entry.head if entry else None
+
+    def run(self, run: str) -> Run | None:
+        entry = self._runs.get(run)
+        return entry.snapshot() if entry else None
+
+    def data_key(self, run: str) -> str | None:
+        entry = self._runs.get(run)
+        return entry.run.data_key if entry else None
+
+    def signal_seq(self, run: str, signal_id: str) -> int | None:
+        entry = self._runs.get(run)
+        return entry.signal_ids.get(signal_id) if entry else None
+
+    def twin(self, queue: str, dedupe: str) -> str | None:
+        wanted = (queue, dedupe)
+        found = (entry for entry in self._runs.values() if (entry.run.queue, entry.run.dedupe) == wanted)
+        return next((entry.run.id for entry in found if not entry.head.status.finished), None)
+
+    def call(self, change: Advance) -> Exception:
+        return DefinitionError("the memory store has no transactional steps")
+
+
 def open_url(url: str, *, clock: Clock | None = None, **options: Any) -> MemoryStore:
     """A new, empty store for `memory:`."""
     if url.partition(":")[2].strip("/"):
         raise DefinitionError(f"{url!r}: a store in memory has no name, it is a new one each time; write memory:")
     return MemoryStore(clock=clock, **options)
-
-
-def _knows(request: ClaimRequest, entry: _Entry) -> bool:
-    workflow = entry.run.workflow
-    if workflow not in request.workflows:
-        return False
-    return request.versions.get(workflow, entry.run.version) == entry.run.version

@@ -1,4 +1,4 @@
-"""Who may be given up for dead: a worker whose process has ended, or one that was silent for the whole of its lease."""
+"""Detection of dead workers: a worker is dead if its process has ended, or if it was silent for its whole lease."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from ..ports import Clock
 
 
 class Watch:
-    """Measures how long other workers were silent, as seen by a worker that renewed its own lease all the while.
+    """Measures the silence of other workers, as seen by a worker that kept renewing its own lease.
 
-    The silence of others proves nothing while the observer itself could not write, was stopped, or had just started:
-    an outage silences everyone. So a span of observation ends when a renewal of the observer fails or comes late, and
-    counts by the observer's own clock, which nobody sets. No two machines have to agree about the time.
+    Silence proves nothing while the observer itself could not write, was stopped, or had just started, because an
+    outage silences every worker. A span of observation therefore ends when a renewal of the observer fails or is late.
+    It is measured by the observer's own monotonic clock, so machines need not agree about the time.
     """
 
     def __init__(self, clock: Clock, lease_seconds: float) -> None:
         self._clock = clock
         self._lease_seconds = lease_seconds
-        #: A heartbeat comes after a third of a lease. Renewals further apart than half a lease are no unbroken series.
+        #: Longest gap in seconds between renewals of one span. A heartbeat is due after a third of a lease.
         self._longest_gap_seconds = lease_seconds / 2
-        self._spans: dict[str, tuple[float, float]] = {}  # observer: its first and its newest renewal of the series
-        self._beats: dict[str, tuple[Hashable, float]] = {}  # worker: its newest heartbeat, and when it was first seen
+        self._spans: dict[str, tuple[float, float]] = {}  # observer: first and newest renewal of its span
+        self._beats: dict[str, tuple[Hashable, float]] = {}  # worker: newest heartbeat, and when it was first seen
 
     def renewed(self, observer: str) -> None:
-        """Note that a worker of this process has renewed its own lease."""
+        """Record that a worker of this process has renewed its own lease."""
         now = self._clock.boot()[1]
         first, newest = self._spans.get(observer, (now, now))
         self._spans[observer] = (first if now - newest <= self._longest_gap_seconds else now, now)
 
     def failed(self, observer: str) -> None:
-        """Note that a worker of this process could not renew its own lease: its observation starts again."""
+        """Record that a worker of this process could not renew its own lease; its observation starts again."""
         self._spans.pop(observer, None)
 
     def observe(self, heartbeats: Mapping[str, Hashable]) -> None:
-        """Note the newest heartbeat of every worker that is enrolled, and when it was first seen here."""
+        """Record the newest heartbeat of every registered worker, and when it was first seen here."""
         now, before = self._clock.boot()[1], self._beats
         self._beats = {
             worker: before[worker] if worker in before and before[worker][0] == beat else (beat, now)
@@ -48,7 +48,7 @@ class Watch:
         }
 
     def is_silent(self, observer: str, worker: str, lease_seconds: object) -> bool:
-        """Whether a worker has not renewed for the whole of its lease, while the observer renewed its own."""
+        """Whether a worker has not renewed for its whole lease, while the observer renewed its own."""
         now = self._clock.boot()[1]
         first, newest = self._spans.get(observer, (now, now))
         _, seen = self._beats.get(worker, (None, now))
@@ -56,7 +56,7 @@ class Watch:
         return is_unbroken and now - max(first, seen) > self.lease_of(lease_seconds)
 
     def lease_of(self, stored: object) -> float:
-        """How long a worker's lease lasts, as stored with it; as long as our own where that is unknown or damaged."""
+        """Return the length of a worker's lease as stored; our own where it is unknown or damaged."""
         if isinstance(stored, float) and math.isfinite(stored) and stored >= 0:
             return stored
         return self._lease_seconds
@@ -68,10 +68,10 @@ _IDENTITY = re.compile(r"(?P<place>.+) (?P<pid>[1-9]\d{0,9}) (?P<started>\d+)")
 
 
 def process_identity() -> str:
-    """Name this process, so that another in the same place can tell whether it has ended; empty where none could.
+    """Return an identity of this process by which others in the same place can detect its end; empty if unsupported.
 
-    The place is the host name, the boot of the machine and the namespace of its process numbers: containers may share
-    a host name, and then one number means a different process in each of them.
+    The place is the host name, the boot of the machine and the namespace of its process ids. Containers may share a
+    host name, and then one id means a different process in each of them.
     """
     pid = os.getpid()
     place = _place(pid)
@@ -80,7 +80,7 @@ def process_identity() -> str:
 
 
 def has_ended(identity: str) -> bool:
-    """Whether a process provably ended: it ran in the place of this one, and is there no more."""
+    """Whether a process provably ended: it ran in the place of this one, and no longer exists there."""
     found = _IDENTITY.fullmatch(identity)
     if found is None or found["place"] != _place(os.getpid()):
         return False
@@ -91,7 +91,7 @@ def has_ended(identity: str) -> bool:
         return True
     except OverflowError:
         return False
-    except OSError:  # it belongs to another user, and lives
+    except OSError:  # the process belongs to another user, and is alive
         pass
     now = _start_time(pid)
     return now is not None and (now[0] in "ZX" or now[1] != found["started"])
@@ -99,7 +99,7 @@ def has_ended(identity: str) -> bool:
 
 @cache
 def _place(pid: int) -> str | None:
-    """The host, boot and namespace of this process; None where /proc does not tell, or shows another namespace."""
+    """Return host, boot and namespace of this process; None if /proc is missing or shows another namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         namespace = str(Path("/proc/self/ns/pid").readlink())
@@ -110,7 +110,7 @@ def _place(pid: int) -> str | None:
 
 
 def _start_time(pid: int) -> tuple[str, str] | None:
-    """The state of a process and the tick at which it started; None where /proc does not show it."""
+    """Return the state of a process and the tick of its start; None if /proc does not show it."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

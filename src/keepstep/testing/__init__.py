@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .crashtests import Ask, crashproof, crashtest
-    from .effects import effect
+    from .crashtests.crashtest import Ask, Complete, crashproof, crashtest
+    from .crashtests.effects import effect
+    from .crashtests.report import Report
     from .events import Events
     from .histories import History, Replayed, replay
-    from .report import Report
     from .stubs import Stub, stub
     from .worlds import World, in_virtual_time, run, world
 
 __all__ = [
     "Ask",
+    "Complete",
     "Events",
     "History",
     "Replayed",
@@ -33,16 +34,17 @@ __all__ = [
 
 #: Where each name lives: it is loaded when it is used, since `effect` stands in programs that are not under test.
 _PLACES = {
-    "Ask": "crashtests",
+    "Ask": "crashtests.crashtest",
+    "Complete": "crashtests.crashtest",
     "Events": "events",
     "History": "histories",
     "Replayed": "histories",
-    "Report": "report",
+    "Report": "crashtests.report",
     "Stub": "stubs",
     "World": "worlds",
-    "crashproof": "crashtests",
-    "crashtest": "crashtests",
-    "effect": "effects",
+    "crashproof": "crashtests.crashtest",
+    "crashtest": "crashtests.crashtest",
+    "effect": "crashtests.effects",
     "in_virtual_time": "worlds",
     "replay": "histories",
     "run": "worlds",

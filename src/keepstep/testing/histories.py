@@ -15,15 +15,16 @@ from typing import Any
 
 import msgspec
 
-from ..engine.dry import Recorded, Replayed, replayed, sealed
 from ..engine.encryption import Encryption
 from ..errors import CheckpointCorrupt, DefinitionError, ReplayMismatch, RunNotFound, SchemaMismatch, StoreUnavailable
+from ..history.dry_replay import Recorded, Replayed, replayed, sealed
 from ..model import Run, Status
+from ..model.run import removed_records
 from ..ports import Row, Store
-from ..stores.keys import Keys
+from ..records.keys import Keys
+from ..records.record import NEWEST_FORMAT, Instant, Record, origin, unseal
+from ..stores.encrypted import EncryptedStore
 from ..stores.open import is_store, open_store
-from ..stores.records import NEWEST_FORMAT, Instant, Record, origin, unseal
-from ..stores.sealed import SealedStore
 from ..workflows.definition import Workflow
 
 
@@ -38,6 +39,7 @@ class _Head(msgspec.Struct, omit_defaults=True):
     created_at: Instant
     seed: str
     input: msgspec.Raw
+    encrypted: bool = False
 
 
 class _File(msgspec.Struct):
@@ -75,19 +77,24 @@ class History(Recorded):
             raise CheckpointCorrupt(f"{path} holds no history: {error}") from None
         if found.format > NEWEST_FORMAT:
             raise SchemaMismatch(f"{path} has format {found.format}, newer than {NEWEST_FORMAT}; upgrade Keepstep")
-        run = Run(**{**msgspec.structs.asdict(found.run), "input": bytes(found.run.input)})
+        fields = msgspec.structs.asdict(found.run)
+        encrypted = fields.pop("encrypted")
+        run = Run(**{**fields, "input": bytes(found.run.input)})
         made = sealed(run, found.records)
         list(unseal(made.rows, run.id))  # each is one of ours
-        return History(replace(made.run, status=found.run.status), tuple(made.rows))
+        return History(replace(made.run, status=found.run.status), tuple(made.rows), encrypted)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it to a file, one record per line, for the repository of the code that it belongs to."""
+        if self.run.kept_from:
+            raise DefinitionError(f"run {self.run.id!r} cannot be saved as a history: {removed_records(self.run)}")
         Path(path).write_bytes(b"\n".join(self._lines()) + b"\n")
 
     def _lines(self) -> Iterator[bytes]:
         run = self.run
         raw = msgspec.Raw(run.input)
         head = _Head(run.id, run.workflow, run.version, run.fingerprint, run.status, run.created_at, run.seed, raw)
+        head.encrypted = self.encrypted
         yield b'{"format": %d,' % NEWEST_FORMAT
         yield b' "run": %s,' % msgspec.json.encode(head)
         yield b' "records": ['
@@ -99,20 +106,20 @@ class History(Recorded):
 
 
 def _read(store: Store, run_id: str, keys: Keys | None) -> History:
-    store = store if keys is None else SealedStore(store, keys)
+    store = store if keys is None else EncryptedStore(store, keys)
     run = store.get_run(run_id)
     if run is None:
         raise RunNotFound(f"no run {run_id!r} in {store.url}", run_id)
     rows: list[Row] = []
-    while page := store.list_checkpoints(run_id, len(rows)):
+    while page := store.list_checkpoints(run_id, rows[-1].seq if rows else 0):
         rows += page
-    records = [record for record, _ in unseal(rows, run_id, previous=origin(run))]
+    records = [record for record, _ in unseal(rows, run_id, 0, origin(run), run.kept_from)]
     if not run.data_key:
         return History(run, tuple(rows))
-    cipher = Encryption(keys).cipher(run) if not isinstance(store, SealedStore) else store.cipher(run)
+    cipher = Encryption(keys).cipher(run) if not isinstance(store, EncryptedStore) else store.cipher(run)
     data = run.input if cipher is None else cipher.reveal_text(run.input, "input")
     plain = sealed(replace(run, input=data, data_key=""), records)
-    return History(plain.run, tuple(plain.rows))
+    return History(plain.run, tuple(plain.rows), encrypted=True)
 
 
 def _must_exist(source: Any) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, NamedTuple, ParamSpec, Self, TypeVar
 
 from ..errors import DefinitionError
-from ..policies import Timeout
 from ..workflows.definition import Step
 
 P = ParamSpec("P")
@@ -34,7 +33,7 @@ class Stub(Generic[P, R]):
         self.calls: list[Called] = []
         self._failures = failures
         self._answer = answer
-        self._before: list[tuple[Any, ...]] = []
+        self._before: list[tuple[Callable[..., Any], bool]] = []
 
     async def _body(self, *args: Any, **kwargs: Any) -> Any:
         self.calls.append(Called(args, kwargs))
@@ -57,14 +56,16 @@ class Stub(Generic[P, R]):
     def __enter__(self) -> Self:
         step = self.step
         step.values  # noqa: B018 - learnt from the real function, before it is out of sight
-        self._before.append((step.fn, step.is_async, step.simple))
-        step.is_async = not step.transactional
-        step.fn = self._body if step.is_async else self._body_in_transaction
-        step.simple = step.is_async and step.timeout == Timeout()
+        self._before.append((step.fn, step.is_async))
+        if step.transactional:
+            step.set_body(self._body_in_transaction, is_async=False)
+        else:
+            step.set_body(self._body, is_async=True)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.step.fn, self.step.is_async, self.step.simple = self._before.pop()
+        fn, is_async = self._before.pop()
+        self.step.set_body(fn, is_async=is_async)
 
 
 def stub(

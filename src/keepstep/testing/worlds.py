@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from ..engine.blocking import BlockingEngine, BlockingHandle
 from ..engine.engine import Engine
-from ..engine.quiet import only_waits
 from ..errors import DefinitionError, TimedOut
+from ..kernel.idle import only_waits
 from ..model import FINISHED, Event, RunQuery, Status
 from ..ports import Store
 from .events import Events
@@ -46,7 +46,7 @@ class World(BlockingEngine):
         self._closed = False
         self._runner = asyncio.Runner(loop_factory=VirtualLoop)
         try:
-            self._engine = self._do(_opened(make))
+            self._target = self._do(_opened(make))
         except BaseException:
             self._runner.close()
             raise
@@ -63,38 +63,33 @@ class World(BlockingEngine):
     @property
     def now(self) -> datetime:
         """What the clock of this world shows."""
-        return datetime.fromtimestamp(self._engine.clock.now(), UTC)
+        return datetime.fromtimestamp(self._target.clock.now(), UTC)
 
     @property
     def store(self) -> Store:
         """Where the runs of this world are kept."""
-        return self._engine.store
+        return self._target.store
 
-    def start(self, workflow: Any, /, *args: Any, **kwargs: Any) -> WorldHandle[Any]:
-        """Start a run, as `Engine.start` does; it moves when time passes or something is waited for."""
-        return WorldHandle(self, self._do(self._engine.start(workflow, *args, **kwargs)))
-
-    def get(self, run_id: str) -> WorldHandle[Any]:
-        """The run with this id."""
-        return WorldHandle(self, self._do(self._engine.get(run_id)))
+    def _handle_on(self, handle: RunHandle[R]) -> WorldHandle[R]:
+        return WorldHandle(self, handle)
 
     def advance(self, seconds: float = 0.0, *, minutes: float = 0.0, hours: float = 0.0, days: float = 0.0) -> None:
         """Let time pass, and everything that falls due in it happen; without a time, what can happen now."""
         span = timedelta(seconds=seconds, minutes=minutes, hours=hours, days=days).total_seconds()
         if span < 0:
             raise DefinitionError("time does not run backwards")
-        self._do(_advance(self._engine, span))
+        self._do(_advance(self._target, span))
 
     def until(self, name: str, *, step: str = "", run: str = "", times: int = 1) -> Event:
         """Let time pass until an event of this name has come so often; gives the last of them."""
         coming = self.events.until(name, step=step, run=run, times=times)
         what = " ".join(filter(None, (name, step, run)))
-        return self._do(_outwait(self._engine, coming, f"the event {what} does not come"))
+        return self._do(_outwait(self._target, coming, f"the event {what} does not come"))
 
-    def close(self) -> None:
+    def close(self, stop_seconds: float | None = None) -> None:
         """Hand unfinished runs back and end."""
         if not self._closed:
-            self._do(self._engine.close())
+            self._do(self._target.close(stop_seconds))
             self._closed = True
             self._runner.close()
 
@@ -108,11 +103,10 @@ class World(BlockingEngine):
 class WorldHandle(BlockingHandle[R]):
     """A handle on one run of a world."""
 
-    def result(self, timeout: float | None = None) -> R:
+    def result(self, timeout: float | timedelta | None = None) -> R:
         """The one result of the run; time passes until there is one. A run that cannot end by itself is an error."""
-        engine = self._engine._engine  # noqa: SLF001 - its own kind
-        coming = self._handle.result(timeout)
-        return self._engine._do(_outwait(engine, coming, f"run {self.id!r} does not end", self._handle))  # noqa: SLF001
+        engine, coming = self._engine._target, self._target.result(timeout)  # noqa: SLF001 - its own kind
+        return self._do(_outwait(engine, coming, f"run {self.id!r} does not end", self._target))
 
 
 class Opening:
@@ -166,7 +160,7 @@ def world(url: Any = "memory:", *, at: datetime | None = None, **options: Any) -
 def run(workflow: Workflow[..., R], /, *args: Any, **kwargs: Any) -> R:
     """Run a workflow to its end in a world of its own, however long it sleeps, and give its result."""
     with world() as here:
-        return here.start(workflow, *args, **kwargs).result()  # type: ignore[no-any-return]
+        return here.start(workflow, *args, **kwargs).result()
 
 
 def in_virtual_time(test: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, R]:

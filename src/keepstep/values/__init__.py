@@ -1,4 +1,4 @@
-"""Values: how what a workflow handles becomes JSON text and comes back, exactly or not at all."""
+"""Values: exact conversion of a workflow's values to JSON text and back."""
 
 from .codec import VALUES, Values, register
 from .plain import MAX_DEPTH

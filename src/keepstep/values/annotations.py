@@ -1,4 +1,4 @@
-"""Annotations: which classes can be reached from a type annotation, as far as its names can be resolved."""
+"""Annotations: the classes that a type annotation reaches, as far as its names can be resolved."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _PLAIN = frozenset(
 
 
 def is_plain(annotation: Any) -> bool:
-    """Whether an annotation certainly reaches no class of the user's."""
+    """Whether an annotation certainly reaches no user-defined class."""
     try:
         return annotation in _PLAIN
-    except TypeError:  # it cannot be hashed
+    except TypeError:  # unhashable
         return False
 
 
 def reachable(annotation: Any) -> tuple[list[type], list[str]]:
-    """Every class of a storable shape that `annotation` reaches, and the names that could not be resolved."""
+    """Return every class of a storable shape that `annotation` reaches, and the names that could not be resolved."""
     found: dict[type, None] = {}
     unresolved: dict[str, None] = {}
     seen: set[int] = set()
     todo = [annotation]
-    keep = []  # ids stay unique only as long as their objects live
+    keep = []  # ids are unique only while their objects live
     while todo:
         item = todo.pop()
         if id(item) in seen:
@@ -71,7 +71,7 @@ def _parts(item: Any) -> list[Any]:
 def _softly(read: Callable[[], Any]) -> Any:
     try:
         return read()
-    except Exception:  # noqa: BLE001 - a name that is not there yet may raise anything
+    except Exception:  # noqa: BLE001 - a name that is not defined yet may raise anything
         return None
 
 
@@ -79,7 +79,7 @@ def _class_parts(cls: type) -> list[Any]:
     if kind_for(cls, "") is None and not typing.is_typeddict(cls):
         return []
     hints = hints_of(cls)
-    if is_pydantic(cls):  # it has resolved its own, in places where nobody else can look
+    if is_pydantic(cls):  # Pydantic has resolved its annotations itself, with names that are not reachable from here
         hints |= {key: field.annotation for key, field in getattr(cls, "model_fields", {}).items()}
     parts = list(hints.values())
     for base in getattr(cls, "__orig_bases__", ()):
@@ -88,10 +88,10 @@ def _class_parts(cls: type) -> list[Any]:
 
 
 def hints_of(thing: Any, names: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The annotations of a class or a function; one that cannot be resolved stays a string."""
+    """Return the annotations of a class or function; an unresolvable one stays a string."""
     try:
         return typing.get_type_hints(thing, localns=dict(names) if names else None, include_extras=True)
-    except Exception:  # noqa: BLE001, S110 - evaluating annotations may raise anything; one by one, some will do
+    except Exception:  # noqa: BLE001, S110 - evaluation may raise anything; fall back to one by one
         pass
     hints: dict[str, Any] = {}
     for owner in reversed(thing.__mro__) if isinstance(thing, type) else (thing,):
@@ -101,8 +101,8 @@ def hints_of(thing: Any, names: Mapping[str, Any] | None = None) -> dict[str, An
     return hints
 
 
-def _enclosed(function: Any) -> dict[str, Any]:
-    """The names that a function has from the functions around it."""
+def enclosed(function: Any) -> dict[str, Any]:
+    """Return the names that a function takes from its enclosing functions."""
     names = getattr(getattr(function, "__code__", None), "co_freevars", ())
     cells = getattr(function, "__closure__", None) or ()
     enclosed = {name: _softly(lambda: cell.cell_contents) for name, cell in zip(names, cells, strict=False)}  # noqa: B023
@@ -112,7 +112,7 @@ def _enclosed(function: Any) -> dict[str, Any]:
 def _resolved(hint: str, owner: Any, names: Mapping[str, Any] | None) -> Any:
     module = sys.modules.get(getattr(owner, "__module__", ""))
     known: dict[str, Any] = dict(getattr(owner, "__globals__", None) or vars(module or typing))
-    known.update(_enclosed(owner))
+    known.update(enclosed(owner))
     known.update(names or {})
     if isinstance(owner, type):
         known.setdefault(owner.__name__, owner)
@@ -122,5 +122,5 @@ def _resolved(hint: str, owner: Any, names: Mapping[str, Any] | None) -> Any:
     annotated.__annotations__ = {"it": hint}
     try:
         return typing.get_type_hints(annotated, known, known, include_extras=True)["it"]
-    except Exception:  # noqa: BLE001 - evaluating annotations may raise anything
+    except Exception:  # noqa: BLE001 - evaluation may raise anything
         return hint

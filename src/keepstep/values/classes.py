@@ -1,6 +1,7 @@
-"""Classes: how dataclasses, Enums, NamedTuples, msgspec Structs and Pydantic models are taken apart and restored.
+"""Classes: conversion of dataclasses, Enums, NamedTuples, Structs, Pydantic models and exceptions, and back.
 
-What is restored is what was stored: no `__init__`, `__post_init__` or validator changes it. Pydantic is not imported.
+An object is restored exactly as stored: no `__init__`, `__post_init__` or validator changes it. Pydantic is not
+imported.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable
 from enum import Enum, Flag
 from functools import cached_property
+from types import MemberDescriptorType
 from typing import Any
 
 import msgspec
@@ -19,7 +21,7 @@ from .kinds import BUILTIN_BY_TYPE, Kind, Refusal, expect, text_back, type_name
 
 
 def kind_for(cls: type, name: str) -> Kind | None:
-    """How a class of a known shape is stored, or None if it needs `to` and `back`."""
+    """Return how a class of a known shape is stored, or None if it needs `to` and `back`."""
     if issubclass(cls, Enum):
         return _enum(cls, name)
     if issubclass(cls, tuple) and hasattr(cls, "_fields"):
@@ -28,6 +30,8 @@ def kind_for(cls: type, name: str) -> Kind | None:
         return _struct(cls, name)
     if is_pydantic(cls):
         return _pydantic(cls, name)
+    if issubclass(cls, Exception):
+        return None if issubclass(cls, BaseExceptionGroup) else _exception(cls, name)
     if dataclasses.is_dataclass(cls) and _made_in_python(cls):
         return _dataclass(cls, name)
     if is_pydantic_url(cls):
@@ -43,13 +47,13 @@ def is_pydantic(cls: type) -> bool:
 
 
 def is_pydantic_url(cls: type) -> bool:
-    """Whether a class is one of Pydantic's URL types, which are text that has been checked."""
+    """Whether a class is one of Pydantic's URL types, which are validated text."""
     networks = sys.modules.get("pydantic.networks")
     bases = tuple(base for name in ("_BaseUrl", "_BaseMultiHostUrl") if (base := getattr(networks, name, None)))
     return issubclass(cls, bases)
 
 
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement, not in C
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: created by a class statement, not in C
 
 
 def _made_in_python(cls: type) -> bool:
@@ -80,7 +84,7 @@ def _enum(cls: type[Enum], name: str) -> Kind:
 
 
 def _stray_attributes(cls: type, names: Iterable[str]) -> Callable[[Any], None]:
-    """A check that an instance has no attributes beside its fields: they would be lost."""
+    """Return a check that an instance has no attributes besides its fields, because these would be lost."""
     known = set(names)
     for base in cls.__mro__:
         known.update(key for key, value in vars(base).items() if isinstance(value, cached_property))
@@ -88,7 +92,7 @@ def _stray_attributes(cls: type, names: Iterable[str]) -> Callable[[Any], None]:
         slot
         for base in cls.__mro__
         for slot in _slots_of(base)
-        if slot not in known and not slot.endswith("__")  # __dict__, __weakref__, and Pydantic's own
+        if slot not in known and not slot.endswith("__")  # __dict__, __weakref__ and Pydantic's own slots
     ]
 
     def check(value: Any) -> None:
@@ -159,6 +163,40 @@ def _has_no_default(field: dataclasses.Field[Any]) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
+def _exception(cls: type[Exception], name: str) -> Kind:
+    """Store the arguments, the attributes and the notes. Its cause, context and traceback are left out."""
+    native = next(base for base in cls.__mro__ if not base.__flags__ & _HEAP_TYPE)
+    members = [
+        member
+        for base in cls.__mro__
+        for member, found in vars(base).items()
+        if isinstance(found, MemberDescriptorType) and base is not BaseException and not _is_dunder(member)
+        if member != "obj"  # of an AttributeError: any object
+    ]
+
+    def to(error: Any) -> dict[str, Any]:
+        kept = {key: getattr(error, key, None) for key in members}
+        kept = {key: item for key, item in kept.items() if item is not None}
+        kept |= {key: item for key, item in error.__dict__.items() if key == "__notes__" or not _is_dunder(key)}
+        return {"args": list(error.args), "attributes": kept} if kept else {"args": list(error.args)}
+
+    def back(stored: Any) -> Any:
+        _check_fields(cls, stored, ("args", "attributes"))
+        args, kept = expect(stored.get("args", []), list), expect(stored.get("attributes", {}), dict)
+        error: Any = native.__new__(cls, *args)
+        error.args = tuple(args)
+        for key in kept.keys() & set(members):
+            object.__setattr__(error, key, kept[key])
+        error.__dict__.update((key, item) for key, item in kept.items() if key not in members)
+        return error
+
+    return Kind(name, cls, to, back, record=True)
+
+
+def _is_dunder(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
 def _named_tuple(cls: type[Any], name: str) -> Kind:
     names: tuple[str, ...] = cls._fields
     defaults: dict[str, Any] = getattr(cls, "_field_defaults", {})
@@ -181,7 +219,7 @@ def _named_tuple(cls: type[Any], name: str) -> Kind:
 
 
 def _struct(cls: type[msgspec.Struct], name: str) -> Kind:
-    from msgspec.structs import force_setattr  # noqa: PLC0415 - only for those who use structs
+    from msgspec.structs import force_setattr  # noqa: PLC0415 - only needed for structs
 
     names = cls.__struct_fields__
     check = _stray_attributes(cls, names)
@@ -193,7 +231,7 @@ def _struct(cls: type[msgspec.Struct], name: str) -> Kind:
     def back(stored: Any) -> Any:
         _check_fields(cls, stored, names)
         value = cls(**stored)
-        for key, item in stored.items():  # whatever __post_init__ made of them
+        for key, item in stored.items():  # undo changes by __post_init__
             force_setattr(value, key, item)
         return value
 
@@ -201,9 +239,9 @@ def _struct(cls: type[msgspec.Struct], name: str) -> Kind:
 
 
 def _pydantic(cls: type[Any], name: str) -> Kind:
-    """Fields, and beside them extra and private attributes, which fields were set and which are not even there."""
+    """Store the fields, extra and private attributes, the names of set fields and the names of missing ones."""
     fields, privates = tuple(cls.model_fields), tuple(cls.__private_attributes__)
-    check = _stray_attributes(cls, (*fields, "__pydantic_private__"))  # where a RootModel keeps its private attributes
+    check = _stray_attributes(cls, (*fields, "__pydantic_private__"))  # a RootModel stores its private attributes there
 
     def to(model: Any) -> dict[str, Any]:
         check(model)
@@ -284,16 +322,16 @@ def _rest_of(more: Any) -> tuple[list[str], list[str], list[str], dict[str, Any]
 def _pydantic_default(field: Any, attributes: dict[str, Any]) -> Any:
     try:
         return field.get_default(call_default_factory=True, validated_data=attributes)
-    except TypeError:  # before 2.10 a default factory knew nothing of the other fields
+    except TypeError:  # before Pydantic 2.10 a default factory received no other fields
         return field.get_default(call_default_factory=True)
 
 
 def checked_kind(
     cls: Any, name: str | None, to: Callable[[Any], Any] | None, back: Callable[[Any], Any] | None
 ) -> Kind:
-    """The kind of a class that is registered by hand, or an error that says what is missing."""
+    """Return the kind of a class that a user registers; raise `DefinitionError` if something is missing."""
     if not isinstance(cls, type):
-        raise DefinitionError(f"register takes a class, not {cls!r}")
+        raise DefinitionError(f"register() takes a class, not {cls!r}")
     if cls in BUILTIN_BY_TYPE or cls in (bool, list, type(None)):
         raise DefinitionError(f"{type_name(cls)} is stored as it is; it cannot be registered")
     if (to is None) != (back is None):
@@ -303,7 +341,7 @@ def checked_kind(
     kind = kind_for(cls, name or cls.__qualname__)
     if kind is None:
         raise DefinitionError(
-            f"{type_name(cls)} is no dataclass, Enum, NamedTuple, Pydantic model or msgspec Struct: "
-            f"register({cls.__qualname__}, to=..., back=...) must say how it is stored"
+            f"{type_name(cls)} is not a dataclass, Enum, NamedTuple, Pydantic model, msgspec Struct or exception; "
+            f"pass register({cls.__qualname__}, to=..., back=...) to define how it is stored"
         )
     return kind

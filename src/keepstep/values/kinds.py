@@ -1,4 +1,4 @@
-"""Kinds: how a type that JSON lacks is taken apart into storable values and put together again; those built in."""
+"""Kinds: how types that JSON lacks are converted to storable values and back, with the built-in ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .secret import Secret
 
 
 class Refusal(Exception):
-    """Why a value cannot be stored or restored; `path` is collected on the way out, innermost first."""
+    """The reason why a value cannot be stored or restored; `path` is collected on the way out, innermost first."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -29,10 +29,10 @@ class Refusal(Exception):
 
 
 class Kind:
-    """One type under its tag: `to` gives a storable value, `back` makes the same object from it again.
+    """One type and its tag: `to` returns a storable value, `back` restores the object from it.
 
-    A record's `to` gives its fields by name. `rest`, if there is one, gives what else belongs to a record, and `back`
-    is then called with both.
+    For a record, `to` returns the fields by name. If the kind has a `rest`, it returns further parts of the record, and
+    `back` receives both.
     """
 
     __slots__ = ("back", "cls", "name", "record", "rest", "to")
@@ -56,24 +56,24 @@ class Kind:
 
 
 def type_name(cls: type) -> str:
-    """How a type is called in a message."""
+    """Return the name of a type for messages."""
     return cls.__qualname__ if cls.__module__ in ("builtins", "__main__") else f"{cls.__module__}.{cls.__qualname__}"
 
 
 # -- built in ----------------------------------------------------------------------------------------------------------
 
-#: Integers of more than 2048 bits, which have 617 digits or more, are tagged: a process may be limited to 640 digits.
+#: Integers of more bits, or at least 617 digits, are tagged, because a process may limit integers to 640 digits.
 LONG_BITS = 2048
 LONG_DIGITS = 617
 
 
 def long_int_text(value: int) -> str | None:
-    """The text under the tag of an integer that is too long for a JSON number, or None."""
+    """Return the tagged text of an integer that is too long for a JSON number, or None."""
     return hex(value) if value.bit_length() > LONG_BITS else None
 
 
 def is_text(value: str) -> bool:
-    """Whether a string is Unicode text, which a lone surrogate is not."""
+    """Whether a string is Unicode text, without lone surrogates."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -82,7 +82,7 @@ def is_text(value: str) -> bool:
 
 
 def expect(value: Any, cls: type) -> Any:
-    """The value, if it is exactly of this type."""
+    """Return the value if its type is exactly `cls`."""
     if type(value) is not cls:
         raise ValueError(f"expected a {cls.__name__}, found a {type(value).__name__}")
     return value
@@ -116,7 +116,7 @@ def _tuple_back(items: Any) -> tuple[Any, ...]:
 def _set_back(items: Any) -> set[Any]:
     value = set(expect(items, list))
     if len(value) != len(items):
-        raise ValueError("an element is there twice")
+        raise ValueError("an element occurs twice")
     return value
 
 
@@ -130,7 +130,7 @@ def _dict_back(pairs: Any) -> dict[Any, Any]:
             raise ValueError("expected pairs of a key and its value")
     value = dict(pairs)
     if len(value) != len(pairs):
-        raise ValueError("a key is there twice")
+        raise ValueError("a key occurs twice")
     return value
 
 
@@ -147,13 +147,13 @@ def _bytearray_back(text: Any) -> bytearray:
 
 
 def _clock_to(value: datetime | time) -> str | dict[str, Any]:
-    """ISO text; beside it the zone's name if it has one, and the fold if it is the second of an ambiguous hour."""
+    """Return ISO text, with the zone's name if it has one, and the fold in the second pass of an ambiguous hour."""
     zone = value.tzinfo
     more: dict[str, Any] = {}
     if zone is not None:
         if type(zone) is timezone:
             offset_and_name: tuple[Any, ...] = zone.__getinitargs__()  # type: ignore[attr-defined]
-            if offset_and_name[0].microseconds:  # which fromisoformat does not read reliably
+            if offset_and_name[0].microseconds:  # fromisoformat does not read microseconds of an offset reliably
                 more["offset"] = offset_and_name[0]
                 value = value.replace(tzinfo=None)
             if len(offset_and_name) > 1:
@@ -181,7 +181,7 @@ def _zone_key(zone: Any) -> str:
 
 
 def _zone(key: str) -> tzinfo:
-    from zoneinfo import ZoneInfo  # noqa: PLC0415 - slow to import, and seldom needed
+    from zoneinfo import ZoneInfo  # noqa: PLC0415 - slow to import and rarely needed
 
     if not _is_zone(key):
         raise ValueError(f"{key[:60]!r} is not the name of a time zone")
@@ -190,8 +190,8 @@ def _zone(key: str) -> tzinfo:
 
 @lru_cache(1000)
 def _is_zone(key: str) -> bool:
-    """Whether there is such a zone. A name that someone else wrote must lead to no other file, nor to an import."""
-    from zoneinfo import TZPATH  # noqa: PLC0415 - as above
+    """Whether the zone exists. An untrusted name must lead to no other file and no import."""
+    from zoneinfo import TZPATH  # noqa: PLC0415 - slow to import and rarely needed
 
     if not _ZONE_KEY.fullmatch(key) or len(key) > _LONGEST_ZONE:
         return False
@@ -200,7 +200,7 @@ def _is_zone(key: str) -> bool:
 
 @lru_cache(1)
 def _all_zones() -> set[str]:
-    from zoneinfo import available_timezones  # noqa: PLC0415 - as above
+    from zoneinfo import available_timezones  # noqa: PLC0415 - slow to import and rarely needed
 
     return available_timezones()
 
@@ -261,7 +261,7 @@ def _timedelta_back(parts: Any) -> timedelta:
 
 def _decimal_back(text: Any) -> Decimal:
     value = Decimal(expect(text, str))
-    if str(value) != text:  # a context without traps makes NaN of what it cannot read
+    if str(value) != text:  # a context without traps returns NaN for text that it cannot read
         raise ValueError(f"{text[:40]!r} is not a decimal number as Python writes it")
     return value
 
@@ -289,7 +289,7 @@ def _range_back(parts: Any) -> range:
 
 
 def text_back(cls: type[Any]) -> Callable[[Any], Any]:
-    """How a type that is made from its text comes back."""
+    """Return the `back` function of a type that is created from its text."""
 
     def back(text: Any) -> Any:
         return cls(expect(text, str))

@@ -1,4 +1,4 @@
-"""Known types: which class a codec stores under which tag, and how a class is found from either side."""
+"""Known types: the mapping between classes and tags of a codec."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .kinds import BUILTIN_BY_NAME, BUILTIN_BY_TYPE, Kind, type_name
 
 
 class _Table:
-    """Kinds by class and by name. A name may lead to several classes, which is told when it is used."""
+    """Kinds by class and by name. A name may lead to several classes; using such a name is an error."""
 
     __slots__ = ("by_name", "by_type")
 
@@ -29,13 +29,14 @@ class _Table:
 
 
 class KnownTypes:
-    """The types of one codec, behind those of its parents: those registered, and those learnt from annotations.
+    """The types of one codec and its parents: registered ones, and those learnt from annotations.
 
-    Annotations are the fields of registered classes and what `annotations` gives. They are read when the first class
-    is met, so that they may name what is defined later. A name given by hand wins over the class's own.
+    The annotations are those of registered classes' fields and those that `annotations` returns. They are read when the
+    codec meets its first class, so they may name classes that are defined later. A registered name takes precedence
+    over a class's own name.
     """
 
-    #: Grows with everything that any codec learns: what has been found is good until then.
+    #: Grows with everything that any codec learns; cached lookups are valid until it changes.
     changes: ClassVar[int] = 0
 
     def __init__(self, parent: KnownTypes | None = None, annotations: Callable[[], Any] | None = None) -> None:
@@ -51,7 +52,7 @@ class KnownTypes:
     def add(
         self, cls: type, name: str | None, to: Callable[[Any], Any] | None, back: Callable[[Any], Any] | None
     ) -> None:
-        """Make a class known by hand; a name that another class has is an error."""
+        """Register a class; a name that another class has is an error."""
         kind = checked_kind(cls, name, to, back)
         if kind.name in BUILTIN_BY_NAME:
             raise DuplicateName(f"the name {kind.name!r} is reserved; register {type_name(cls)} under another name")
@@ -64,11 +65,11 @@ class KnownTypes:
         KnownTypes.changes += 1
 
     def of_type(self, cls: type) -> Kind | None:
-        """The kind of a class, whose name leads to no other."""
+        """Return the kind of a class; an ambiguous name is an error."""
         return self._remembered(cls) or self._remember(cls, self._of_type(cls))
 
     def named(self, name: str) -> Kind | None:
-        """The kind behind a name; it is an error if there are two."""
+        """Return the kind with a name; an ambiguous name is an error."""
         return self._remembered(name) or self._remember(name, self._named(name))
 
     def _remembered(self, key: type | str) -> Kind | None:
@@ -108,7 +109,7 @@ class KnownTypes:
         return None
 
     def _tables(self, *, again: bool) -> list[_Table]:
-        """All tables; what is registered first, and parents first."""
+        """Return all tables: registered types first, and parents first."""
         for known in self.chain:
             if not known.is_learnt or (again and known.unresolved):
                 known.learn()
@@ -129,9 +130,11 @@ class KnownTypes:
         KnownTypes.changes += 1
 
     def why_not(self, cls: type) -> str:
-        """What to do about a class that is not known."""
+        """Return the reason why a class is refused, and a fix."""
         name, short = type_name(cls), cls.__qualname__
         a = "an" if name[0] in "aeiouAEIOU" else "a"
+        if isinstance(reason := getattr(cls, "not_a_value", None), str):
+            return reason
         if cls.__name__ == "coroutine":
             return "is a coroutine; was an await forgotten?"
         if cls.__name__ in ("SecretStr", "SecretBytes"):
@@ -159,5 +162,5 @@ def _two_classes(name: str, one: type, other: type) -> DuplicateName:
 
 
 def _same(one: type, other: type) -> bool:
-    """Whether two classes are one, or one the other's redefinition in a notebook or at a prompt."""
+    """Whether two classes are the same, or one redefines the other in a notebook or at a prompt."""
     return one is other or (one.__module__ == other.__module__ == "__main__" and one.__qualname__ == other.__qualname__)

@@ -1,4 +1,4 @@
-"""Plain data: a value as what JSON can hold, and the value from that again."""
+"""Plain data: conversion of a value to JSON types and back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..model.tree import FrozenDict, FrozenList
 from .kinds import BUILTIN_BY_NAME, BUILTIN_BY_TYPE, Kind, Refusal, is_text, long_int_text, type_name
 from .known import KnownTypes
 
-#: How deep values may be nested. Reading one level takes up to four Python frames, of about a thousand there are.
+#: Maximum depth of nesting. Reading one level takes up to four of Python's roughly thousand stack frames.
 MAX_DEPTH = 100
 _MAX_JSON_DEPTH = 3 * MAX_DEPTH + 3
 
@@ -22,16 +22,16 @@ _TEXT = frozenset((str,))
 _FLOAT = frozenset((float,))
 _LEAVES = frozenset((int, float, str))
 _NONE = type(None)
-#: What msgspec writes as it is, but for lone surrogates and very long integers: these the careful writer tags.
+#: Types that msgspec writes directly, except lone surrogates and very long integers, which the careful writer tags.
 AS_IT_IS: frozenset[type] = frozenset((_NONE, bool, int, str))
 _SURELY_AS_IT_IS: frozenset[type] = frozenset((_NONE, bool))
 
 
 class Writer:
-    """Turns a value into plain data; a part that needs no change is passed on, not copied.
+    """Converts a value to plain data; an unchanged part is passed on, not copied.
 
-    The careful writer looks into every text and integer, the quick one leaves that to msgspec. The canonical one sorts
-    pairs; the keys of objects are sorted when they are written.
+    The careful writer inspects every text and integer; the quick writer leaves that to msgspec. The canonical writer
+    sorts pairs; the keys of objects are sorted when they are written.
     """
 
     __slots__ = ("_as_it_is", "_canonical", "_careful", "_known", "_of")
@@ -44,7 +44,7 @@ class Writer:
         self._of: dict[type, Callable[[Any, int], Any]] = {
             dict: self._of_dict,
             list: self._items,
-            FrozenDict: self._of_dict,  # a part of a state is stored as what it was before
+            FrozenDict: self._of_dict,  # a part of a state is stored in its original form
             FrozenList: self._items,
             tuple: self._of_tuple,
             float: self._of_float,
@@ -63,7 +63,7 @@ class Writer:
         of = self._of.get(cls)
         return of(value, depth + 1) if of is not None else self._of_other(value, depth + 1)
 
-    # Each of these is given the depth of what it contains.
+    # Each of these methods receives the depth of the contained values.
 
     def _of_dict(self, value: dict[Any, Any], depth: int) -> dict[str, Any]:
         if _TEXT.issuperset(map(type, value)) and "$" not in value and (not self._careful or all(map(is_text, value))):
@@ -118,7 +118,7 @@ class Writer:
         try:
             for item in value:
                 plain.append(item if type(item) in as_it_is else self.plain(item, depth))  # noqa: PERF401 - its length
-        except Refusal as refusal:  # tells which item it was
+        except Refusal as refusal:  # add the index of the item to the path
             refusal.path.append(f"[{len(plain)}]")
             raise
         return plain
@@ -138,10 +138,10 @@ class Writer:
 
 
 def item_path(key: Any) -> str:
-    """How a key is shown in the path to a part."""
+    """Return the text of a key in the path to a part."""
     try:
         shown = repr(key)
-    except Exception:  # noqa: BLE001 - a user's class, or an integer without end
+    except Exception:  # noqa: BLE001 - repr() of a user's class or of a huge integer may fail
         shown = f"a {type(key).__name__}"
     return f"[{shown}]" if len(shown) <= _LONGEST_KEY else f"[{shown[:_LONGEST_KEY]}...]"
 
@@ -159,7 +159,7 @@ def _taken_apart(kind: Kind, value: Any) -> tuple[Any, dict[str, Any] | None]:
 
 
 class Reader:
-    """Turns plain data, which is used up, into the value again."""
+    """Converts plain data to the value; the plain data is consumed."""
 
     __slots__ = ("_known",)
 

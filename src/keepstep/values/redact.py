@@ -1,4 +1,4 @@
-"""Redaction: which texts look like secrets, how they are blotted out, and where in a value they stand."""
+"""Redaction: patterns of secrets, their replacement in texts, and their paths in values."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .secret import Secret
 
 REDACTED = "[redacted]"
 
-#: What common secrets look like. A group called `secret` says which part is blotted out; otherwise it is the whole.
-#: Repetitions that can fail late have a limit, so that no text takes more than a linear time.
+#: Patterns of common secrets. A group called `secret` marks the part to redact; without it the whole match is redacted.
+#: Repetitions that can fail late are limited, so that matching takes linear time.
 DEFAULTS: tuple[str, ...] = (
     r"\bsk-(?=[A-Za-z_\-]{0,60}[0-9])[A-Za-z0-9_\-]{16,}",  # OpenAI, Anthropic, OpenRouter
     r"\b[rs]k_(?:live|test)_[A-Za-z0-9]{16,}",  # Stripe
@@ -37,9 +37,9 @@ DEFAULTS: tuple[str, ...] = (
 
 
 class _Sign:
-    """Where a built-in pattern may match: at texts that each of its matches holds, so many characters after its start.
+    """Fixed texts that every match of a built-in pattern contains, `offset` characters after its start.
 
-    Almost no value holds one of them, and to look for a fixed text costs a hundredth of what a pattern costs.
+    Almost no value contains one of them, and a search for a fixed text costs a hundredth of matching the pattern.
     """
 
     __slots__ = ("any_case", "offset", "texts")
@@ -48,7 +48,7 @@ class _Sign:
         self.offset, self.texts, self.any_case = offset, texts, any_case
 
     def places(self, text: str, small: str) -> Iterator[int]:
-        """The places at which the pattern is worth trying; `small` is the text in small letters."""
+        """Yield the positions at which to try the pattern; `small` is the text in lower case."""
         looked_in = small if self.any_case else text
         for sign in self.texts:
             at = looked_in.find(sign)
@@ -77,12 +77,12 @@ _SIGNS: tuple[_Sign, ...] = (
     _Sign(0, "-----BEGIN "),
 )
 _SIGN_OF: dict[str | re.Pattern[str], _Sign] = dict(zip(DEFAULTS, _SIGNS, strict=True))
-#: Characters that most signs hold and most values do not: without one, no sign that holds it need be looked for.
+#: Characters of most signs that most values lack. If one is missing, signs that contain it need no search.
 _GATES = "_-="
 
 
 class _Pattern(NamedTuple):
-    """A pattern, and where it may match; None if that is not known."""
+    """A pattern, and its sign if it has one."""
 
     regex: re.Pattern[str]
     sign: _Sign | None
@@ -96,7 +96,7 @@ class _Pattern(NamedTuple):
 
 
 class Redactor:
-    """Finds texts that match any of `patterns`, and those that `Secret.reveal` has given out in this process."""
+    """Finds texts that match any of `patterns`, and secrets that `Secret.reveal` returned in this process."""
 
     def __init__(self, patterns: Iterable[str | re.Pattern[str]] = DEFAULTS) -> None:
         given = self._given = tuple(patterns)
@@ -107,12 +107,12 @@ class Redactor:
         self._ungated = [text for text in signs if text not in self._gated]
 
     def also(self, patterns: Iterable[str | re.Pattern[str]]) -> Redactor:
-        """One that looks for these patterns too; this one, if it does already."""
+        """Return a redactor that also looks for these patterns; this one if it already does."""
         more = [pattern for pattern in patterns if pattern not in self._given]
         return type(self)((*self._given, *more)) if more else self
 
     def text(self, text: str) -> str:
-        """The text with every secret in it replaced."""
+        """Return the text with every secret replaced."""
         small = _small(text)
         for pattern in self._worth_trying(text, small) if self._shows_a_sign(small) else ():
             if pattern.is_in(text, small):
@@ -123,13 +123,13 @@ class Redactor:
         return text
 
     def hit(self, value: Any) -> str | None:
-        """The path of the first secret in plain data, or in JSON text given as bytes; None if there is none.
+        """Return the path of the first secret in plain data, or in JSON text given as bytes; None if there is none.
 
         The path of the value itself is "". The name in a stored `Secret` is not a secret.
         """
         if not isinstance(value, bytes):
             return self._find(value, self._patterns)
-        small = value.lower().decode("latin-1")  # to look into text costs a quarter of what it costs in bytes
+        small = value.lower().decode("latin-1")  # a search in text costs a quarter of a search in bytes
         if '"' not in small:
             return None
         worth_trying: Sequence[_Pattern] = ()
@@ -145,7 +145,7 @@ class Redactor:
         return self._find(plain, worth_trying)
 
     def _shows_a_sign(self, small: str) -> bool:
-        """Whether any pattern may match in a text in small letters: the quick look that is enough for most values."""
+        """Whether any pattern may match in lower-case text: a quick check that clears most values."""
         if not self._all_signed:
             return True
         for sign in self._ungated:
@@ -157,7 +157,7 @@ class Redactor:
         return False
 
     def _worth_trying(self, text: str, small: str) -> list[_Pattern]:
-        """The patterns that may match in a text, or in what a JSON text stands for: nothing is overlooked."""
+        """Return the patterns that may match in a text, or in the decoded form of a JSON text. It misses none."""
         missing = [gate for gate in _GATES if gate not in text]
         found = []
         for pattern in self._patterns:
@@ -173,9 +173,9 @@ class Redactor:
         return found
 
     def _find(self, value: Any, patterns: Sequence[_Pattern]) -> str | None:
-        """A walk with its own stack, so that the depth of a value does not matter; in the value's order.
+        """Search with an explicit stack, so that the depth of a value does not matter, in the order of the value.
 
-        All patterns are tried in bytes, which are stored as another text than they hold.
+        All patterns are tried on bytes, because the stored text of bytes differs from their content.
         """
         todo: list[tuple[str, Any]] = [("", value)]
         while todo:
@@ -203,9 +203,10 @@ def _matches(text: str, patterns: Sequence[_Pattern]) -> bool:
 
 
 def _small(text: str) -> str:
-    """The text in small letters, each at its place."""
+    """Return the text in lower case, with every character at its position."""
     small = text.lower()
-    return small if len(small) == len(text) else text.replace("\u0130", "i").lower()  # the only one that becomes two
+    # U+0130 is the only letter whose lower case has two characters.
+    return small if len(small) == len(text) else text.replace("\u0130", "i").lower()
 
 
 def _parts(path: str, item: dict[Any, Any]) -> list[tuple[str, Any]]:

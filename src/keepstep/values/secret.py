@@ -1,4 +1,4 @@
-"""Secrets: a value stores the name of a secret, and the secret itself is looked up where it is used."""
+"""Secrets: a value stores only the name of a secret, which is looked up where it is used."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import msgspec
 
 from ..errors import DefinitionError
 
-#: A shorter secret is not looked for: it would be found in ordinary texts.
+#: Minimum length of a secret to search for. A shorter one would occur in ordinary texts.
 SHORTEST = 6
-#: So many of the newest revealed secrets are looked for.
+#: Number of revealed secrets to search for, the newest ones. Bounds the cost of redaction.
 MOST_REVEALED = 100
 
 _REVEALING = threading.Lock()
@@ -27,23 +27,23 @@ def _from_environment(name: str) -> str:
 
 
 class Secret:
-    """A reference to a secret. Only its name is stored, printed and compared; `reveal()` gives the secret itself."""
+    """A reference to a secret. Only its name is stored, printed and compared; `reveal()` returns the secret."""
 
     __slots__ = ("name",)
     name: str
     resolver: ClassVar[Callable[[str], str]] = staticmethod(_from_environment)
-    #: What was revealed in this process, and how it looks in JSON: to be kept out of what is stored or told.
+    #: Secrets revealed in this process, with their JSON form, to be kept out of records, events and logs.
     revealed: ClassVar[dict[str, bytes]] = {}
 
     def __init__(self, name: str) -> None:
         if type(name) is not str or not name:
-            raise DefinitionError(f"a secret is named by a text, not by {name!r}")
+            raise DefinitionError(f"the name of a secret must be text, not {name!r}")
         object.__setattr__(self, "name", name)
 
     def reveal(self) -> str:
-        """The secret, looked up now; by default in the environment variable of this name.
+        """Return the secret, looked up now; by default from the environment variable of this name.
 
-        From then on its text is refused in values, and blotted out of errors, events and logs, in this process.
+        From then on, this process refuses the text in values and redacts it in errors, events and logs.
         """
         text = type(self).resolver(self.name)
         if text not in Secret.revealed and len(text) >= SHORTEST:
@@ -78,7 +78,7 @@ class Secret:
 
 
 def set_secret_resolver(resolver: Callable[[str], str] | None) -> Callable[[str], str]:
-    """Look secrets up with `resolver(name)` from now on, or in the environment again with None. Gives the old one."""
+    """Look up secrets with `resolver(name)` from now on, or in the environment with None. Return the old resolver."""
     old = Secret.resolver
     Secret.resolver = staticmethod(resolver or _from_environment)
     return old

@@ -1,8 +1,8 @@
-"""Trees: a user's values as plain data that nobody can change, sharing what they have in common with what was there."""
+"""Trees: user values as immutable plain data that shares unchanged parts with earlier data."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import isfinite
 from operator import is_
 from typing import Any
@@ -21,18 +21,20 @@ _MISSING = object()
 
 
 class Trees:
-    """Turns the values of a state into trees and back, with the types that a codec knows."""
+    """Converts the values of a state to trees and back, with the types of a codec."""
 
-    def __init__(self, values: Values) -> None:
+    def __init__(self, values: Values, make: Callable[[Mapping[str, Any]], Any] | None = None) -> None:
         self._values = values
+        #: Makes an instance of the schema's class of a state; None without such a class.
+        self.make = make
         self._write = Writer(values.known, careful=False, canonical=False).plain
 
     def lift(
         self, values: Mapping[str, Any], old: Mapping[str, Any], where: str, *, careful: bool = False
     ) -> dict[str, Any]:
-        """Values by key as trees; parts that are shared with `old` stay shared. `where` says whose they are.
+        """Return values by key as trees; parts in common with `old` stay shared. `where` names the owner for messages.
 
-        The careful way looks into every text and number for what JSON cannot hold.
+        The careful mode inspects every text and number for content that JSON cannot hold.
         """
         lifted: dict[str, Any] = {}
         for key, value in values.items():
@@ -45,19 +47,19 @@ class Trees:
                 if careful and value is not before:
                     raise ValueError
                 lifted[key] = self._lift(value, before, 0)
-            except Exception:  # noqa: BLE001 - once more with care, or with a message that names the part
+            except Exception:  # noqa: BLE001 - retried by the careful writer, which also names the part in its message
                 lifted[key] = frozen(_from_json(self._values.encode(value, f"{where}: [{key!r}]")))
         return lifted
 
     def encode(self, delta: Mapping[str, Any]) -> bytes:
-        """A delta of trees as JSON text; raises `ValueError` when one of them needs more care than it was given."""
+        """Return a delta of trees as JSON text; raise `ValueError` if a tree needs the careful mode."""
         data = _to_json(delta)
         if len(data) >= LONG_DIGITS:
             refuse_long_integers(data)
         return data
 
     def read(self, tree: Any, key: str) -> Any:
-        """The value that a tree stands for."""
+        """Return the value of a tree."""
         if type(tree) not in (FrozenDict, FrozenList) or tree.holds == PLAIN:
             return tree
         return self._values.decode(_to_json(thaw(tree)), f"state[{key!r}]")
@@ -69,7 +71,7 @@ class Trees:
         if depth > _DEEPEST:
             raise RecursionError
         if (cls is FrozenDict or cls is FrozenList) and value.holds != SHOWN:
-            return value  # a tree already
+            return value  # already a tree
         if cls is list or cls is FrozenList:
             return self._lift_list(value, old, depth + 1)
         if (cls is dict or cls is FrozenDict) and TAG not in value and _TEXT.issuperset(map(type, value)):
@@ -87,7 +89,7 @@ class Trees:
         others = [number for number, is_same in enumerate(map(is_, value, old)) if not is_same]
         if not others and len(value) == len(old):
             return old
-        parts = list(value)  # where it is the same object as before, it is a tree already
+        parts = list(value)  # an item that is the same object as before is already a tree
         others.extend(range(len(old), len(value)))
         for number in others:
             parts[number] = self._lift(value[number], old[number] if number < len(old) else None, depth)

@@ -1,1 +1,1 @@
-"""How a workflow is written: definitions that know nothing of who drives them."""
+"""Workflow definitions, independent of the engine that drives them."""

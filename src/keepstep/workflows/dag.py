@@ -1,4 +1,4 @@
-"""A dag: steps that say which others they need, each of which starts the moment its needs are done."""
+"""A dag: steps with dependencies; each starts as soon as its needs are done."""
 
 from __future__ import annotations
 
@@ -6,33 +6,40 @@ import copy
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from ..checks import check_name
 from ..errors import DefinitionError, DuplicateName
-from ..model.ids import check_name
-from ..policies import All, Budget, Durability, Quorum, WaitPolicy
-from ..policies import Any as AnyOne
+from ..model.problem import Problem
+from ..policies import All, Budget, Durability, Retain, Tolerate, WaitPolicy
+from ..policies.classify import Classify
 from ..policies.when import Predicate, described
 from ..ports import CURRENT
 from ..values import VALUES, Values
 from .definition import START_OPTIONS, Step, Workflow, remember
-from .described import short_hash
+from .fingerprint import short_hash
 from .hooks import Hooks
 from .migration import MigrationInfo
-from .place import Place, place_here
-from .plan import DagStep, Plan, hints_in, inputs_of, looked_at, planned, problems_of
-from .routes import Net, ordered
-from .shape import Arrow, Node, Problem, Shape
+from .plan import DagStep, Each, Plan, hints_in, inputs_of, looked_at, planned, problems_of
+from .reachability import Net, ordered
+from .shape import Arrow, Node, Shape
+from .source import Place, place_here
 from .validate import Validated, problems
+
+if TYPE_CHECKING:
+    from ..policies import Schedule
 
 Needs = Iterable[str | Step[..., Any]] | Mapping[str, str | Step[..., Any]]
 
 
 class Dag(Workflow[..., dict[str, Any]]):
-    """A workflow of steps with dependencies: each starts the moment its needs are done, there is no barrier.
+    """A workflow of steps with dependencies. Each step starts as soon as its needs are done; there is no barrier.
 
-    Its parameters are those of its steps that no need gives, taken by name. Its result holds the results of its last
-    steps, those that nobody needs, by name.
+    Its inputs, taken by name, are the parameters of its steps that are not needs; `inputs` adds those that only a
+    `when` function reads. Its result maps the names of its last steps, those that no other step needs, to their
+    results. `concurrency` limits the steps in progress, and `place` is the place of the definition for messages. The
+    other options are those of `ks.workflow`: `name`, `version`, `on_change`, `migrate`, `durability`, `budget`,
+    `retain`, `schedule`, `hooks`, `step_hooks`, `record_input`, `classify` and `undo`.
     """
 
     def __init__(
@@ -44,8 +51,13 @@ class Dag(Workflow[..., dict[str, Any]]):
         migrate: Callable[[MigrationInfo], Any] | None = None,
         durability: Durability | str | None = None,
         budget: Budget | None = None,
+        retain: Retain | str | None = None,
+        schedule: Schedule | None = None,
         hooks: Hooks | None = None,
         step_hooks: Hooks | None = None,
+        record_input: bool = False,
+        classify: Classify | None = None,
+        undo: Callable[..., Any] | None = None,
         concurrency: int | None = None,
         inputs: Iterable[str] = (),
         place: Place | None = None,
@@ -64,8 +76,13 @@ class Dag(Workflow[..., dict[str, Any]]):
                 migrate=migrate,
                 durability=durability,
                 budget=budget,
+                retain=retain,
+                schedule=schedule,
                 hooks=hooks,
                 step_hooks=step_hooks,
+                record_input=record_input,
+                classify=classify,
+                undo=undo,
             )
         except DefinitionError as error:
             raise DefinitionError(f"{place}: {error}") from None
@@ -86,7 +103,7 @@ class Dag(Workflow[..., dict[str, Any]]):
         self._fingerprint = ""
         remember(self)
 
-    # -- writing it ---------------------------------------------------------------------------------------------------
+    # -- building ------------------------------------------------------------------------------------------------------
 
     def step(
         self,
@@ -97,13 +114,14 @@ class Dag(Workflow[..., dict[str, Any]]):
         needs: Needs = (),
         when: Predicate | None = None,
         wait: WaitPolicy | None = None,
+        map: str | None = None,  # noqa: A002 - the word users know
         **options: Any,
     ) -> Any:
-        """Make a function a step of this dag; `options` are those of `ks.step`."""
+        """Make a function a step of this dag; `options` are those of `add` and of `ks.step`."""
         place = place_here("step")
 
         def decorate(function: Any) -> Any:
-            return self.add(function, name, needs=needs, when=when, wait=wait, place=place, **options)
+            return self.add(function, name, needs=needs, when=when, wait=wait, map=map, place=place, **options)
 
         return decorate if fn is None else decorate(fn)
 
@@ -115,15 +133,21 @@ class Dag(Workflow[..., dict[str, Any]]):
         needs: Needs = (),
         when: Predicate | None = None,
         wait: WaitPolicy | None = None,
+        map: str | None = None,  # noqa: A002 - the word users know
+        concurrency: int | None = None,
+        tolerate: Tolerate | None = None,
         place: Place | None = None,
         **options: Any,
     ) -> Any:
-        """Add a function, a step or a workflow (a child run); the step itself, or the workflow, is given back.
+        """Add a function, a step or a workflow, which becomes a child run. Return the step or the workflow.
 
-        One thing may be added several times under different names. `place` is where it is written, if not here.
+        The same function may be added several times under different names. `map` names a parameter that takes a list:
+        the step runs for each element, `concurrency` at once, and its result is the list of theirs. Failures that it
+        may `tolerate` leave None there. `place` is the place of the definition, if it is not the caller.
         """
         place = place or place_here("step")
         try:
+            each = _each(thing, map, concurrency, tolerate)
             made = _made(thing, name, options)
             called = check_name(name or made.name, "step")
             if called in self._steps:
@@ -133,23 +157,27 @@ class Dag(Workflow[..., dict[str, Any]]):
                 )
             step = made if isinstance(made, Step) else None
             child = made if isinstance(made, Workflow) else None
-            added = DagStep(called, step, child, _named(needs), _condition(when), _policy(wait), place)
+            added = DagStep(called, step, child, _named(needs), _condition(when), _policy(wait), place, each)
         except DefinitionError as error:
             raise type(error)(f"{place}: dag {self.name!r}: {error}") from None
         self._steps[called] = added
         self._plan = self._taken = self._known = None
         self._fingerprint = ""
+        self.__dict__.pop("types", None)
         return made
 
-    # -- what is known of it ------------------------------------------------------------------------------------------
+    # -- reading -------------------------------------------------------------------------------------------------------
 
     @property
     def steps(self) -> Mapping[str, DagStep]:
-        """Its steps by name, in the order in which they were written."""
+        """The steps by name, in the order of their definition."""
         return self._steps
 
+    def named_steps(self) -> list[Step[..., Any]]:
+        return [one.step for one in self._steps.values() if one.step is not None]
+
     def definition(self) -> str:
-        """The dag as text, a line for each step, in the order in which they were written."""
+        """The dag as text, one line per step, in the order of their definition."""
         head = f"dag {self.name} version={self.version}"
         if self.inputs:
             head = f"{head} inputs={', '.join(self.inputs)}"
@@ -158,7 +186,7 @@ class Dag(Workflow[..., dict[str, Any]]):
 
     @property
     def fingerprint(self) -> str:
-        """What identifies the definition: its name and version, and a hash over its text."""
+        """The identity of the definition: its name, its version and a hash of its text."""
         if not self._fingerprint:
             self._fingerprint = f"dag:{self.name}:{self.version}:{short_hash(self.definition())}"
         return self._fingerprint
@@ -166,10 +194,7 @@ class Dag(Workflow[..., dict[str, Any]]):
     def shape(self) -> Shape:
         """The dag as plain data, for validation and pictures."""
         needed = {need for step in self._steps.values() for need in step.needs.values()}
-        nodes = tuple(
-            Node(step.name, "child" if step.child is not None else "step", _label(step))
-            for step in self._steps.values()
-        )
+        nodes = tuple(Node(step.name, _kind(step), _label(step)) for step in self._steps.values())
         arrows = tuple(
             Arrow(need, step.name, kind="needs")
             for step in self._steps.values()
@@ -179,7 +204,7 @@ class Dag(Workflow[..., dict[str, Any]]):
         return Shape(self.name, "dag", nodes, arrows, exits=exits)
 
     def problems(self) -> list[Problem]:
-        """Everything that is wrong with it, at once."""
+        """Return every problem of the dag."""
         places = {f"step {name!r}": step.place for name, step in self._steps.items()}
         found = []
         for problem in problems(self.shape()):
@@ -189,7 +214,7 @@ class Dag(Workflow[..., dict[str, Any]]):
 
     @property
     def plan(self) -> Plan:
-        """The dag in topological order, checked; `InvalidGraph` lists all its problems."""
+        """Return the dag in topological order. Raise `InvalidGraph` with all its problems."""
         if self._plan is None:
             Validated(self, f"dag {self.name!r}", tuple(self.problems())).check()
             net = Net.of(self.shape())
@@ -198,7 +223,7 @@ class Dag(Workflow[..., dict[str, Any]]):
 
     @property
     def signature(self) -> inspect.Signature:
-        """Its inputs, by name: the parameters of its steps that no need gives."""
+        """The inputs, by name: parameters of the steps that are not needs."""
         if self._taken is not None:
             return self._taken
         taken: dict[str, inspect.Parameter] = {}
@@ -217,7 +242,7 @@ class Dag(Workflow[..., dict[str, Any]]):
         return self._taken
 
     def hints(self) -> dict[str, Any]:
-        """The annotations of its inputs; where steps disagree, that of the first."""
+        """The annotations of the inputs; where steps disagree, the first one counts."""
         found: dict[str, Any] = {}
         for step in self._steps.values():
             known = hints_in(step)
@@ -228,7 +253,7 @@ class Dag(Workflow[..., dict[str, Any]]):
 
     @property
     def values(self) -> Values:
-        """The codec that knows the types of all its steps."""
+        """The codec with the types of all steps."""
         if self._known is None:
             self._known = Values(parent=VALUES, annotations=self._annotations)
         return self._known
@@ -237,7 +262,7 @@ class Dag(Workflow[..., dict[str, Any]]):
         return [hint for step in self._steps.values() for hint in hints_in(step).values()]
 
     def check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Refuse a dag that has problems, and inputs that it does not take, before anything is stored."""
+        """Refuse an invalid dag, and inputs that it does not take, before anything is stored."""
         _ = self.plan
         signature = self.signature
         if args:
@@ -248,7 +273,7 @@ class Dag(Workflow[..., dict[str, Any]]):
             unknown = set(kwargs) - set(signature.parameters)
             how = " (what only a when= function looks at is named in inputs= of the dag)" if unknown else ""
             raise DefinitionError(
-                f"dag {self.name!r} cannot be started so: {error}; it takes {signature}{how}"
+                f"dag {self.name!r} cannot be started with this input: {error}; it takes {signature}{how}"
             ) from None
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -262,11 +287,11 @@ class Dag(Workflow[..., dict[str, Any]]):
         return f"<dag {self.name} version {self.version}, {len(self._steps)} steps>"
 
 
-# -- a step, from what was written -------------------------------------------------------------------------------------
+# -- building a step ---------------------------------------------------------------------------------------------------
 
 
 def _made(thing: Any, name: str | None, options: dict[str, Any]) -> Step[..., Any] | Workflow[..., Any]:
-    """The step or the workflow that is added; a step under another name is a copy of it."""
+    """Return the step or workflow to add; a step under another name is copied."""
     if isinstance(thing, Workflow):
         if options:
             raise DefinitionError(f"a workflow is added without the options of a step ({', '.join(options)})")
@@ -289,15 +314,15 @@ def _checked_inputs(inputs: Any, place: Place, name: str) -> tuple[str, ...]:
     found = () if isinstance(inputs, str) else tuple(inputs)
     wrong = [one for one in found if not isinstance(one, str) or not one.isidentifier() or one in START_OPTIONS]
     if isinstance(inputs, str) or wrong:
-        told = repr(inputs if isinstance(inputs, str) else wrong[0])
+        wrong_input = repr(inputs if isinstance(inputs, str) else wrong[0])
         raise DefinitionError(
-            f"{place}: dag {name!r}: inputs= takes a list of names that start has no option of, not {told}"
+            f"{place}: dag {name!r}: inputs= takes a list of names that start has no option of, not {wrong_input}"
         )
     return found
 
 
 def _named(needs: Needs) -> dict[str, str]:
-    """The needs by the parameter that takes their result."""
+    """Return the needs by the parameter that takes their result."""
     if isinstance(needs, str | Step):
         raise DefinitionError(f"needs= takes a list of names, not {needs!r}: write needs=[{needs!r}]")
     pairs = needs.items() if isinstance(needs, Mapping) else ((_name(one), one) for one in needs)
@@ -323,13 +348,36 @@ def _condition(when: Any) -> Predicate | None:
 def _policy(wait: Any) -> WaitPolicy:
     if wait is None:
         return All()
-    if not isinstance(wait, All | AnyOne | Quorum):
-        raise DefinitionError(f"wait= takes ks.All(), ks.Any() or ks.Quorum(n), not {wait!r}")
+    if not isinstance(wait, WaitPolicy):
+        raise DefinitionError(f"wait= takes ks.All(), ks.Any(), ks.Quorum(n) or ks.Tolerate(...), not {wait!r}")
     return wait
 
 
+def _each(thing: Any, parameter: Any, concurrency: Any, tolerate: Any) -> Each | None:
+    if parameter is None:
+        if concurrency is not None or tolerate is not None:
+            raise DefinitionError("concurrency= and tolerate= of a step need map=, the parameter that takes a list")
+        return None
+    if not isinstance(parameter, str):
+        raise DefinitionError(f"map= takes the name of a parameter, not {parameter!r}")
+    if isinstance(thing, Workflow):
+        raise DefinitionError(f"map= is for steps, and {thing.name!r} is a workflow; let it take the whole list")
+    if concurrency is not None and (type(concurrency) is not int or concurrency < 1):
+        raise DefinitionError(f"concurrency= must be a whole number from 1, not {concurrency!r}")
+    if tolerate is not None and not isinstance(tolerate, Tolerate):
+        raise DefinitionError(f"tolerate= takes a ks.Tolerate(...), not {tolerate!r}")
+    return Each(parameter, concurrency, tolerate)
+
+
+def _kind(step: DagStep) -> str:
+    if step.child is not None:
+        return "child"
+    return "step" if step.each is None else "map"
+
+
 def _label(step: DagStep) -> str:
-    told = [] if step.when is None else [f"when {described(step.when)}"]
+    parts = [] if step.each is None else [f"over {step.each.parameter}"]
+    parts += [] if step.when is None else [f"when {described(step.when)}"]
     if step.wait != All():
-        told.append(f"wait {step.wait}")
-    return ", ".join(told)
+        parts.append(f"wait {step.wait}")
+    return ", ".join(parts)

@@ -1,130 +1,62 @@
-"""The definitions that a user writes with decorators: steps and workflows, and what is known of them by name."""
+"""Definitions of steps and workflows, and the registry of their names."""
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from types import MappingProxyType, MethodType
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar, get_args, overload
+from weakref import WeakValueDictionary
 
+from ..checks import check_key, check_name, check_seconds
 from ..errors import DefinitionError, DuplicateName
-from ..model.ids import check_name
-from ..policies import Budget, Durability, Retry, Timeout
-from ..policies.check import check_number
+from ..model.keepers import is_reserved
+from ..policies import Budget, Durability, Retry, Timeout, checked_rules
+from ..policies.queue import Queue, queue_name
 from ..ports import CURRENT
 from ..values import VALUES, Values
-from ..values.annotations import hints_of
+from ..values.annotations import enclosed, hints_of
+from .call import Call, PlainCall
+from .call_types import CallTypes
 from .hooks import Hooks, checked_hooks
-from .migration import MigrationInfo
-from .place import Place, place_of
+from .schema import as_written
+from .source import Place, place_of
+from .streaming import streaming_body
+
+if TYPE_CHECKING:
+    from ..policies import Schedule
+    from ..policies.classify import Classify
+    from ..policies.retention import Retain
+    from .migration import MigrationInfo
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 R = TypeVar("R")
-T_co = TypeVar("T_co", covariant=True)
 
-#: How often a step that is not ready is asked again, unless it says so itself.
+#: Policies for an at-most-once step whose body may or may not have run: a person decides, it fails, it is repeated.
+InDoubt = Literal["ask", "fail", "repeat"]
+
+#: Default time in seconds between two calls of a step's `ready=` function while the step is not ready.
 READY_EVERY = 5.0
-#: Options of `start`, which a workflow's own parameters must leave free.
-START_OPTIONS = frozenset({"run_id", "queue", "priority", "delay", "key", "deadline", "tags"})
+#: Options of `start`; a parameter of a workflow may not use these names.
+START_OPTIONS = frozenset({"run_id", "queue", "priority", "delay", "key", "deadline", "tags", "dedupe"})
 
 
-class Call(Coroutine[Any, Any, T_co]):
-    """What calling a step gives: await it in an async workflow, ask for `.result()` in a plain one.
-
-    It starts when it is first awaited, and awaited twice it gives the same outcome.
-    """
-
-    __slots__ = ("_iterator",)
-
-    def __await__(self) -> Generator[Any, Any, T_co]:
-        raise NotImplementedError
-
-    def result(self) -> T_co:
-        """The outcome, for code that blocks."""
-        raise NotImplementedError
-
-    def start(self) -> Call[T_co]:
-        """Begin now, in code that blocks; `result()` waits for it."""
-        raise NotImplementedError
-
-    # asyncio drives a call that was made into a task through these three.
-
-    def send(self, value: Any) -> Any:
-        iterator = self._begin()
-        return iterator.send(value)
-
-    def throw(self, *error: Any) -> Any:
-        iterator = self._begin()
-        return iterator.throw(error[0] if len(error) == 1 else error[1] or error[0])
-
-    def close(self) -> None:
-        iterator = getattr(self, "_iterator", None)
-        if iterator is not None:
-            iterator.close()
-
-    def _begin(self) -> Generator[Any, Any, T_co]:
-        try:
-            return self._iterator
-        except AttributeError:
-            self._iterator: Generator[Any, Any, T_co] = self.__await__()
-            return self._iterator
-
-
-class PlainCall(Call[T_co]):
-    """A step called outside a run: it runs the body and stores nothing."""
-
-    __slots__ = ("_args", "_error", "_function", "_kwargs", "_value")
-
-    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._function, self._args, self._kwargs = function, args, kwargs
-        self._error: Exception | None = None
-
-    def __await__(self) -> Generator[Any, Any, T_co]:
-        if self._is_new():
-            try:
-                value = self._function(*self._args, **self._kwargs)
-                if inspect.isawaitable(value):
-                    value = yield from value.__await__()
-                self._value = value
-            except Exception as error:  # noqa: BLE001 - kept, so that a second await gives the same
-                self._error = error
-        return self._outcome()
-
-    def start(self) -> PlainCall[T_co]:
-        return self
-
-    def result(self) -> T_co:
-        if self._is_new():
-            try:
-                value = self._function(*self._args, **self._kwargs)
-                self._value = _run_to_end(value) if inspect.isawaitable(value) else value
-            except Exception as error:  # noqa: BLE001 - kept, so that a second time gives the same
-                self._error = error
-        return self._outcome()
-
-    def _is_new(self) -> bool:
-        return self._error is None and not hasattr(self, "_value")
-
-    def _outcome(self) -> T_co:
-        if self._error is not None:
-            raise self._error
-        return self._value  # type: ignore[no-any-return]
-
-
-def _run_to_end(awaitable: Awaitable[Any]) -> Any:
-    import asyncio  # noqa: PLC0415 - only a blocking caller of an async step needs a loop of its own
-
-    async def body() -> Any:
-        return await awaitable
-
-    return asyncio.run(body())
+def checked_retry(retry: Any, step: str) -> Retry:
+    """Return the policy; refuse anything else."""
+    if not isinstance(retry, Retry):
+        raise DefinitionError(f"step {step!r}: retry= takes a ks.Retry(...), not {retry!r}")
+    return retry
 
 
 class Step(Generic[P, R]):
     """A named unit whose completion is recorded. `fn` is the bare function."""
 
-    #: What a workflow's file says that the step does: part of what two definitions are told apart by.
+    #: Description of the step in a workflow's file; part of the definition's fingerprint.
     written = ""
 
     def __init__(
@@ -133,50 +65,76 @@ class Step(Generic[P, R]):
         *,
         name: str | None = None,
         retry: Retry | None = None,
-        timeout: Timeout | float | None = None,
+        timeout: Timeout | float | timedelta | None = None,
         at_most_once: bool = False,
         verify: Callable[..., Any] | None = None,
+        in_doubt: InDoubt | None = None,
         transactional: bool = False,
         ignore: Iterable[str] = (),
         service: str | None = None,
         ready: Callable[..., Any] | None = None,
-        ready_every: float = READY_EVERY,
+        ready_every: float | timedelta = READY_EVERY,
         hooks: Hooks | None = None,
+        collect: Callable[[list[Any]], Any] | None = None,
+        record_input: bool | None = None,
+        classify: Classify | None = None,
+        undo: Callable[..., Any] | None = None,
+        undo_unfinished: bool = False,
     ) -> None:
         if not callable(fn):
             raise DefinitionError(f"a step must be a function, not {type(fn).__name__}")
-        self.fn = fn
         self.name = check_name(name or fn.__name__.strip("<>"), "step")
-        if retry is not None and not isinstance(retry, Retry):
-            raise DefinitionError(f"step {fn.__name__!r}: retry= takes a ks.Retry(...), not {retry!r}")
-        self.retry = retry or Retry.none()
+        self.retry = Retry.none() if retry is None else checked_retry(retry, self.name)
+        #: Rules for the classes of its errors, tried before those of the workflow and the engine.
+        self.classify = checked_rules(classify, f"step {self.name!r}: classify=")
         self.timeout = Timeout.of(timeout)
         self.at_most_once = at_most_once
         self.verify = verify
+        self.in_doubt: InDoubt = in_doubt or "ask"
         self.transactional = transactional
         self.service = service
         self.ready = ready
-        self.ready_every = check_number(ready_every, f"step {self.name!r}: ready_every", 0.001)
+        self.ready_every = check_seconds(ready_every, f"step {self.name!r}: ready_every", 0.001)
         self.hooks = checked_hooks(hooks, f"step {self.name!r}: hooks=")
-        self.is_async = inspect.iscoroutinefunction(fn)
-        self.simple = self.is_async and self.timeout == Timeout()
+        self.collect = collect
+        #: Whether the arguments are stored with the outcome; None leaves it to the workflow.
+        self.record_input = record_input
+        #: The step that undoes this one if the run fails or is cancelled.
+        self.undo = None if undo is None else undo_step(undo, f"step {self.name!r}")
+        #: Whether it is also undone if it has failed or was cancelled, because it may have done a part of its work.
+        self.undo_unfinished = undo_unfinished
+        #: The key that the caller gave to this call with `options(key=...)`; empty for a key by position.
+        self.call_key = ""
+        self.streams = inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn)
+        self.set_body(fn, is_async=inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn))
         self.ignore = frozenset([ignore] if isinstance(ignore, str) else ignore)
         self.signature = inspect.signature(fn)
         self.parameters = tuple(self.signature.parameters)
         self._check()
         functools.update_wrapper(self, fn)
+        if self.undo is not None:
+            _note_undoable(self)
+
+    def set_body(self, fn: Callable[..., Any], *, is_async: bool) -> None:
+        """Set the function that an attempt calls; a stub of a test sets another one for a while."""
+        self.fn = fn
+        #: The function that an attempt calls: `fn` or, if that yields its result in parts, one that collects them.
+        self.body = streaming_body(fn, self.collect)
+        self.is_async = is_async
+        #: Whether an attempt may await the function directly, because no option of the step concerns its body.
+        self.simple = is_async and self.timeout == Timeout() and self.undo is None
 
     def _check(self) -> None:
-        if inspect.isgeneratorfunction(self.fn) or inspect.isasyncgenfunction(self.fn):
-            raise DefinitionError(f"step {self.name!r} is a generator; return a list, or use ks.emit for a stream")
-        if self.transactional and self.is_async:
+        if self.service is not None:
+            raise DefinitionError(f"step {self.name!r}: service= has no effect yet, so it is refused; leave it out")
+        if self.transactional and (self.is_async or self.streams):
             raise DefinitionError(f"step {self.name!r} is transactional, so it must be a plain def fn(tx, ...)")
-        if self.at_most_once and self.retry.attempts > 1:
+        if self.collect is not None and not (self.streams and callable(self.collect)):
             raise DefinitionError(
-                f"step {self.name!r} is at_most_once, so it cannot have {self.retry.attempts} attempts"
+                f"step {self.name!r}: collect= is a function of the list of yielded items, for a step that yields"
             )
-        if self.verify is not None and not self.at_most_once:
-            raise DefinitionError(f"step {self.name!r} has verify=, which only an at_most_once step needs")
+        self._check_doubt()
+        self._check_undo()
         if self.ready is not None and not callable(self.ready):
             raise DefinitionError(f"step {self.name!r}: ready= is a function of its arguments, not {self.ready!r}")
         named = [
@@ -184,19 +142,50 @@ class Step(Generic[P, R]):
         ]
         unknown = self.ignore - set(named)
         if unknown:
-            raise DefinitionError(f"step {self.name!r} ignores {sorted(unknown)}, which are no named parameters of it")
+            raise DefinitionError(f"step {self.name!r} ignores {sorted(unknown)}, which are not its named parameters")
         if self.ignore and len(named) < len(self.parameters):
             raise DefinitionError(f"step {self.name!r} uses ignore=, so all its parameters must be named ones")
 
+    def _check_doubt(self) -> None:
+        if self.in_doubt not in get_args(InDoubt):
+            raise DefinitionError(f"step {self.name!r}: in_doubt= is 'ask', 'fail' or 'repeat', not {self.in_doubt!r}")
+        if not self.at_most_once:
+            for option in ("verify", "in_doubt"):
+                if getattr(self, option) not in (None, "ask"):
+                    raise DefinitionError(f"step {self.name!r} has {option}=, which only an at_most_once step needs")
+
+    def _check_undo(self) -> None:
+        if self.undo is None:
+            if self.undo_unfinished:
+                raise DefinitionError(f"step {self.name!r} has undo_unfinished=, which only a step with undo= needs")
+            return
+        given = list(self.signature.parameters.values())[1 if self.transactional else 0 :]
+        if self.ignore or any(one.kind is not one.POSITIONAL_OR_KEYWORD for one in given):
+            return
+        try:
+            self.undo.signature.bind(None, *given)
+        except TypeError as error:
+            takes = ", ".join(["result", *(one.name for one in given)])
+            raise DefinitionError(f"undo= of step {self.name!r} is called with ({takes}): {error}") from None
+
+    @property
+    def executor(self) -> str:
+        """The name of the executor of its bodies."""
+        return "inline" if self.is_async else "thread"
+
     @functools.cached_property
     def values(self) -> Values:
-        """The codec that knows the types of the step's signature."""
+        """The codec with the types of the step's signature."""
         return VALUES.for_callable(self.fn)
+
+    def hints(self) -> list[Any]:
+        """Return the annotations of the step, as far as their names can be resolved."""
+        return list(hints_of(self.fn).values())
 
     def without_ignored(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]:
-        """The arguments by name that count for the digest, and those that do not, which are passed on as they are."""
+        """Split the arguments, by name, into those that count for the digest and the ignored ones."""
         bound = self.signature.bind(*args, **kwargs).arguments
         ignored = {name: value for name, value in bound.items() if name in self.ignore}
         return (), {name: value for name, value in bound.items() if name not in self.ignore}, ignored
@@ -205,19 +194,89 @@ class Step(Generic[P, R]):
         scope = CURRENT.get()
         if scope is None:
             _warn_if_context_was_lost(self.name)
-            return PlainCall(self.fn, args, kwargs)
+            return PlainCall(self.body, args, kwargs)
         return scope.call_step(self, args, kwargs)  # type: ignore[no-any-return]
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Step[..., R]:
+    def options(
+        self,
+        *,
+        name: str | None = None,
+        key: str | None = None,
+        retry: Retry | None = None,
+        timeout: Timeout | float | timedelta | None = None,
+    ) -> Step[P, R]:
+        """Return the step with other options, for one call: `await fetch.options(timeout=5)(url)`.
+
+        `key` identifies the call in its run, in place of its position in the code: it must be unique in the run, or
+        within the nearest named branch.
+        """
+        self.values  # noqa: B018 - computed before the copy, which shares it
+        other = copy.copy(self)
+        if name is not None:
+            other.name = check_name(name, "step")
+            if self.undo is not None:
+                _note_undoable(other)
+        if key is not None:
+            other.call_key = check_key(key, f"step {self.name!r}: key")
+        if retry is not None:
+            other.retry = checked_retry(retry, self.name)
+        if timeout is not None:
+            other.timeout = Timeout.of(timeout)
+            other.simple = other.is_async and other.timeout == Timeout() and other.undo is None
+        return other
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Step[P, R]: ...
+    @overload
+    def __get__(self: Step[Concatenate[Any, Q], R], instance: object, owner: type | None = None) -> Step[Q, R]: ...
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Return the step as a method of an object. The object is not part of the step's input."""
         if instance is None:
             return self
-        raise DefinitionError(f"step {self.name!r} is a method; make it a function, so that its input can be stored")
+        self.values  # noqa: B018 - computed before the copy, which shares it
+        bound = copy.copy(self)
+        bound.fn = MethodType(self.fn, instance)
+        bound.body = MethodType(self.body, instance)
+        bound.parameters = self.parameters[1:]
+        bound.signature = self._method_signature
+        return bound
+
+    @functools.cached_property
+    def _method_signature(self) -> inspect.Signature:
+        """The signature without the object, for a step that is a method."""
+        return self.signature.replace(parameters=list(self.signature.parameters.values())[1:])
 
     def __repr__(self) -> str:
         return f"<step {self.name}>"
 
 
-#: Called with a step's name when it is called outside a run; an open engine sets it.
+#: The steps of this process that can be undone, by name and in the order in which they were made.
+_UNDOABLE: dict[str, WeakValueDictionary[int, Step[..., Any]]] = {}
+_NUMBERS = itertools.count()
+
+
+def _note_undoable(step: Step[..., Any]) -> None:
+    _UNDOABLE.setdefault(step.name, WeakValueDictionary())[next(_NUMBERS)] = step
+
+
+def undoable_step(name: str) -> Step[..., Any] | None:
+    """Return the newest step with an undo that has this name; None if functions in several places have it."""
+    found = sorted(_UNDOABLE.get(name, {}).items())
+    places = {(getattr(one.fn, "__module__", ""), getattr(one.fn, "__qualname__", "")) for _, one in found}
+    return found[-1][1] if len(places) == 1 else None
+
+
+def undo_step(undo: Any, owner: str) -> Step[..., Any]:
+    """Return the step that undoes a step or a child; a plain function is tried once."""
+    if not callable(undo) or isinstance(undo, Workflow):
+        raise DefinitionError(f"{owner}: undo= is a function or a step, not {undo!r}")
+    step: Step[..., Any] = undo if isinstance(undo, Step) else Step(undo)
+    if step.undo is not None:
+        raise DefinitionError(f"{owner}: its undo= {step.name!r} has an undo= itself, which is never called")
+    return step
+
+
+#: Called with the name of a step that is called outside a run; an open engine sets it.
 on_plain_call: Callable[[str], None] | None = None
 
 
@@ -227,9 +286,9 @@ def _warn_if_context_was_lost(name: str) -> None:
 
 
 class Workflow(Generic[P, R]):
-    """A definition, named and versioned. Called plainly it runs its function; `Engine.start` makes it a run."""
+    """A named and versioned definition. A plain call runs its function; `Engine.start` makes it a run."""
 
-    #: Whether its run carries a state, from which it goes on after a crash.
+    #: Whether its runs carry a state from which they continue after a crash.
     carries_state = False
 
     def __init__(
@@ -242,13 +301,21 @@ class Workflow(Generic[P, R]):
         migrate: Callable[[MigrationInfo], Any] | None = None,
         durability: Durability | str | None = None,
         budget: Budget | None = None,
+        retain: Retain | str | None = None,
+        schedule: Schedule | None = None,
         hooks: Hooks | None = None,
         step_hooks: Hooks | None = None,
+        record_input: bool = False,
+        classify: Classify | None = None,
+        undo: Callable[..., Any] | None = None,
+        queue: Queue | str | None = None,
     ) -> None:
         if not callable(fn):
             raise DefinitionError(f"a workflow must be a function, not {type(fn).__name__}")
         self.fn = fn
         self.name = check_name(name or fn.__name__.strip("<>"), "workflow")
+        if is_reserved(self.name):
+            raise DefinitionError(f"workflow name {self.name!r} is refused: names that begin so are Keepstep's own")
         self.version = str(version)
         if on_change not in ("fail", "compatible", "pin"):
             raise DefinitionError(
@@ -262,8 +329,18 @@ class Workflow(Generic[P, R]):
         if budget is not None and not isinstance(budget, Budget):
             raise DefinitionError(f"workflow {self.name!r}: budget= takes a ks.Budget(...), not {budget!r}")
         self.budget = budget
+        #: The rule by which workers remove its finished runs; None leaves it to their general rule.
+        self.retain = _checked_retain(retain, self.name)
         self.hooks = checked_hooks(hooks, f"workflow {self.name!r}: hooks=")
         self.step_hooks = checked_hooks(step_hooks, f"workflow {self.name!r}: step_hooks=")
+        #: Whether the arguments of its steps are stored with their outcomes, unless a step says otherwise.
+        self.record_input = record_input
+        #: Rules for the classes of errors of its steps, tried after those of a step.
+        self.rules = checked_rules(classify, f"workflow {self.name!r}: classify=")
+        #: The step with which a parent undoes a finished run of this workflow.
+        self.undo = None if undo is None else undo_step(undo, f"workflow {self.name!r}")
+        if queue is not None:
+            self.starting = {"queue": check_name(queue_name(queue), "queue")}
         self.is_async = inspect.iscoroutinefunction(fn)
         self._signature = inspect.signature(fn)
         taken = START_OPTIONS & set(self._signature.parameters)
@@ -273,70 +350,160 @@ class Workflow(Generic[P, R]):
             )
         functools.update_wrapper(self, fn)
         self.place: Place = place_of(fn, self.name)
-        #: The module that tells it from others of its name; empty if the name was given, which is enough.
+        #: Module that distinguishes the workflow from others with the same name; empty if the name is explicit.
         self.module = "" if name is not None else self.place.program
         self._counts = _plain_counts(self._signature)
+        #: When a worker starts it by itself; None for a workflow that others start.
+        self.schedule = schedule
+        if schedule is not None:
+            _check_schedule(self.name, schedule)
 
-    #: What its runs get unless their start says otherwise: a queue, a priority, a deadline in seconds, tags.
+    #: Defaults for options of `start`: a queue, a priority, a deadline in seconds, tags.
     starting: Mapping[str, Any] = MappingProxyType({})
-    #: Patterns of what must not be stored or told, beyond those that the engine looks for anyway.
+    #: Patterns of secrets that must not be stored or logged, in addition to those of the engine.
     redacting: tuple[str, ...] = ()
 
     @property
+    def has_undo(self) -> bool:
+        """Whether a step of the definition can be undone, as far as it tells without a call."""
+        return False
+
+    @property
     def signature(self) -> inspect.Signature:
-        """What the workflow is started with."""
+        """The parameters of the workflow."""
         return self._signature
 
     @property
     def source(self) -> tuple[str, str]:
-        """The file that it is written in and its qualified name there, which tell two of one name apart."""
+        """The file of the definition and its qualified name there, which distinguish two of the same name."""
         return self.place.file, self.place.name
 
     @property
     def fingerprint(self) -> str:
-        """What identifies the definition: for a function, its name and version."""
+        """The identity of the definition: for a function, its name and version."""
         return f"function:{self.name}:{self.version}"
 
     def definition(self) -> str:
-        """The definition as lines of text, by which two versions are compared; a function has none."""
+        """The definition as lines of text, for comparing two versions; empty for a function."""
         return ""
 
     @functools.cached_property
     def values(self) -> Values:
-        """The codec that knows the types of the workflow's signature."""
-        return VALUES.for_callable(self.fn)
+        """The codec with the types of the workflow's signature and, for other values, those of its steps."""
+        return VALUES.for_callable(self.fn, fallback=lambda: self.reach)
+
+    def named_steps(self) -> list[Step[..., Any]]:
+        """Return the steps that the code of the workflow can name: those of its module and its enclosing functions."""
+        fn = inspect.unwrap(self.fn)
+        around = [*getattr(fn, "__globals__", {}).values(), *enclosed(fn).values()]
+        return [one for one in around if isinstance(one, Step)]
+
+    def signal_type(self, signal: str) -> Any:
+        """Return the type of a signal that the workflow waits for, or None if its definition does not tell."""
+        return None
+
+    @functools.cached_property
+    def reach(self) -> Values:
+        """The codec with the types of the workflow and of its steps, for signals and for published values."""
+        return Values(
+            parent=self.values, annotations=lambda: [hint for one in self.named_steps() for hint in one.hints()]
+        )
 
     def hints(self) -> dict[str, Any]:
-        """The annotations of its parameters, as far as their names can be resolved."""
+        """The annotations of the parameters, as far as their names can be resolved."""
         return hints_of(self.fn)
 
+    @functools.cached_property
+    def types(self) -> CallTypes:
+        """The types of the arguments and of the result."""
+        return CallTypes(self.name, self.signature, self.hints())
+
+    def check_result(self, key: str, value: Any, where: str) -> None:
+        """Refuse a result of a step that does not fit its annotation, if the workflow can name the step."""
+        name = key.rpartition("/")[2].partition("#")[0]
+        steps = [] if self.carries_state else self.named_steps()
+        found = {id(step): step for step in steps if step.name == name}
+        if len(found) == 1:
+            [step] = found.values()
+            as_written(value, hints_of(step.fn).get("return"), where)
+
     def bind(self, /, *args: P.args, **kwargs: P.kwargs) -> Bound[R]:
-        """The workflow with its arguments, checked by the type checker and by the signature."""
+        """Return the workflow with its arguments, checked by the type checker and by the signature."""
         self.check_arguments(args, kwargs)
         return Bound(self, args, kwargs)
 
     def check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Refuse arguments that the function would not take, before anything is stored."""
+        """Refuse arguments that do not match the signature, before anything is stored."""
         if not kwargs and len(args) in self._counts:
             return
         try:
             self.signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise DefinitionError(f"workflow {self.name!r} cannot be started so: {error}") from None
+            raise DefinitionError(f"workflow {self.name!r} cannot be started with this input: {error}") from None
 
     def stored_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """Checked arguments as the values that are stored as the input of a run."""
-        return [[*args], dict(kwargs)]
+        """Return checked arguments in the form that is stored as the input of a run, or refuse one of a wrong type."""
+        return [*self.types.arguments(args, kwargs)]
+
+    #: The key that the caller gave to this call with `options(key=...)`; empty for a key by position.
+    call_key = ""
+
+    def options(self, *, key: str) -> Self:
+        """Return the workflow with a key for one call inside another workflow, unique in that run or named branch."""
+        self.values  # noqa: B018 - computed before the copy, which shares it
+        other = copy.copy(self)
+        other.call_key = check_key(key, f"workflow {self.name!r}: key")
+        return other
+
+    def same_arguments(self, stored: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether the stored input of a run, decoded, is that of these arguments."""
+        return self.types.are_same(stored, args, kwargs, self.values.digest)
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Any:
-        return self.fn(*args, **kwargs)
+        """Run the function: inside another workflow as a branch of that run, elsewhere as an ordinary function."""
+        scope = CURRENT.get()
+        if scope is None or scope.in_step:
+            return self.fn(*args, **kwargs)
+        return scope.call_workflow(self, args, kwargs)
 
     def __repr__(self) -> str:
         return f"<workflow {self.name} version {self.version}>"
 
 
+def _check_schedule(name: str, schedule: Any) -> None:
+    from ..policies.schedule import Schedule  # noqa: PLC0415 - only with a schedule
+
+    if not isinstance(schedule, Schedule):
+        raise DefinitionError(f"workflow {name!r}: schedule= takes a ks.Cron(...) or a ks.Every(...), not {schedule!r}")
+
+
+def check_scheduled(workflow: Workflow[..., Any]) -> None:
+    """Refuse a schedule of a workflow that cannot be started without arguments."""
+    try:
+        workflow.check_arguments((), {})
+    except DefinitionError as error:
+        raise DefinitionError(
+            f"workflow {workflow.name!r} has schedule=, which starts it without arguments; give its parameters "
+            f"defaults, or use engine.schedule: {error}"
+        ) from None
+
+
+def _checked_retain(retain: Retain | str | None, name: str) -> Retain | None:
+    if retain is None:
+        return None
+    from ..policies.retention import Retain  # noqa: PLC0415 - only with a retention rule
+
+    try:
+        rule = Retain.named(retain)
+    except DefinitionError as error:
+        raise DefinitionError(f"workflow {name!r}: {error}") from None
+    if rule.workflows:
+        raise DefinitionError(f"workflow {name!r}: retain= is its own rule, so it takes no workflows=")
+    return rule
+
+
 def _plain_counts(signature: inspect.Signature) -> range:
-    """How many positional arguments alone are surely right."""
+    """Return the numbers of positional arguments that always match the signature."""
     parameters = signature.parameters.values()
     if any(parameter.kind is not parameter.POSITIONAL_OR_KEYWORD for parameter in parameters):
         return range(0)
@@ -356,10 +523,9 @@ KNOWN: dict[str, Workflow[..., Any]] = {}
 
 
 def remember(workflow: Workflow[..., Any]) -> None:
-    """Make a workflow known to this process; the same function may be defined again, as a reload does."""
+    """Register a workflow in this process. The same function may be registered again, for example after a reload."""
     other = KNOWN.get(workflow.name)
-    local = workflow.place.is_local or (other is not None and other.place.is_local)
-    if other is not None and other.source != workflow.source and not local:
+    if other is not None and other.source != workflow.source and not _may_replace(workflow.place, other.place):
         raise DuplicateName(
             f"two workflows are named {workflow.name!r}, {' in '.join(reversed(other.source))} and "
             f"{' in '.join(reversed(workflow.source))}; give one of them another name="
@@ -367,91 +533,6 @@ def remember(workflow: Workflow[..., Any]) -> None:
     KNOWN[workflow.name] = workflow
 
 
-@overload
-def step(fn: Callable[P, Awaitable[R]], /) -> Step[P, R]: ...
-@overload
-def step(fn: Callable[P, R], /) -> Step[P, R]: ...
-@overload
-def step(
-    *,
-    transactional: Literal[True],
-    name: str | None = None,
-    retry: Retry | None = None,
-    ignore: Iterable[str] = (),
-    ready: Callable[..., Any] | None = None,
-    ready_every: float = READY_EVERY,
-    hooks: Hooks | None = None,
-) -> _TransactionalDecorator: ...
-@overload
-def step(
-    *,
-    name: str | None = None,
-    retry: Retry | None = None,
-    timeout: Timeout | float | None = None,
-    at_most_once: bool = False,
-    verify: Callable[..., Any] | None = None,
-    transactional: Literal[False] = False,
-    ignore: Iterable[str] = (),
-    ready: Callable[..., Any] | None = None,
-    ready_every: float = READY_EVERY,
-    hooks: Hooks | None = None,
-) -> _StepDecorator: ...
-def step(fn: Any = None, /, **options: Any) -> Any:
-    """Make a function a step: once it has completed in a run, it never runs again there."""
-    if fn is not None:
-        return Step(fn, **options)
-    return lambda function: Step(function, **options)
-
-
-class _TransactionalDecorator:
-    """The type of `@step(transactional=True)`: the caller does not give the transaction, the store does."""
-
-    def __call__(self, fn: Callable[Concatenate[Any, P], R], /) -> Step[P, R]:
-        raise NotImplementedError
-
-
-class _StepDecorator:
-    """The type of `@step(...)` with options."""
-
-    @overload
-    def __call__(self, fn: Callable[P, Awaitable[R]], /) -> Step[P, R]: ...
-    @overload
-    def __call__(self, fn: Callable[P, R], /) -> Step[P, R]: ...
-    def __call__(self, fn: Any, /) -> Any: ...
-
-
-@overload
-def workflow(fn: Callable[P, Awaitable[R]], /) -> Workflow[P, R]: ...
-@overload
-def workflow(fn: Callable[P, R], /) -> Workflow[P, R]: ...
-@overload
-def workflow(
-    *,
-    name: str | None = None,
-    version: str = "1",
-    on_change: Literal["fail", "compatible", "pin"] = "fail",
-    migrate: Callable[[MigrationInfo], Any] | None = None,
-    durability: Durability | str | None = None,
-    budget: Budget | None = None,
-    hooks: Hooks | None = None,
-    step_hooks: Hooks | None = None,
-) -> _WorkflowDecorator: ...
-def workflow(fn: Any = None, /, **options: Any) -> Any:
-    """Make a function a workflow, known to this process by its name."""
-
-    def decorate(function: Callable[..., Any]) -> Workflow[..., Any]:
-        made: Workflow[..., Any] = Workflow(function, **options)
-        remember(made)
-        return made
-
-    return decorate if fn is None else decorate(fn)
-
-
-class _WorkflowDecorator:
-    """The type of `@workflow(...)` with options."""
-
-    @overload
-    def __call__(self, fn: Callable[P, Awaitable[R]], /) -> Workflow[P, R]: ...
-    @overload
-    def __call__(self, fn: Callable[P, R], /) -> Workflow[P, R]: ...
-    def __call__(self, fn: Any, /) -> Any: ...
+def _may_replace(new: Place, old: Place) -> bool:
+    """Whether both definitions of a name can be the same one, made again by a function or by a changed cell."""
+    return new.is_local or old.is_local or (new.is_typed and old.is_typed)

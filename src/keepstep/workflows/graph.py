@@ -1,4 +1,4 @@
-"""A graph: steps over a state, and edges that say which comes next; its run is a workflow that the library writes."""
+"""A graph: steps over a state, and edges that choose the next step."""
 
 from __future__ import annotations
 
@@ -7,32 +7,48 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from difflib import get_close_matches
 from hashlib import sha256
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, cast
 
+from ..checks import check_name, check_number, check_seconds, seconds_of
 from ..errors import DefinitionError, DuplicateName
-from ..model.ids import check_name
-from ..policies import All, Budget, Durability, Quorum, WaitPolicy
+from ..model.problem import Problem
+from ..model.state import State
+from ..policies import All, Budget, Durability, Quorum, Retain, WaitPolicy
 from ..policies import reduce as reducing
-from ..policies.check import check_number
-from ..policies.quorum import Any as AnyOf
+from ..policies.classify import Classify
 from ..policies.when import Predicate, described
 from ..ports import CURRENT
 from ..values import VALUES, Values
+from ..values.annotations import hints_of
 from ..values.trees import Trees
 from .definition import Step, Workflow, remember
-from .described import policies_of
+from .fingerprint import policies_of
 from .hooks import Hooks
 from .migration import MigrationInfo
-from .place import place_here, place_of
-from .schema import Schema
-from .shape import Arrow, Node, Problem, Shape
+from .schema import KeyType, Schema
+from .shape import Arrow, Node, Shape
+from .source import place_here, place_of
 from .validate import check, problems
 
-#: How often a run may pass any one step, unless the graph says otherwise.
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar  # a type checker has it; without a schema, steps and edges see a State
+
+    from ..policies import Schedule
+
+    S = TypeVar("S", default=State)
+    R = TypeVar("R", default=dict[str, Any])
+else:
+    from typing import TypeVar
+
+    S = TypeVar("S")
+    R = TypeVar("R")
+
+#: Default maximum number of steps that a run may pass; ends endless loops.
 MAX_ITERATIONS = 1000
-#: What a step's parameters may ask for; any other first parameter is the state.
+#: Parameter names of a step that receive a state. Any other first parameter receives the graph's state.
 LEVELS = ("state", "stage", "agent")
 
 _NO_DEFAULT: Any = object()
@@ -40,7 +56,7 @@ _NAMED_STEP = re.compile(r"step '(.*)'")
 
 
 class Goto:
-    """What a step returns to say itself which step comes next, along with its change of the state."""
+    """Return value of a step that names the next step, together with its change of the state."""
 
     def __init__(self, target: str, change: Mapping[str, Any] | None = None, /, **values: Any) -> None:
         self.target = target
@@ -48,7 +64,7 @@ class Goto:
 
 
 class Changes:
-    """What a step returns that changes the state of its stage or its agent too."""
+    """Return value of a step that also changes the state of its stage or its agent."""
 
     def __init__(
         self,
@@ -60,23 +76,25 @@ class Changes:
         self.state, self.stage, self.agent = state, stage, agent
 
 
-# -- what a graph is made of -------------------------------------------------------------------------------------------
+# -- parts of a graph --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class StepNode:
-    """A function of the state."""
+    """A function of the state. One that `waits` is code of the workflow, whose calls are recorded one by one."""
 
     name: str
     step: Step[..., Any]
     takes: tuple[str, ...] = ("state",)
     stage: str | None = None
     agent: str | None = None
+    waits: bool = False
     kind = "step"
 
     def __str__(self) -> str:
         named = [f"{level}={name}" for level, name in (("stage", self.stage), ("agent", self.agent)) if name]
-        return " ".join(["step", self.name, *named, policies_of(self.step)]).rstrip()
+        waits = ["waits"] if self.waits else []
+        return " ".join(["step", self.name, *named, *waits, policies_of(self.step)]).rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +124,7 @@ class WaitNode:
     into: str | None = None
     timeout: float | None = None
     default: Any = _NO_DEFAULT
+    heartbeat: float | None = None
     kind = "wait"
 
     @property
@@ -116,7 +135,8 @@ class WaitNode:
         into = f" into {self.into}" if self.into is not None else ""
         timeout = f" timeout {self.timeout}" if self.timeout is not None else ""
         default = f" default {self.default!r}" if self.has_default else ""
-        return f"wait {self.name} for {self.signal}{into}{timeout}{default}"
+        heartbeat = f" heartbeat {self.heartbeat}" if self.heartbeat is not None else ""
+        return f"wait {self.name} for {self.signal}{into}{timeout}{default}{heartbeat}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +169,7 @@ class ChildNode:
 
 @dataclass(frozen=True, slots=True)
 class ParallelNode:
-    """Ways that are gone at once, up to where they join."""
+    """Branches that run concurrently up to their join."""
 
     name: str
     branches: tuple[str, ...]
@@ -170,7 +190,7 @@ AnyNode = StepNode | MapNode | WaitNode | DelayNode | ChildNode | ParallelNode
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A way from one step to the next, taken when its predicate is the first that holds."""
+    """A way from one step to the next; the first edge whose predicate holds is taken."""
 
     source: str
     target: str
@@ -182,7 +202,7 @@ class Edge:
 
 
 def steps_in(definition: str, asked: str) -> list[str]:
-    """The steps that a definition's text names, as far as a name ends with its first space; `asked` is found whole."""
+    """Return the steps in a definition's text. Names end at the first space, except `asked`, which may have spaces."""
     kinds = tuple(f"{node.kind} " for node in (StepNode, MapNode, WaitNode, DelayNode, ChildNode, ParallelNode))
     lines = [line.partition(" ")[2] for line in definition.splitlines() if line.startswith(kinds)]
     whole = [asked for line in lines if line.startswith(asked) and line[len(asked) :][:1] in ("", " ", ":")]
@@ -190,7 +210,7 @@ def steps_in(definition: str, asked: str) -> list[str]:
 
 
 def _waiting(node: MapNode | ParallelNode) -> str:
-    """How what is done at once is waited for, if that is not the usual way."""
+    """Return the wait policy of concurrent work as text; empty for the default."""
     wait = "" if node.wait == All() else f" wait {node.wait}"
     return f"{wait} collect" if node.collect else wait
 
@@ -198,37 +218,62 @@ def _waiting(node: MapNode | ParallelNode) -> str:
 # -- the graph ---------------------------------------------------------------------------------------------------------
 
 
-class Graph(Workflow[..., dict[str, Any]]):
-    """A state machine over an immutable state: steps return what they change, edges say which comes next.
+class OfState(Protocol):
+    """A function of a state, whatever its schema: one of `ks.when`, or one that takes a mapping."""
 
-    `reducers` say, by key, how what parallel writers give becomes one value: `append`, `add`, `max`, `min`, `merge`, or
-    a function of the old value and what is given. A run may pass `max_iterations` steps in all.
+    def __call__(self, state: State, /) -> Any: ...
+
+
+class Graph(Workflow[..., R], Generic[S, R]):
+    """A state machine over an immutable state: steps return their changes, edges choose the next step.
+
+    `schema` is the class of the state, `S`: its types, defaults, required keys, validators and reducers hold.
+    `result` is the class of the result, `R`, made of the last state; without it, the result is a dictionary.
+    `reducers` combine the values that parallel writers give to a key: `append`, `add`, `max`, `min`, `merge`, or a
+    function of the old and the given value. A run may pass at most `max_iterations` steps. It waits for a person before
+    the steps named in `interrupt_before` and after those named in `interrupt_after`. With `keep="newest"`, a run
+    removes records that are older than its newest whole states. The other options are those of
+    `ks.workflow`: `name`, `version`, `on_change`, `migrate`, `durability`, `budget`, `retain`, `schedule`,
+    `hooks`, `step_hooks`, `classify` and `undo`.
     """
 
     carries_state = True
+
+    if not TYPE_CHECKING:
+
+        def __class_getitem__(cls, classes: Any) -> Any:
+            """Allow `Graph[S]`: the result of a run is a dictionary by default."""
+            return super().__class_getitem__(classes if isinstance(classes, tuple) else (classes, dict[str, Any]))
 
     def __init__(
         self,
         name: str,
         *,
         version: str = "1",
-        schema: Any = None,
+        schema: type[S] | None = None,
+        result: type[R] | None = None,
         reducers: Mapping[str, reducing.Named | reducing.Reducer] | None = None,
         max_iterations: int = MAX_ITERATIONS,
+        keep: Literal["all", "newest"] = "all",
         interrupt_before: Iterable[str] = (),
         interrupt_after: Iterable[str] = (),
         on_change: Literal["fail", "compatible", "pin"] = "fail",
         migrate: Callable[[MigrationInfo], Any] | None = None,
         durability: Durability | str | None = None,
         budget: Budget | None = None,
+        retain: Retain | str | None = None,
+        schedule: Schedule | None = None,
         hooks: Hooks | None = None,
         step_hooks: Hooks | None = None,
+        classify: Classify | None = None,
+        undo: Callable[..., Any] | None = None,
     ) -> None:
-        async def walk(state: Mapping[str, Any] | None = None, /, **values: Any) -> dict[str, Any]:
+        async def walk(state: Mapping[str, Any] | None = None, /, **values: Any) -> Any:
             scope = CURRENT.get()
             if scope is None or scope.in_step:
-                raise DefinitionError(f"graph {name!r} is no function: start it with engine.start or ks.run")
-            return await scope.walk(self, {**(state or {}), **values})  # type: ignore[no-any-return]
+                raise DefinitionError(f"graph {name!r} cannot be called; start it with engine.start or ks.run")
+            last = await scope.walk(self, {**(state or {}), **values})
+            return last if self.result is None else self.result.result(last, f"the result of graph {self.name!r}")
 
         walk.__name__ = str(name)
         super().__init__(
@@ -239,15 +284,23 @@ class Graph(Workflow[..., dict[str, Any]]):
             migrate=migrate,
             durability=durability,
             budget=budget,
+            retain=retain,
+            schedule=schedule,
             hooks=hooks,
             step_hooks=step_hooks,
+            classify=classify,
+            undo=undo,
         )
         self.place = place_here(self.name)
         if type(max_iterations) is not int or max_iterations < 1:
             raise DefinitionError(f"graph {name!r}: max_iterations is a whole number from 1, not {max_iterations!r}")
         self.max_iterations = max_iterations
+        if keep not in ("all", "newest"):
+            raise DefinitionError(f"graph {name!r}: keep is 'all' or 'newest', not {keep!r}")
+        self.keep = keep
         self.schema = None if schema is None else Schema(schema)
-        self.reducers = reducing.reducers(reducers)
+        self.result = None if result is None else Schema(result, "result=")
+        self._reducers = reducing.reducers(reducers)
         self.interrupt_before = frozenset(_several(interrupt_before, f"graph {name!r}: interrupt_before"))
         self.interrupt_after = frozenset(_several(interrupt_after, f"graph {name!r}: interrupt_after"))
         self.nodes: dict[str, AnyNode] = {}
@@ -257,10 +310,34 @@ class Graph(Workflow[..., dict[str, Any]]):
         self._in_use = False
         remember(self)
 
-    # -- writing it ---------------------------------------------------------------------------------------------------
+    @functools.cached_property
+    def reducers(self) -> dict[str, reducing.Reducer]:
+        """The reducers by key: those of the annotations of the schema, and the given ones, which win."""
+        return self._reducers if self.schema is None else {**self.schema.reducers, **self._reducers}
+
+    @property
+    def has_undo(self) -> bool:
+        """Whether a step may be undone; the steps that a step with `waits` calls are not known here."""
+        return any(
+            node.waits or node.step.undo is not None
+            if isinstance(node, StepNode)
+            else isinstance(node, MapNode | ChildNode) and _undo_of(node) is not None
+            for node in self.nodes.values()
+        )
+
+    @functools.cached_property
+    def typed(self) -> frozenset[str]:
+        """The steps that take the state as an instance of the schema, because they annotate it so."""
+        schema = self.schema
+        if schema is None or not schema.has_instances:
+            return frozenset()
+        steps = [node for node in self.nodes.values() if isinstance(node, StepNode) and "state" in node.takes]
+        return frozenset(node.name for node in steps if _state_type(node) is schema.cls)
+
+    # -- building ------------------------------------------------------------------------------------------------------
 
     def step(self, fn: Any = None, /, **options: Any) -> Any:
-        """Make a function of the state a step of this graph; options are those of `add`."""
+        """Make a function of the state a step of this graph; `options` are those of `add`."""
         if fn is not None:
             return self.add(fn, **options)
         return lambda function: self.add(function, **options)
@@ -273,27 +350,39 @@ class Graph(Workflow[..., dict[str, Any]]):
         *,
         stage: str | None = None,
         agent: str | None = None,
+        waits: bool = False,
         takes: Iterable[str] | None = None,
         gives: str | None = None,
         **options: Any,
     ) -> Any:
-        """Add a step: a function of the state, a step that is one, or another workflow, which becomes a child run.
+        """Add a step: a function of the state, a step made of one, or a workflow, which becomes a child run.
 
-        `stage` and `agent` name whose state the step may take and change beside the graph's own. A workflow is given
-        the keys that it `takes` (those of its parameters), and what it returns is put under the key that it `gives`.
+        `stage` and `agent` name further states that the step may take and change. An async function that `waits` is
+        code of the workflow, without options of a step: it calls steps, waits and starts children, each recorded, so
+        that nothing runs again after a wait. A workflow receives the keys that it `takes` (by default those of its
+        parameters), and its result is stored under the key that it `gives`.
         """
         if isinstance(what, Workflow):
-            if options or stage or agent:
+            if options or stage or agent or waits:
                 raise DefinitionError(f"workflow {what.name!r} takes no step's options; give it its own")
             self._put(ChildNode(check_name(name or what.name, "step"), what, _names(takes), gives))
             return what
         if takes is not None or gives is not None:
             raise DefinitionError("takes= and gives= are for workflows; a step is given the state, returns its change")
         step: Step[..., Any] = _as_step(what, name, options)
+        if waits and (isinstance(what, Step) or options or not step.is_async):
+            raise DefinitionError(
+                f"step {name or step.name!r} has waits=True, so it must be a bare `async def` function without options "
+                "of a step; give options to the steps that it calls"
+            )
         for label, value in (("stage", stage), ("agent", agent)):
             if value is not None:
                 check_name(value, label)
-        self._put(StepNode(name or step.name, step, _levels(step, stage, agent), stage, agent))
+        if step.streams and step.collect is None:
+            raise DefinitionError(
+                f"step {step.name!r} is a generator, and a list of items is no change of the state; give it collect="
+            )
+        self._put(StepNode(name or step.name, step, _levels(step, stage, agent), stage, agent, waits))
         return step
 
     def map(
@@ -307,7 +396,7 @@ class Graph(Workflow[..., dict[str, Any]]):
         wait: WaitPolicy | None = None,
         collect: bool = False,
     ) -> None:
-        """Call a step for every item of the list under `over`, and put the results under `into`, in order."""
+        """Call a step for every item of the list under `over`, and store the results under `into`, in order."""
         if concurrency is not None and (type(concurrency) is not int or concurrency < 1):
             raise DefinitionError(f"step {name!r}: concurrency is a whole number from 1, not {concurrency!r}")
         _check_wait(f"step {name!r}", wait)
@@ -319,26 +408,32 @@ class Graph(Workflow[..., dict[str, Any]]):
         *,
         signal: str | None = None,
         into: str | None = None,
-        timeout: float | None = None,
+        timeout: float | timedelta | None = None,
         default: Any = _NO_DEFAULT,
+        heartbeat: float | timedelta | None = None,
     ) -> None:
-        """Wait for a signal, durably, and put its payload under `into`; without a default a timeout fails the run."""
-        if timeout is not None:
-            check_number(timeout, f"step {name!r}: a timeout in seconds", 0)
-        self._put(WaitNode(name, check_name(signal or name, "signal"), into, timeout, default))
+        """Wait durably for a signal and store its payload under `into`. Without a default, a timeout fails the run.
 
-    def delay(self, name: str, seconds: float) -> None:
-        """Sleep, durably."""
-        check_number(seconds, f"step {name!r}: a delay in seconds", 0)
-        self._put(DelayNode(name, float(seconds)))
+        With `heartbeat`, the time is also over when no `beat` has come for that many seconds.
+        """
+        longest, silence = seconds_of(timeout), seconds_of(heartbeat)  # a number as it is: it is in the fingerprint
+        if longest is not None:
+            check_number(longest, f"step {name!r}: a timeout in seconds", 0)
+        if silence is not None:
+            check_number(silence, f"step {name!r}: a heartbeat in seconds", 0.001)
+        self._put(WaitNode(name, check_name(signal or name, "signal"), into, longest, default, silence))
 
-    def edge(self, source: str, target: str, when: Predicate | None = None) -> None:
-        """After `source` comes `target`, if `when` holds for the state; edges are tried in the order given."""
+    def delay(self, name: str, seconds: float | timedelta) -> None:
+        """Sleep durably."""
+        self._put(DelayNode(name, check_seconds(seconds, f"step {name!r}: a delay in seconds", 0)))
+
+    def edge(self, source: str, target: str, when: Callable[[S], Any] | OfState | None = None) -> None:
+        """Lead from `source` to `target` if `when` holds for the state. Edges are tried in order."""
         self._must_be_open()
         if when is not None and (not callable(when) or inspect.iscoroutinefunction(when)):
             what = f"{when!r}" if not callable(when) else "an async one, which would have to be waited for"
             raise DefinitionError(f"edge {source!r} -> {target!r}: when= is a plain function of the state, not {what}")
-        self.edges.setdefault(source, []).append(Edge(source, target, when))
+        self.edges.setdefault(source, []).append(Edge(source, target, cast("Predicate | None", when)))
 
     def parallel(
         self,
@@ -350,10 +445,10 @@ class Graph(Workflow[..., dict[str, Any]]):
         collect: bool = False,
         report: str | None = None,
     ) -> None:
-        """After `name` go all branches at once, each up to `join`, which comes when enough of them are there.
+        """Run all branches after `name` concurrently, each up to `join`, which runs when enough of them have arrived.
 
-        `name` may be a step or just the name of this point. With `collect` a failed branch does not end the others;
-        `report` names a key of the state for how it went: coverage, degraded, failed.
+        `name` may be a step or just the name of this point. With `collect`, a failed branch does not end the others.
+        `report` names a key of the state that receives the result: coverage, degraded, failed.
         """
         ways, own = _several(branches, f"parallel {name!r}: branches"), True
         _check_wait(f"parallel {name!r}", wait, len(ways))
@@ -364,14 +459,14 @@ class Graph(Workflow[..., dict[str, Any]]):
         self._put(ParallelNode(name, ways, join, wait or All(), collect, report), check=own)
 
     def entry(self, name: str) -> None:
-        """Where a run begins."""
+        """Set the step at which a run begins."""
         self._must_be_open()
         if self.entry_name is not None and self.entry_name != name:
             raise DefinitionError(f"graph {self.name!r} begins at {self.entry_name!r} already; it has one entry")
         self.entry_name = name
 
     def exit(self, *names: str) -> None:
-        """Where a run may end: after such a step, unless one of its edges holds."""
+        """Let a run end after these steps, unless one of their edges holds."""
         self._must_be_open()
         self.exits.update(dict.fromkeys(names))
 
@@ -390,7 +485,7 @@ class Graph(Workflow[..., dict[str, Any]]):
                 f"graph {self.name!r} is in use and can no longer be changed; change it where it is made"
             )
 
-    # -- reading it ---------------------------------------------------------------------------------------------------
+    # -- reading -------------------------------------------------------------------------------------------------------
 
     def shape(self) -> Shape:
         """The graph as plain data, for validation and pictures."""
@@ -405,7 +500,7 @@ class Graph(Workflow[..., dict[str, Any]]):
         return Shape(self.name, "graph", nodes, tuple(arrows), self.entry_name, tuple(self.exits), self.max_iterations)
 
     def definition(self) -> str:
-        """The whole definition as lines of text: what two versions are compared by."""
+        """The whole definition as lines of text, for comparing two versions."""
         lines = [str(node) for node in self.nodes.values()]
         lines += [str(edge) for edges in self.edges.values() for edge in edges]
         lines += [f"reducer {key} {reducing.described(one)}" for key, one in sorted(self.reducers.items())]
@@ -414,7 +509,7 @@ class Graph(Workflow[..., dict[str, Any]]):
 
     @property
     def fingerprint(self) -> str:
-        """What identifies the definition: its name and version, and a digest of all that it says."""
+        """The identity of the definition: its name, its version and a digest of its text."""
         self.close()
         return self._fingerprint
 
@@ -425,58 +520,92 @@ class Graph(Workflow[..., dict[str, Any]]):
 
     @functools.cached_property
     def values(self) -> Values:
-        """The codec that knows the types of the schema and of the steps' signatures."""
-        annotations: list[Any] = [] if self.schema is None else [self.schema.cls]
+        """The codec with the types of the schema and of the steps' signatures."""
+        annotations: list[Any] = [one.cls for one in (self.schema, self.result) if one is not None]
         for node in self.nodes.values():
             if isinstance(node, StepNode | MapNode):
                 annotations += _hints(node.step.fn)
         return Values(parent=VALUES, annotations=lambda: annotations)
 
+    def named_steps(self) -> list[Step[..., Any]]:
+        return [node.step for node in self.nodes.values() if isinstance(node, StepNode | MapNode)]
+
+    def hints(self) -> dict[str, Any]:
+        """The class of the result, if there is one; the schema has the types of the first state."""
+        return {} if self.result is None else {"return": self.result.cls}
+
+    def signal_type(self, signal: str) -> Any:
+        waits = [node for node in self.nodes.values() if isinstance(node, WaitNode) and node.signal == signal]
+        keys = {node.into for node in waits}
+        return self.type_of(keys.pop()) if len(keys) == 1 else None
+
+    def type_of(self, key: str | None) -> KeyType | None:
+        """Return the type of a key that is overwritten, or None if there is no schema or the key has a reducer."""
+        return None if key is None or self.schema is None or key in self.reducers else self.schema.type_of(key)
+
     @functools.cached_property
     def trees(self) -> Trees:
-        """What turns values of the state into what is stored."""
-        return Trees(self.values)
+        """The converter between values of the state and their stored form."""
+        schema = self.schema
+        return Trees(self.values, None if schema is None or not schema.has_instances else schema.instance)
 
     def check_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Refuse a graph that has problems, and a first state that is none, before anything is stored."""
+        """Refuse an invalid graph, and an invalid first state, before anything is stored."""
         self.close()
         first = args[0] if args else None
+        if self.schema is not None:
+            first = self.schema.plain(first)
         if len(args) > 1 or not (first is None or isinstance(first, Mapping)):
+            model = "" if self.schema is None or not self.schema.has_instances else f"a {self.schema.name}, "
             raise DefinitionError(
-                f"graph {self.name!r} is started with its first state: a dictionary, or its keys by name; "
+                f"graph {self.name!r} is started with its first state: {model}a dictionary, or its keys by name; "
                 f"not {', '.join(type(one).__name__ for one in args)}"
             )
         if self.schema is not None:
             self.stored_arguments(args, kwargs)
 
     def stored_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The first state as it is stored: converted to the types of the schema, or refused."""
+        """Return the first state in stored form, validated and completed with the schema's defaults, or refuse it."""
         if self.schema is None:
             return super().stored_arguments(args, kwargs)
-        where = f"graph {self.name!r}: its first state"
-        first = [self.schema.converted(one or {}, where) for one in args]
-        return [first, self.schema.converted(kwargs, where)]
+        first = self.schema.first(self._first(args, kwargs), f"graph {self.name!r}: its first state")
+        return [[first], {}] if args else [[], first]
+
+    def same_arguments(self, stored: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        if self.schema is None:
+            return super().same_arguments(stored, args, kwargs)
+        digest = self.values.digest
+        return self.schema.same_first(
+            self._first(*stored), self._first(args, kwargs), lambda one, other: digest(one) == digest(other)
+        )
+
+    def _first(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the first state as it was given: a dictionary or an instance of the schema, and keys by name."""
+        given = args[0] if args else None
+        if self.schema is not None:
+            given = self.schema.plain(given)
+        return {**(given or {}), **kwargs}
 
     def close(self) -> None:
-        """Check the whole definition before it is used for the first time; it cannot be changed after that."""
+        """Check the whole definition before its first use, and forbid further changes."""
         if self._in_use:
             return
         check(self.shape(), self._unknown_names(), self._placed)
         self._in_use = True
 
     def problems(self) -> list[Problem]:
-        """Everything that is wrong with it, at once: errors, which keep it from being used, and warnings."""
+        """Return every problem: errors, which prevent its use, and warnings."""
         return [*map(self._placed, (*problems(self.shape()), *self._unknown_names()))]
 
     def _placed(self, problem: Problem) -> Problem:
-        """With the line of the step's function, or else that of the graph."""
+        """Return the problem with the line of the step's function, or else that of the graph."""
         found = _NAMED_STEP.fullmatch(problem.where)
         node = self.nodes.get(found[1]) if found is not None else None
         place = place_of(node.step.fn, node.name) if isinstance(node, StepNode | MapNode) else self.place
         return replace(problem, file=place.file, line=place.line)
 
     def _unknown_names(self) -> list[Problem]:
-        """Options that name steps which are not there."""
+        """Return the options that name unknown steps."""
         named = {
             "interrupt_before": sorted(self.interrupt_before),
             "interrupt_after": sorted(self.interrupt_after),
@@ -491,7 +620,7 @@ class Graph(Workflow[..., dict[str, Any]]):
 
 
 def _label(node: AnyNode) -> str:
-    """What a picture says of a point beside its kind."""
+    """Return the label of a node in a picture, beside its kind."""
     if isinstance(node, MapNode):
         return f"{node.step.name} over {node.over}"
     if isinstance(node, WaitNode):
@@ -514,18 +643,18 @@ def _nearest(name: str, names: Iterable[str]) -> str:
 
 
 def _several(names: Iterable[str], what: str) -> tuple[str, ...]:
-    """Names of steps; one text alone would be taken for its letters."""
+    """Return names of steps; refuse a single text, which would be split into letters."""
     if isinstance(names, str):
         raise DefinitionError(f"{what} is a list of names, not the text {names!r}")
     return tuple(names)
 
 
 def _check_wait(what: str, wait: Any, ways: int | None = None) -> None:
-    """Refuse what is no policy, or one that so many ways can never meet."""
+    """Refuse anything but a wait policy, and a quorum larger than the number of branches."""
     if wait is None:
         return
-    if not isinstance(wait, All | AnyOf | Quorum):
-        raise DefinitionError(f"{what}: wait= is ks.All(), ks.Any() or ks.Quorum(n), not {wait!r}")
+    if not isinstance(wait, WaitPolicy):
+        raise DefinitionError(f"{what}: wait= is ks.All(), ks.Any(), ks.Quorum(n) or ks.Tolerate(...), not {wait!r}")
     if ways is not None and isinstance(wait, Quorum) and wait.n > ways:
         raise DefinitionError(f"{what}: it waits for {wait.n} of its branches, and has {ways}")
 
@@ -534,29 +663,30 @@ def _names(given: Iterable[str] | None) -> tuple[str, ...] | None:
     return None if given is None else tuple(given)
 
 
+def _undo_of(node: MapNode | ChildNode) -> Step[..., Any] | None:
+    return node.step.undo if isinstance(node, MapNode) else node.workflow.undo
+
+
 def _as_step(what: Any, name: str | None, options: dict[str, Any]) -> Step[..., Any]:
     if isinstance(what, Step):
         if options:
             raise DefinitionError(f"step {what.name!r} is a step already; give it its options where it is made")
-        return what
-    if not callable(what):
+        step = what
+    elif callable(what):
+        step = Step(what, name=name, **options)
+    else:
         raise DefinitionError(f"a step is a function, a step or a workflow, not {what!r}")
-    return Step(what, name=name, **options)
+    if step.record_input:
+        raise DefinitionError(
+            f"step {step.name!r} has record_input=, which a graph does not need: its input is the state, "
+            "which the history holds"
+        )
+    return step
 
 
 def _levels(step: Step[..., Any], stage: str | None, agent: str | None) -> tuple[str, ...]:
-    """Which states the parameters of a step ask for, in their order."""
-    parameters = list(inspect.signature(step.fn).parameters.values())
-    if step.transactional:
-        parameters = parameters[1:]
-    needed = [
-        one.name
-        for one in parameters
-        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-    ]
-    if not needed and not parameters:
-        return ()
-    asked = needed or [parameters[0].name]
+    """Return which states the parameters of a step take, in order."""
+    asked = _asked(step)
     levels = tuple(one if one in LEVELS else "state" for one in asked)
     if len(set(levels)) < len(levels):
         raise DefinitionError(
@@ -569,8 +699,24 @@ def _levels(step: Step[..., Any], stage: str | None, agent: str | None) -> tuple
     return levels
 
 
+def _asked(step: Step[..., Any]) -> list[str]:
+    """Return the parameters of a step that receive a state."""
+    parameters = list(inspect.signature(step.fn).parameters.values())[1 if step.transactional else 0 :]
+    needed = [
+        one.name
+        for one in parameters
+        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    ]
+    return needed or [one.name for one in parameters[:1]]
+
+
+def _state_type(node: StepNode) -> Any:
+    """Return the annotation of the parameter that takes the state."""
+    return hints_of(node.step.fn).get(_asked(node.step)[node.takes.index("state")])
+
+
 def _hints(fn: Callable[..., Any]) -> list[Any]:
     try:
         return list(inspect.get_annotations(fn, eval_str=True).values())
-    except Exception:  # noqa: BLE001 - a name that is not there (yet): the values then say what is missing
+    except Exception:  # noqa: BLE001 - a name is not defined yet; the error for a value then names it
         return []

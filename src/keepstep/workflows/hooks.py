@@ -1,4 +1,4 @@
-"""Hooks: functions of the user's that are called around a step or a run, and can break neither."""
+"""Hooks: user functions called around a step or a run, whose failures affect neither."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from ..checks import check_seconds
 from ..errors import DefinitionError
-from ..policies.check import check_number
 
 Moment = Literal["before", "after", "error", "cancel"]
 
-#: A hook that takes longer is reported and no longer waited for.
+#: Default time in seconds before a slow hook is logged and abandoned.
 HOOK_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Occasion:
-    """What a hook is told: the moment, of which run and step (empty for the run itself), and what came of it.
+    """The argument of a hook: the moment, its run and step (empty for the run itself), and the outcome.
 
-    The arguments are a copy, so that a hook cannot change what the step is given.
+    The arguments are copies, so that a hook cannot change the arguments of the step.
     """
 
     moment: Moment
@@ -38,9 +38,10 @@ Hook = Callable[[Occasion], Any]
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """Functions, async or plain, that are called before, after, at an error and at a cancel of a step or a run.
+    """Functions, async or plain, called around an attempt of a step, or around a run.
 
-    Whatever they raise is reported and ignored; so is one that takes longer than `seconds`.
+    `before` is called first, then one of `after` (it ended well), `error` (it failed) and `cancel`. An error of a hook
+    is logged and ignored, and so is a hook that takes longer than `seconds`.
     """
 
     before: Hook | None = None
@@ -53,13 +54,13 @@ class Hooks:
         for one in fields(self):
             value = getattr(self, one.name)
             if one.name == "seconds":
-                object.__setattr__(self, "seconds", check_number(value, "the seconds of a hook", 0.001))
+                object.__setattr__(self, "seconds", check_seconds(value, "the seconds of a hook", 0.001))
             elif value is not None and not callable(value):
                 raise DefinitionError(f"the hook {one.name}= is a function of one ks.Occasion, not {value!r}")
 
 
 def checked_hooks(value: Any, where: str) -> tuple[Hooks, ...]:
-    """The hooks as they may be given: one set of them, or none."""
+    """Return the hooks of an option: one `Hooks` or none."""
     if value is None:
         return ()
     if not isinstance(value, Hooks):

@@ -1,4 +1,4 @@
-"""What a workflow's `migrate=` function is told of a run that was started under another definition."""
+"""The argument of a workflow's `migrate=` function: a run that was started under another definition."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class MigrationInfo:
-    """A run whose workflow has changed since it began, as it is now.
+    """A run whose workflow has changed since the run began, in its current state.
 
-    `version`, `fingerprint` and `definition` are those it was started under, or migrated to last; a function has no
-    text. `steps` are the keys of the calls that have a recorded outcome. For a graph, `state` is its state and `next`
-    the step that comes next.
+    `version`, `fingerprint` and `definition` are those of the run's start, or of its last migration; a function has no
+    definition text. `steps` are the keys of the calls with a recorded outcome. For a graph, `state` is the current
+    state and `next` the next step.
     """
 
     run: str

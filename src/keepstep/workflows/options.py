@@ -1,32 +1,55 @@
-"""What may be said when a run is started, checked before anything is stored."""
+"""Options of `start`, checked before anything is stored."""
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from typing import Any
 
+from ..checks import check_name, seconds_of
 from ..errors import DefinitionError
-from ..model.ids import check_id, check_name
 from ..model.signal import RESERVED
+from ..ports import instant
 
-#: A priority must fit the integers of every store.
+#: Upper limit of the absolute value of a priority, so that it fits the integers of every store.
 MAX_PRIORITY = 2**31
-#: No wait, delay or deadline is longer: 317 years, after which every date can still be written.
+#: Longest wait, delay or deadline: 317 years. A date that far ahead can still be written.
 LONGEST_SECONDS = 1e10
 
 
-def check_options(queue: Any, priority: Any, delay: Any, key: Any) -> None:
-    """Refuse options that a store could not keep or a claim not read."""
+def check_options(queue: Any, priority: Any, delay: Any, key: Any = None, dedupe: Any = None) -> None:
+    """Refuse options that a store cannot keep or a claim cannot read."""
     check_name(queue, "queue")
     if type(priority) is not int or abs(priority) >= MAX_PRIORITY:
         raise DefinitionError(f"a priority must be an int of at most 31 bits, not {priority!r}")
-    if not isinstance(delay, int | float) or not delay < LONGEST_SECONDS:
-        raise DefinitionError(f"a delay must be a number of seconds below {LONGEST_SECONDS:,.0f}, not {delay!r}")
+    delay = seconds_of(delay)
+    if isinstance(delay, bool) or not isinstance(delay, int | float) or not 0 <= delay < LONGEST_SECONDS:
+        raise DefinitionError(
+            f"a delay must be a number of seconds from 0 to below {LONGEST_SECONDS:,.0f}, not {delay!r}"
+        )
     if key is not None:
-        check_id(key, "key")
+        check_name(key, "key")
+    if dedupe is not None:
+        check_name(dedupe, "dedupe")
+
+
+def deadline_at(deadline: float | timedelta | datetime | None, now: float) -> datetime | None:
+    """Return the instant of a deadline: seconds or a timedelta from now, or an instant with a time zone."""
+    if deadline is None:
+        return None
+    if isinstance(deadline, datetime):
+        if deadline.tzinfo is None:
+            raise DefinitionError("deadline must have a time zone; use datetime.now(UTC) + ..., or a number of seconds")
+        return deadline
+    if not isinstance(deadline, timedelta | int | float):
+        raise DefinitionError(f"deadline must be a number of seconds, a timedelta or a datetime, got {deadline!r}")
+    seconds = deadline.total_seconds() if isinstance(deadline, timedelta) else float(deadline)
+    if not 0 < seconds < LONGEST_SECONDS:
+        raise DefinitionError(f"deadline must be in the future, within {LONGEST_SECONDS:,.0f} s, got {seconds:g} s")
+    return instant(now + seconds)
 
 
 def checked_tags(tags: Any) -> dict[str, str]:
-    """The tags themselves, or a clear error."""
+    """Return the tags; refuse invalid ones."""
     if tags is None:
         return {}
     if not isinstance(tags, dict):

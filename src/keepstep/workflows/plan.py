@@ -1,23 +1,36 @@
-"""The steps of a dag in their order: what was written, what may be wrong with it, and the plan that a run follows."""
+"""The steps of a dag in order: their definition, their problems, and the plan that a run follows."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
+from types import GenericAlias
 from typing import Any, NamedTuple
 
+from ..model.problem import Problem
 from ..policies import All, Quorum, WaitPolicy
 from ..policies import Any as AnyOne
 from ..policies.when import Predicate, described, functions_in, keys_of
 from ..values.annotations import hints_of
 from .definition import START_OPTIONS, Step, Workflow
-from .described import policies_of
-from .place import Place
-from .shape import Problem
+from .fingerprint import policies_of
+from .source import Place
+
+
+class Each(NamedTuple):
+    """A step that runs for each element of the list in one of its parameters: how many at once, which may fail."""
+
+    parameter: str
+    concurrency: int | None = None
+    wait: WaitPolicy | None = None
+
+    def __str__(self) -> str:
+        wait = "" if self.wait is None else f" wait {self.wait}"
+        return f"{self.parameter}{wait}"
 
 
 class DagStep(NamedTuple):
-    """One step as it was written: what is done, which steps it needs and under which names it takes their results."""
+    """The definition of one step: its function, its needs, and the parameters that take their results."""
 
     name: str
     step: Step[..., Any] | None
@@ -26,28 +39,31 @@ class DagStep(NamedTuple):
     when: Predicate | None
     wait: WaitPolicy
     place: Place
+    each: Each | None = None
 
     @property
     def parameters(self) -> list[inspect.Parameter]:
-        """What its function takes; the transaction, which the store gives, is not counted."""
+        """The parameters of its function, without the transaction, which the store passes."""
         if self.child is not None:
             return list(self.child.signature.parameters.values())
-        assert self.step is not None  # noqa: S101 - it is one or the other
+        assert self.step is not None  # noqa: S101 - a step has either a function or a workflow
         return list(self.step.signature.parameters.values())[self.step.transactional :]
 
     def line(self) -> str:
         """The step as a line of text."""
-        told = [self.name]
+        parts = [self.name]
         if self.child is not None:
-            told.append(f"child={self.child.name}")
+            parts.append(f"child={self.child.name}")
         if self.needs:
-            told.append(f"needs={', '.join(_need(*pair) for pair in self.needs.items())}")
+            parts.append(f"needs={', '.join(_need(*pair) for pair in self.needs.items())}")
+        if self.each is not None:
+            parts.append(f"map={self.each}")
         if self.when is not None:
-            told.append(f"when={described(self.when)}")
+            parts.append(f"when={described(self.when)}")
         if self.wait != All():
-            told.append(f"wait={self.wait}")
+            parts.append(f"wait={self.wait}")
         policies = policies_of(self.step) if self.step is not None else ""
-        return " ".join([*told, policies]).rstrip()
+        return " ".join([*parts, policies]).rstrip()
 
 
 def _need(parameter: str, step: str) -> str:
@@ -55,15 +71,16 @@ def _need(parameter: str, step: str) -> str:
 
 
 class Vertex(NamedTuple):
-    """A step in its place: what it needs and who needs it, by their numbers in the topological order.
+    """A step in topological order: the steps it needs and the steps that need it, by their numbers in that order.
 
-    `results` are the parameters that take the result of a need, `inputs` those that take an input of the run, each
-    with whether it must be given. `defaults` are the values of inputs that a start may leave out, for its predicate.
+    `results` are the parameters that take the result of a need. `inputs` are the parameters that take an input of the
+    run, each with whether it is required. `defaults` are the values of optional inputs, for the predicate.
     """
 
     name: str
     step: Step[..., Any] | None
     child: Workflow[..., Any] | None
+    each: Each | None
     when: Predicate | None
     wait: WaitPolicy
     needs: tuple[int, ...]
@@ -75,14 +92,14 @@ class Vertex(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """A dag that is ready to be walked: its steps in topological order, and those that nobody needs."""
+    """A dag that is ready to run: its steps in topological order, and those that no other step needs."""
 
     order: tuple[Vertex, ...]
     last: tuple[int, ...]
 
 
 def inputs_of(step: DagStep) -> list[inspect.Parameter]:
-    """The parameters that take inputs of the run."""
+    """Return the parameters that take inputs of the run."""
     return [
         parameter
         for parameter in step.parameters
@@ -91,33 +108,37 @@ def inputs_of(step: DagStep) -> list[inspect.Parameter]:
 
 
 def defaults_of(step: DagStep) -> dict[str, Any]:
-    """The defaults of the parameters that take inputs of the run."""
+    """Return the defaults of the parameters that take inputs of the run."""
     return {one.name: one.default for one in inputs_of(step) if one.default is not one.empty}
 
 
 def looked_at(step: DagStep) -> list[str]:
-    """The inputs of the run that its predicate looks at, as far as it says so."""
+    """Return the inputs of the run that the step's predicate reads, as far as they are known."""
     return sorted((keys_of(step.when) or frozenset()) - set(step.needs))
 
 
 def hints_in(step: DagStep) -> dict[str, Any]:
-    """The annotations of its function."""
+    """Return the annotations of the step's function; a parameter whose elements it takes is a list of them."""
     if step.step is not None:
-        return hints_of(step.step.fn)
+        hints = hints_of(step.step.fn)
+        if step.each is not None and step.each.parameter in hints:
+            return {**hints, step.each.parameter: GenericAlias(list, (hints[step.each.parameter],))}
+        return hints
     return step.child.hints() if step.child is not None else {}
 
 
-# -- what may be wrong -------------------------------------------------------------------------------------------------
+# -- problems ----------------------------------------------------------------------------------------------------------
 
 
 def problems_of(steps: Mapping[str, DagStep], named: Iterable[str] = ()) -> Iterator[Problem]:
-    """What is wrong with the steps of a dag beyond its shape: what they wait for, and what they are given.
+    """Yield the problems of a dag's steps beyond its shape: their waits and their parameters.
 
-    `named` are inputs of the run that its steps need not take.
+    `named` are inputs of the run that no step has to take.
     """
     for step in steps.values():
         yield from _impossible_waits(step)
         yield from _wrong_parameters(step, steps)
+        yield from _wrong_map(step)
         for name in looked_at(step):
             if name in steps:
                 what = f"its when= looks at {name!r}, which is a step that it does not need"
@@ -134,7 +155,7 @@ def _impossible_waits(step: DagStep) -> Iterator[Problem]:
         how = "lower the quorum, or add needs"
         yield _problem(step, f"it waits for {step.wait.n} of its needs, and has {needed or 'none'}", how)
     if isinstance(step.wait, AnyOne) and not needed:
-        yield _problem(step, "it waits for one of its needs, and has none", "add needs, or take wait= away")
+        yield _problem(step, "it waits for one of its needs, and has none", "add needs, or remove wait=")
 
 
 def _wrong_parameters(step: DagStep, steps: Mapping[str, DagStep]) -> Iterator[Problem]:
@@ -142,12 +163,12 @@ def _wrong_parameters(step: DagStep, steps: Mapping[str, DagStep]) -> Iterator[P
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     for name, need in step.needs.items():
         if name != need and name not in parameters and not takes_any:
-            what = f"it is to take the result of {need!r} as {name!r}, which is no parameter of it"
+            what = f"it should take the result of {need!r} as {name!r}, which is not one of its parameters"
             yield _problem(step, what, f"its parameters are {', '.join(parameters) or 'none'}")
     for parameter in parameters.values():
         if parameter.kind is parameter.POSITIONAL_ONLY:
             what = f"its parameter {parameter.name!r} cannot be given by name"
-            yield _problem(step, what, "take the / out of its signature")
+            yield _problem(step, what, "remove the / from its signature")
     for parameter in inputs_of(step):
         if parameter.name == step.name:
             what = f"its parameter {parameter.name!r} has the name of the step itself"
@@ -160,8 +181,15 @@ def _wrong_parameters(step: DagStep, steps: Mapping[str, DagStep]) -> Iterator[P
             yield _problem(step, what, "rename the parameter")
 
 
+def _wrong_map(step: DagStep) -> Iterator[Problem]:
+    names = [parameter.name for parameter in step.parameters]
+    if step.each is not None and step.each.parameter not in names:
+        what = f"its map= names {step.each.parameter!r}, which is not one of its parameters"
+        yield _problem(step, what, f"name the parameter that takes an element: {', '.join(names) or 'it has none'}")
+
+
 def _wrong_conditions(steps: Mapping[str, DagStep], named: Iterable[str]) -> Iterator[Problem]:
-    """A condition that takes inputs by name, as a step does, would compare a mapping with a value."""
+    """Yield conditions that take inputs by name, as a step does: they would compare a mapping with a value."""
     written = [(step, function) for step in steps.values() for function in functions_in(step.when)]
     known = {one.name for step in steps.values() for one in inputs_of(step)}.union(named, steps) if written else set()
     for step, function in written:
@@ -186,18 +214,18 @@ def _problem(step: DagStep, what: str, how: str) -> Problem:
     return Problem("error", f"step {step.name!r}", what, how, step.place.file, step.place.line)
 
 
-# -- the order ---------------------------------------------------------------------------------------------------------
+# -- order -------------------------------------------------------------------------------------------------------------
 
 
 def planned(steps: Mapping[str, DagStep], order: list[str]) -> Plan:
-    """Steps without problems, by their numbers in the order."""
+    """Return the plan of steps without problems, numbered in this order."""
     number = {name: index for index, name in enumerate(order)}
     dependents: list[list[int]] = [[] for _ in order]
     for name in order:
         for need in dict.fromkeys(steps[name].needs.values()):
             dependents[number[need]].append(number[name])
     defaults: dict[str, Any] = {}
-    for step in steps.values():  # where steps disagree, the first counts, as in the dag's signature
+    for step in steps.values():  # where steps disagree, the first one counts, as in the dag's signature
         defaults = defaults_of(step) | defaults
     vertices = tuple(_vertex(steps[name], number, tuple(sorted(dependents[number[name]])), defaults) for name in order)
     return Plan(vertices, tuple(index for index, vertex in enumerate(vertices) if not vertex.dependents))
@@ -221,6 +249,7 @@ def _vertex(
         name=step.name,
         step=step.step,
         child=step.child,
+        each=step.each,
         when=step.when,
         wait=step.wait,
         needs=needs,

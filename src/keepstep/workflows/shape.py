@@ -1,4 +1,4 @@
-"""The shape of a graph or dag as plain data: what validation looks at and pictures show."""
+"""The shape of a graph or dag as plain data, for validation and pictures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A step, or another point that a run passes."""
+    """A step, or another point of a definition."""
 
     name: str
     kind: str = "step"
@@ -17,7 +17,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
-    """A way from one node to another: the next step, into or out of a parallel part, or what a dag's step needs."""
+    """A way between two nodes: to the next step, into or out of a parallel part, or from a need in a dag."""
 
     source: str
     target: str
@@ -27,9 +27,9 @@ class Arrow:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A whole definition: its nodes in the order in which they were written, and the arrows between them.
+    """A whole definition: its nodes in the order of their definition, and the arrows between them.
 
-    One whose form is `run` shows what a run of a function did: its steps in the order in which they ended.
+    A shape of the form `run` shows the history of a function's run: its steps in the order in which they ended.
     """
 
     name: str
@@ -39,22 +39,3 @@ class Shape:
     entry: str | None = None
     exits: tuple[str, ...] = ()
     max_iterations: int = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Something that is wrong with a definition, where, and what to do about it."""
-
-    severity: Literal["error", "warning"]
-    where: str
-    what: str
-    how: str = ""
-    file: str = ""
-    line: int = 0
-    column: int = 0
-
-    def __str__(self) -> str:
-        place = ":".join(str(part) for part in (self.file, self.line, self.column) if part) if self.file else ""
-        place = f"{place}: " if place else ""
-        told = f"; {self.how}" if self.how else ""
-        return f"{place}{self.severity}: {self.where}: {self.what}{told}"

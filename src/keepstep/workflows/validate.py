@@ -1,4 +1,4 @@
-"""What is wrong with the shape of a graph or dag: everything at once, in the same order each time."""
+"""Validation of the shape of a graph or dag: all problems at once, in a stable order."""
 
 from __future__ import annotations
 
@@ -14,47 +14,58 @@ from threading import Lock
 from typing import Any, Generic, Protocol, TypeVar
 
 from ..errors import InvalidGraph
-from .routes import Net, back_arrows, circles, depths, flowing, ordered, reached, shortest_cycle, ways_back, without
-from .shape import Arrow, Problem, Shape
+from ..model.problem import Problem
+from .reachability import (
+    Net,
+    back_arrows,
+    circles,
+    depths,
+    flowing,
+    ordered,
+    reached,
+    shortest_cycle,
+    ways_back,
+    without,
+)
+from .shape import Arrow, Shape
 
 log = logging.getLogger("keepstep.workflows")
 
-#: The longest way through a definition, in steps. What is longer is better read, run and mended in parts.
+#: Maximum number of steps on a path through a definition. A longer one is easier to read, run and fix in parts.
 DEPTH_LIMIT = 1000
 
-#: A list in a message ends after so many names; the problems themselves are all there.
+#: Maximum number of names in a list of a message. `problems` still holds every problem.
 _NAMED = 12
-#: Of a long way so many names are printed from each end.
+#: Number of names to print from each end of a long path.
 _ENDS = 15
-#: Names are compared for what may have been meant for so many unknown ones, each with so many known ones.
+#: Maximum number of unknown names to find suggestions for, and of known names to compare each with.
 _SUGGESTIONS = 50
 _COMPARED = 2000
-#: Warnings of one definition that are logged one by one.
+#: Maximum number of warnings of one definition to log one by one.
 _LOGGED = 20
 
 _ALWAYS = frozenset({"", "always"})
 
 
 def problems(shape: Shape, *, depth_limit: int = DEPTH_LIMIT) -> list[Problem]:
-    """Everything that is wrong with a shape: errors first, each kind in the order in which the steps were written."""
+    """Return every problem of a shape: errors first, each kind in the order of the steps."""
     found = list(_Look(shape, depth_limit).problems())
     return [one for one in found if one.severity == "error"] + [one for one in found if one.severity == "warning"]
 
 
 def check(shape: Shape, more: Iterable[Problem] = (), placed: Callable[[Problem], Problem] = lambda one: one) -> None:
-    """Refuse a shape that has errors, with all of them; its warnings are logged, once for each content.
+    """Refuse a shape with errors, listing all of them; log its warnings, once per content.
 
-    `more` are problems that the definition itself has found in what its shape does not show; `placed` knows where the
-    steps are written.
+    `more` are problems of the definition that its shape does not show; `placed` adds the place of a step's definition.
     """
     found = _SHARED.validate(shape)
     Validated(shape, found.name, tuple(map(placed, (*found.problems, *more)))).check()
 
 
 def order(shape: Shape) -> list[str]:
-    """Its steps, each after all that it needs or that lead to it, else as they were written: always the same order.
+    """Return the steps, each after its needs or predecessors, else in the order of definition. The order is stable.
 
-    In a graph, which may go round in circles, arrows that lead back are left out; in a dag a cycle is `InvalidGraph`.
+    In a graph, arrows that lead back are ignored; in a dag, a cycle raises `InvalidGraph`.
     """
     net = Net.of(shape)
     if shape.form == "dag":
@@ -70,7 +81,7 @@ def order(shape: Shape) -> list[str]:
 
 
 class _Look:
-    """One look at a shape. Each method gives the problems of one kind."""
+    """One inspection of a shape. Each method yields the problems of one kind."""
 
     def __init__(self, shape: Shape, depth_limit: int = DEPTH_LIMIT) -> None:
         self.shape = shape
@@ -153,13 +164,13 @@ class _Look:
         if arrow.kind == "needs" and end == arrow.source:
             return _error(_step(arrow.target), f"it needs {end!r}, and there is no such step", how)
         if arrow.kind == "fork" and end == arrow.target:
-            return _error(_step(arrow.source), f"its branch {end!r} is no step", how)
+            return _error(_step(arrow.source), f"its branch {end!r} is not a step", how)
         if arrow.kind == "join" and end == arrow.target:
             return _error(_step(arrow.source), f"it joins at {end!r}, and there is no such step", how)
         return _error(_edge(arrow), f"there is no step {end!r}", how)
 
     def _meant(self, name: str) -> str:
-        """What may have been meant by a name that is not known."""
+        """Suggest a known name for an unknown one."""
         self.suggested += 1
         if self.suggested > _SUGGESTIONS:
             return ""
@@ -199,16 +210,16 @@ class _Look:
             elif end in inside:
                 yield _error(_step(name), f"it joins at {end!r}, which is one of its branches", "join at another step")
 
-    # -- ways ------------------------------------------------------------------------------------------------------
+    # -- paths -----------------------------------------------------------------------------------------------------
 
     def cycles(self) -> Iterator[Problem]:
-        """The cycles of a dag, each part that goes round by one of its shortest."""
+        """Yield the cycles of a dag: for each cyclic part, one of the shortest."""
         for part in self.circles:
             path = self.net.named(shortest_cycle(self.net, part))
             what = f"the steps need each other in a circle: {path_text(path)}"
             if len(path) == 2:
                 what = f"it needs itself: {path_text(path)}"
-            yield _error(_step(path[0]), what, "take one of these needs away")
+            yield _error(_step(path[0]), what, "remove one of these needs")
 
     def unreachable(self) -> Iterator[Problem]:
         if self.entry is None:
@@ -219,33 +230,33 @@ class _Look:
             what = f"no way leads to it from the entry {self.shape.entry!r}"
             if others:
                 what += f", and so not to {_listed(self.net.named(others))}"
-            how = "lead an edge to it, or take it away, unless a step goes there with Goto"
+            how = "add an edge to it, or remove it, unless a step goes there with Goto"
             yield _warning(_step(self.net.names[first]), what, how)
 
     def _led_by(self, lost: list[int]) -> list[tuple[int, list[int]]]:
-        """Steps that are not come to, each once: those to which nothing leads first, with what only they lead to."""
+        """Group unreachable steps: those without predecessors first, each with the steps that only it leads to."""
         inside = set(lost)
         firsts = [number for number in lost if not inside.intersection(self.net.before[number]) - {number}]
-        told: set[int] = set()
+        grouped: set[int] = set()
         parts = []
-        for first in (*firsts, *lost):  # what only goes round in a circle has no first one
-            if first not in told:
+        for first in (*firsts, *lost):  # a cycle has no step without predecessors
+            if first not in grouped:
                 part = {first}
                 waiting = [first]
                 while waiting:
                     for target in self.net.after[waiting.pop()]:
-                        if target in inside and target not in told and target not in part:
+                        if target in inside and target not in grouped and target not in part:
                             part.add(target)
                             waiting.append(target)
-                told |= part
+                grouped |= part
                 parts.append((first, sorted(part - {first})))
         return parts
 
     def stuck(self) -> Iterator[Problem]:
-        """Steps and loops from which there is no way to an exit."""
+        """Yield steps and loops without a path to an exit."""
         reachable = reached(self.net.after, range(len(self.net)) if self.entry is None else [self.entry])
         arrows = [arrow for arrow in self.shape.arrows if arrow.target in self.known]
-        lost = {arrow.source for arrow in self.shape.arrows if arrow.target not in self.known}  # which is told already
+        lost = {arrow.source for arrow in self.shape.arrows if arrow.target not in self.known}  # reported already
         left = {arrow.source: arrow for arrow in arrows if arrow.kind != "next" or arrow.label in _ALWAYS}
         for name in self.shape.exits:
             if name in left and name in self.known:
@@ -257,7 +268,7 @@ class _Look:
             name = self.net.names[number]
             if not self.net.after[number] and name not in branches and name not in lost:
                 how = "make it an exit, or lead an edge on from it, unless it goes on with Goto"
-                yield _warning(_step(name), "it is a dead end: no way leads on, and it is no exit", how)
+                yield _warning(_step(name), "it is a dead end: no way leads on, and it is not an exit", how)
         for part in self.circles:
             inside = set(part)
             leaves = any(target not in inside for number in part for target in self.net.after[number])
@@ -271,7 +282,7 @@ class _Look:
                 )
 
     def shadowed(self) -> Iterator[Problem]:
-        """Edges that stand after one that always holds."""
+        """Yield edges behind one that always holds."""
         first: dict[str, Arrow] = {}
         for arrow in self.shape.arrows:
             if arrow.kind != "next":
@@ -299,7 +310,7 @@ def _names(shape: Shape) -> list[str]:
 
 
 def _taken(shape: Shape, arrows: Iterable[Arrow]) -> Iterator[Arrow]:
-    """The arrows that can be taken: of a step's edges, those up to the first that always holds."""
+    """Yield the arrows that can be taken: a step's edges up to the first that always holds."""
     closed: set[str] = set()
     for arrow in arrows:
         if arrow.kind != "next" or shape.form == "dag":
@@ -327,7 +338,7 @@ def _edge(arrow: Arrow) -> str:
 
 
 def path_text(names: Sequence[str]) -> str:
-    """A way as it is printed: a → b → a; a very long one without its middle."""
+    """Return a path as text: a → b → a. A very long path is shown without its middle."""
     if len(names) > 2 * _ENDS:
         names = [*names[:_ENDS], f"({len(names) - 2 * _ENDS:,} more)", *names[-_ENDS:]]
     return " → ".join(names)
@@ -338,11 +349,11 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:_NAMED])) + more
 
 
-# -- many, and the same ones again -------------------------------------------------------------------------------------
+# -- validation of many definitions ------------------------------------------------------------------------------------
 
 
 class HasShape(Protocol):
-    """What can be validated besides a shape itself: a graph, a dag, a file that was read."""
+    """Anything besides a shape that can be validated: a graph, a dag, a file."""
 
     def shape(self) -> Shape: ...
 
@@ -352,7 +363,7 @@ S = TypeVar("S", bound="Shape | HasShape")
 
 @dataclass(frozen=True, slots=True)
 class Validated(Generic[S]):
-    """What came of one validation. `subject` is what the caller gave, never an equal one that was seen before."""
+    """The result of one validation. `subject` is the caller's own object, never an equal one from the cache."""
 
     subject: S
     name: str
@@ -360,7 +371,7 @@ class Validated(Generic[S]):
 
     @property
     def ok(self) -> bool:
-        """Whether it can run: it may have warnings, but no errors."""
+        """Whether it can run. It may have warnings, but no errors."""
         return not self.errors
 
     @property
@@ -372,7 +383,7 @@ class Validated(Generic[S]):
         return tuple(one for one in self.problems if one.severity == "warning")
 
     def check(self) -> S:
-        """What the caller gave, or `InvalidGraph` with everything that is wrong with it."""
+        """Return the subject, or raise `InvalidGraph` with all its problems."""
         if self.errors:
             lines = [f"{self.name} cannot run; {_count(len(self.errors))}:", *map(str, self.errors)]
             raise InvalidGraph("\n  ".join(lines), self.problems)
@@ -380,9 +391,9 @@ class Validated(Generic[S]):
 
 
 class Validator:
-    """Validates, and remembers what it found by the full content of what it saw, for the newest `size` of them.
+    """Validates definitions, and caches the results by full content for the newest `size` of them.
 
-    `hits` and `misses` count what was known and what had to be looked at. It may be shared by threads.
+    `hits` and `misses` count cached and new results. Threads may share a validator.
     """
 
     def __init__(self, size: int = 1000, *, depth_limit: int = DEPTH_LIMIT) -> None:
@@ -394,7 +405,7 @@ class Validator:
         self._lock = Lock()
 
     def validate(self, subject: S) -> Validated[S]:
-        """What is wrong with it; warnings are logged when they are found, not when they are remembered."""
+        """Return the problems of a definition. Warnings are logged only when they are found, not from the cache."""
         shape = subject if isinstance(subject, Shape) else subject.shape()
         key = digest(shape)
         with self._lock:
@@ -413,19 +424,19 @@ class Validator:
         return Validated(subject, _title(shape), found)
 
     def validate_all(self, subjects: Iterable[S]) -> list[Validated[S]]:
-        """The result of each, in the order given; one that cannot even be read is an error of its own."""
+        """Return the result of each subject, in order. A subject that cannot be read is reported as an error."""
         return [self._one(subject, number) for number, subject in enumerate(subjects, 1)]
 
     def _one(self, subject: S, number: int) -> Validated[S]:
         try:
             return self.validate(subject)
-        except Exception as error:  # noqa: BLE001 - one that is broken must not hide what is wrong with the others
-            told = Problem("error", f"item {number}", f"it has no shape: {type(error).__name__}: {error}")
-            return Validated(subject, f"item {number}", (told,))
+        except Exception as error:  # noqa: BLE001 - one broken subject must not hide the problems of the others
+            problem = Problem("error", f"item {number}", f"it has no shape: {type(error).__name__}: {error}")
+            return Validated(subject, f"item {number}", (problem,))
 
 
 def digest(shape: Shape) -> str:
-    """What a shape is known by: the SHA-256 of all of its content."""
+    """Return the identity of a shape: the SHA-256 of its whole content."""
     content: list[Any] = [
         [shape.name, shape.form, shape.entry, list(shape.exits), shape.max_iterations],
         [[node.name, node.kind, node.label] for node in shape.nodes],
@@ -450,5 +461,5 @@ def _count(number: int) -> str:
     return "1 error" if number == 1 else f"{number} errors"
 
 
-#: What `check` remembers, so that a definition which is started a thousand times is looked at once.
+#: The cache of `check`, so that a definition is validated once, however often it is started.
 _SHARED = Validator()

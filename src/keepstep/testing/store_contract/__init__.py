@@ -32,7 +32,9 @@ from .ground import (
     watch,
 )
 from .keeping import Keeping
+from .queueing import Queueing
 from .reading import Reading
+from .trimming import Trimming
 from .waking import Waking
 from .writing import Writing
 
@@ -56,5 +58,5 @@ __all__ = [
 ]
 
 
-class StoreContract(Writing, Waking, Claiming, Reading, Keeping):
+class StoreContract(Writing, Waking, Claiming, Queueing, Reading, Keeping, Trimming):
     """Subclass it and write `make_store`; every test of each group must pass."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ...model import Status, WorkerInfo
-from ...ports import Create, Store, Verdict
+from ...ports import ClaimRequest, Create, Store, Verdict
 from .ground import ENDINGS, RELEASED, START, Ground, Holder, SteppedClock, at, commit, get, ids, queued, started, watch
 
 
@@ -121,7 +121,40 @@ class Claiming(Ground):
         assert ids(self.claim(store, "w2", workflows=["a", "b"], versions={"a": "2"})) == ["c2"]
         assert ids(self.claim(store, "w2", workflows=["a"])) == ["c1", "a1", "later"]
 
-    def test_the_next_time_is_told(self, store: Store, clock: SteppedClock) -> None:
+    def test_only_runs_of_the_named_queues_are_claimed(self, store: Store, clock: SteppedClock) -> None:
+        for queue in ("mail", "files", "default"):
+            commit(store, Create(queued(f"due in {queue}", queue=queue, key="k")))
+            commit(store, Create(queued(f"later in {queue}", queue=queue, due_at=at(len(queue)))))
+            started(store, f"{len(queue)} held in {queue}", queue=queue)
+        claims = self.claim(store, "w2", queues=frozenset({"mail", "none"}))
+        assert (ids(claims), claims.next_due_at) == (["due in mail"], at(4))
+        assert (claims.claims[0].run.queue, claims.claims[0].run.key) == ("mail", "k")
+        assert ids(self.claim(store, "w2", queues=frozenset())) == []
+        self.kill(store, clock, "w1")
+        two = frozenset({"mail", "files"})
+        assert ids(self.claim(store, "w2", queues=two)) == [
+            *("5 held in files", "4 held in mail", "due in files", "later in mail", "later in files")
+        ]
+        assert ids(self.claim(store, "w2", queues=two)) == []
+        assert ids(self.claim(store, "w2")) == ["7 held in default", "due in default", "later in default"]
+
+    def test_order_holds_across_queues(self, store: Store) -> None:
+        for n, (queue, priority) in enumerate([("a", 0), ("b", 1), ("a", 1), ("b", 0)]):
+            commit(store, Create(queued(f"r{n}", queue=queue, priority=priority, due_at=at(-n))))
+        assert ids(self.claim(store, limit=3)) == ["r2", "r1", "r3"]
+        assert ids(self.claim(store, queues=frozenset({"a", "b"}))) == ["r0"]
+
+    def test_foreign_queues_ahead_do_not_hide_the_named_one(self, store: Store) -> None:
+        store.commit([Create(queued(f"foreign{n}", queue="a", priority=9, due_at=at(-9))) for n in range(120)])
+        commit(store, Create(queued("mine", queue="b")))
+        assert ids(self.claim(store, limit=1, queues=frozenset({"b", "c"}))) == ["mine"]
+
+    def test_a_person_claims_by_name_in_any_queue(self, store: Store) -> None:
+        commit(store, Create(queued("r", queue="mail")))
+        request = ClaimRequest("w1", run="r", statuses=frozenset(Status), queues=frozenset({"other"}))
+        assert ids(store.claim_runs(request)) == ["r"]
+
+    def test_a_claim_gives_the_next_due_time(self, store: Store, clock: SteppedClock) -> None:
         assert self.claim(store).next_due_at is None
         commit(store, Create(queued("soon", due_at=at(7.5))))
         commit(store, Create(queued("urgent", due_at=at(9), priority=3)))
@@ -187,9 +220,7 @@ class Claiming(Ground):
         clock.advance(0.002)
         assert ids(self.claim(store, "w2")) == ["r"]
 
-    def test_the_silence_of_others_proves_nothing_to_one_that_was_silent_itself(
-        self, store: Store, clock: SteppedClock
-    ) -> None:
+    def test_a_worker_that_was_silent_itself_marks_nobody_dead(self, store: Store, clock: SteppedClock) -> None:
         """After an outage that was longer than a lease, whoever comes back first must not take the others' runs."""
         started(store, "r")
         watch(store, clock, store.lease_seconds * 2, "w1", "w2")
@@ -207,9 +238,7 @@ class Claiming(Ground):
         clock.advance(0.002)
         assert ids(self.claim(store, "w2")) == ["r"]
 
-    def test_a_newcomer_gives_up_nobody_before_it_has_watched_for_a_lease(
-        self, store: Store, clock: SteppedClock
-    ) -> None:
+    def test_a_new_worker_marks_nobody_dead_before_a_lease_has_passed(self, store: Store, clock: SteppedClock) -> None:
         started(store, "r")
         clock.advance(store.lease_seconds * 2)
         assert ids(self.claim(store, "w3")) == []
@@ -318,7 +347,7 @@ class Claiming(Ground):
         assert claim is not None
         assert (claim.taken_from, claim.run.status, claim.run.recoveries) == ("w1", Status.RECOVERING, 1)
 
-    def test_the_dead_come_before_the_new(self, store: Store, clock: SteppedClock) -> None:
+    def test_runs_of_dead_workers_come_before_new_ones(self, store: Store, clock: SteppedClock) -> None:
         started(store, "old")
         commit(store, Create(queued("new", priority=99)))
         self.kill(store, clock, "w1")
@@ -367,6 +396,15 @@ class Claiming(Ground):
         assert [(w.id, w.alive, w.leases) for w in store.list_workers()] == [("w1", False, 1), ("w2", True, 0)]
         self.claim(store, "w2", workflows=["a"])
         assert [(w.id, w.alive, w.leases) for w in store.list_workers()] == [("w2", True, 1)]
+
+    def test_a_dead_worker_is_remembered_with_the_progress_of_its_runs(self, store: Store, clock: SteppedClock) -> None:
+        started(store, "a", workflow="a")
+        store.renew_leases(WorkerInfo("w1", progress={"a": b'"half"'}))
+        self.kill(store, clock, "w1")
+        assert ids(self.claim(store, "w2", workflows=["a"])) == ["a"]
+        assert not store.renew_leases(WorkerInfo("w1", progress={"a": b'"late"'}))
+        left = {one.id: (one.alive, one.leases, one.progress) for one in store.list_workers(gone=True)}
+        assert left == {"w1": (False, 0, {"a": b'"half"'}), "w2": (True, 1, {})}
 
     def test_a_worker_that_left_is_gone(self, store: Store) -> None:
         assert store.renew_leases(WorkerInfo("w1"), leaving=True)

@@ -12,7 +12,7 @@ import pytest
 
 from ...model import Claim, Claims, Kind, Run, RunQuery, Signal, Status, WorkerInfo
 from ...ports import Advance, Answer, Change, ClaimRequest, Clock, Create, Row, Store, Verdict
-from ...stores.records import Record, seal
+from ...records.record import Record, seal
 
 #: When the clock of a test starts.
 START = datetime(2030, 1, 1, tzinfo=UTC)

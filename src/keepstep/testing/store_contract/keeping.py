@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 import pytest
 
 from ...model import Kind, RunQuery, Signal, Status, WorkerInfo
-from ...ports import Create, Rekey, Send, Store, Verdict, instant
-from ...stores.records import unseal
+from ...ports import Create, OptionalStore, Rekey, Send, Store, Verdict, instant, optional
+from ...records.record import unseal
 from .ground import (
     Ground,
     Holder,
@@ -84,6 +84,18 @@ class Keeping(Ground):
         assert store.delete_runs(["r"], finished=True, scrub=True) == 0
         assert set(everything(store)) == {"s"}
 
+    def test_a_rewrite_changes_no_run(self, store: Store) -> None:
+        """Only a store that may raise `EraseUnfinished` has one."""
+        rewrite = optional(store, OptionalStore.rewrite)
+        if rewrite is None:
+            return
+        started(store, "r").write(status=Status.COMPLETED, release=True)
+        started(store, "s").write()
+        assert store.delete_runs(["r"], finished=True, scrub=True) == 1
+        before = everything(store)
+        assert rewrite() == 0
+        assert everything(store) == before
+
     def test_an_id_may_be_used_again_after_removal(self, store: Store) -> None:
         writer = started(store, "r")
         commit(store, Send(Signal("r", "x", id="i")))
@@ -146,9 +158,9 @@ class Keeping(Ground):
         run = replace(get(store, "r"), seq=1, checksum=checksum, signals=0, error=None)
         assert commit(store, Create(run, rows, over=run.epoch + 1)).verdict is Verdict.FENCED
         assert get(store, "r").seq == 3
-        assert commit(store, Create(run, rows, over=run.epoch, heard=0)).verdict is Verdict.FENCED
+        assert commit(store, Create(run, rows, over=run.epoch, received=0)).verdict is Verdict.FENCED
         assert get(store, "r").seq == 3
-        answer = commit(store, Create(run, rows, over=run.epoch, heard=1))
+        answer = commit(store, Create(run, rows, over=run.epoch, received=1))
         assert (answer.verdict, answer.seq) == (Verdict.DONE, 1)
         assert get(store, "r") == run
         assert (store.list_checkpoints("r"), store.list_signals("r")) == (rows, [])
@@ -221,7 +233,7 @@ class Keeping(Ground):
         assert writer.write().verdict is Verdict.FENCED
         other.close()
 
-    def test_closing_twice_is_fine(self, store: Store) -> None:
+    def test_closing_twice_is_allowed(self, store: Store) -> None:
         store.close()
         store.close()
 

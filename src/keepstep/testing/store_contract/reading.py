@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from ...errors import DefinitionError
 from ...model import Kind, RunQuery, Signal, Status
-from ...ports import Create, Row, Send, Store
+from ...ports import Create, Row, Send, Store, Verdict
 from .ground import Ground, SteppedClock, at, commit, get, queued, record, started
 
 
@@ -66,6 +69,16 @@ class Reading(Ground):
         assert store.list_runs(RunQuery()).runs[0] == replace(get(store, "r6"), input=b"")
         assert store.list_runs(RunQuery()).unreadable == ()
 
+    def test_runs_of_one_commit_are_listed_in_the_order_of_their_creation(self, store: Store) -> None:
+        parent = started(store, "p")
+        fenced = parent.change(epoch=9, creates=[Create(queued("f"))])
+        early = Send(Signal("x", "go", b"1"))
+        children = parent.change(creates=[Create(queued("c")), Create(queued("b"))])
+        answers = store.commit([early, fenced, children, *(Create(queued(run)) for run in "axf")])
+        verdicts = [answer.verdict for answer in answers]
+        assert verdicts == [Verdict.NOT_FOUND, Verdict.FENCED, *[Verdict.DONE] * 4]
+        assert [run.id for run in store.list_runs(RunQuery()).runs] == ["f", "x", "a", "b", "c", "p"]
+
     def test_lists_hold_inputs_only_if_they_are_asked_for(self, store: Store) -> None:
         commit(store, Create(queued("r", input=b'"' + b"x" * 1_000_000 + b'"')))
         whole = get(store, "r")
@@ -74,7 +87,7 @@ class Reading(Ground):
             assert store.list_runs(query).runs == (replace(whole, input=b""),)
             assert store.list_runs(replace(query, with_input=True)).runs == (whole,)
 
-    def test_a_page_that_never_was_is_refused(self, store: Store) -> None:
+    def test_an_unknown_page_is_refused(self, store: Store) -> None:
         with pytest.raises(DefinitionError, match="not the `next`"):
             store.list_runs(RunQuery(after="no page; DROP TABLE"))
 
@@ -91,15 +104,53 @@ class Reading(Ground):
         store.delete_runs(["r4", "r3"])
         assert [run.id for run in store.list_runs(RunQuery(limit=9, after=page.next)).runs] == ["r2", "r1", "r0"]
 
+    def test_a_run_that_goes_from_status_to_status_is_in_every_page(self, store: Store) -> None:
+        writer = started(store, "r", workflow="w")
+        statuses = (Status.WAITING, Status.RUNNING)
+        ended = threading.Event()
+
+        def move() -> None:
+            while not ended.is_set():
+                for status in statuses:
+                    assert writer.write(status=status).verdict is Verdict.DONE
+
+        with ThreadPoolExecutor(1) as pool:
+            moving = pool.submit(move)
+            try:
+                for query in (RunQuery(workflow="w"), RunQuery(status=frozenset(statuses))):
+                    for _ in range(40):
+                        assert [run.id for run in store.list_runs(query).runs] == ["r"]
+            finally:
+                ended.set()
+            moving.result()
+
+    def test_keepers_are_listed_only_on_request(self, store: Store) -> None:
+        commit(store, Create(queued("ks:schedule:x", workflow="keepstep.schedule:x")))
+        commit(store, Create(queued("run")))
+
+        def listed(**query: Any) -> set[str]:
+            return {run.id for run in store.list_runs(RunQuery(**query)).runs}
+
+        assert listed() == listed(status=frozenset({Status.QUEUED})) == {"run"}
+        assert listed(id_prefix="ks:") == listed(workflow="keepstep.schedule:x") == set()
+        assert listed(system=True) == {"ks:schedule:x", "run"}
+        assert listed(system=True, id_prefix="ks:") == {"ks:schedule:x"}
+
     @pytest.mark.parametrize(
         "query, expected",
         [
             (RunQuery(), "abcdefg"),
             (RunQuery(workflow="w"), "bc"),
+            (RunQuery(version="2"), "c"),
+            (RunQuery(version="2", workflow="f"), ""),
             (RunQuery(status=frozenset({Status.RUNNING})), "cd"),
             (RunQuery(status=frozenset({Status.RUNNING, Status.COMPLETED})), "cde"),
             (RunQuery(status=frozenset({Status.QUEUED}), workflow="w"), "b"),
             (RunQuery(parent="a"), "bf"),
+            (RunQuery(ids=frozenset({"run-a", "run-d", "run-e", "ég", "run-z"})), "adeg"),
+            (RunQuery(ids=frozenset({"run-a", "run-d"}), status=frozenset({Status.RUNNING})), "d"),
+            (RunQuery(ids=frozenset({"run-a", "run-d"}), id_prefix="run-a"), "a"),
+            (RunQuery(ids=frozenset()), ""),
             (RunQuery(worker="w1"), "c"),
             (RunQuery(tags={"team": "x"}), "fg"),
             (RunQuery(tags={"team": "x", "env": "p"}), "g"),
@@ -118,10 +169,10 @@ class Reading(Ground):
             (RunQuery(workflow="' OR 1=1 --"), ""),
         ],
     )
-    def test_runs_are_found_by_what_is_asked(self, store: Store, query: RunQuery, expected: str) -> None:
+    def test_a_query_finds_the_runs_that_match_it(self, store: Store, query: RunQuery, expected: str) -> None:
         commit(store, Create(queued("run-a", created_at=at(0))))
         commit(store, Create(queued("run-b", created_at=at(1), workflow="w", parent="a")))
-        started(store, "run-c", created_at=at(2), workflow="w")
+        started(store, "run-c", created_at=at(2), workflow="w", version="2")
         started(store, "run-d", "w2", created_at=at(3))
         started(store, "run-e", created_at=at(4)).write(status=Status.COMPLETED, release=True, at=at(9))
         other = {"team": "x", "env": "q"}

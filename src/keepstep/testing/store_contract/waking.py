@@ -10,7 +10,7 @@ import pytest
 from ...model import Kind, Signal, Status
 from ...model.series import SERIES
 from ...ports import Create, Send, Store, Verdict
-from ...stores.records import seal
+from ...records.record import seal
 from ...stores.rules import seal_signal
 from .ground import (
     ENDINGS,
@@ -121,6 +121,13 @@ class Waking(Ground):
         assert ids(self.claim(store)) == ["r"]
         assert get(store, "r").signals == 1
 
+    def test_a_run_that_signals_itself_while_it_ends_keeps_the_signal(self, store: Store) -> None:
+        writer = started(store, "r")
+        end = writer.change(record("r", Kind.RUN_FINISHED), status=Status.COMPLETED, sends=[Send(Signal("r", "late"))])
+        assert commit(store, end).verdict is Verdict.DONE
+        assert [signal.name for signal in store.list_signals("r")] == ["late"]
+        assert get(store, "r").signals == 1
+
     # -- signals -----------------------------------------------------------------------------------------------------
 
     def test_signals_are_numbered_without_gaps_for_each_run(self, store: Store, clock: SteppedClock) -> None:
@@ -206,7 +213,7 @@ class Waking(Ground):
         assert Holder(store, child).write().verdict is Verdict.DONE
         assert [row.seq for row in store.list_checkpoints("child")] == [1, 2]
 
-    def test_a_child_that_is_there_already_is_fine(self, store: Store) -> None:
+    def test_a_child_that_is_there_already_is_left_as_it_is(self, store: Store) -> None:
         parent = started(store, "parent")
         child = Create(queued("child", parent="parent", input=b"1"))
         assert parent.write(creates=[child]).verdict is Verdict.DONE
@@ -270,7 +277,7 @@ class Waking(Ground):
         assert commit(store, Create(child, [first])).verdict is Verdict.DONE
         assert store.list_checkpoints("child") == [first]
 
-    def test_a_repeated_message_is_fine(self, store: Store) -> None:
+    def test_a_repeated_message_is_delivered_once(self, store: Store) -> None:
         a, _ = started(store, "a"), started(store, "b")
         for _ in range(2):
             assert a.write(sends=[Send(Signal("b", "x", id="i"))]).verdict is Verdict.DONE

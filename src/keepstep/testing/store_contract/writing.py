@@ -11,7 +11,7 @@ import pytest
 from ...errors import CheckpointCorrupt
 from ...model import MOVES, ErrorInfo, Kind, RunQuery, Signal, Status, WorkerInfo, may_move
 from ...ports import Create, Row, Send, Store, Verdict
-from ...stores.records import Record, StoredError, unseal
+from ...records.record import Record, StoredError, unseal
 from .ground import (
     ENDINGS,
     START,
@@ -64,7 +64,7 @@ class Writing(Ground):
         stored = replace(given, updated_at=given.created_at)
         assert get(store, "r") == answer.run == stored
 
-    def test_there_is_no_unknown_run(self, store: Store) -> None:
+    def test_an_unknown_run_is_not_found(self, store: Store) -> None:
         assert store.get_run("nobody") is None
         assert store.list_checkpoints("nobody") == []
         assert store.list_signals("nobody") == []
@@ -254,7 +254,7 @@ class Writing(Ground):
         # Its owner died, but not while executing it.
         assert (claim.taken_from, claim.run.status, claim.run.recoveries) == ("w1", Status.RUNNING, 0)
 
-    def test_a_run_cannot_be_let_go_while_it_is_said_to_run(self, store: Store) -> None:
+    def test_a_running_run_is_not_released(self, store: Store) -> None:
         writer = started(store, "r")
         assert writer.write(release=True).verdict is Verdict.ILLEGAL
         assert writer.write(release=True, status=Status.RUNNING).verdict is Verdict.ILLEGAL

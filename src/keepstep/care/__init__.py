@@ -1,0 +1,1 @@
+"""Looks after a store: verify, repair, archive, move, retention, doctor."""

@@ -1,0 +1,76 @@
+"""Completes the exceptions that `result()` raises: causes, frames of the user's code, and the command that goes on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from ..errors import KeepstepError, RunFailed, RunSetAside
+from ..kernel.children import root_in
+from ..kernel.recorded_errors import own_error, recorded_error
+from ..model import ErrorInfo, Kind
+from ..model.frames import add_frames, add_note
+from ..model.undo import UNDONE
+from ..records.record import unseal
+from ..views.go_on import retry_command
+
+if TYPE_CHECKING:
+    from ..records.record import Record
+    from ..values import Values
+    from .process import Process
+
+E = TypeVar("E", bound=RunFailed | RunSetAside)
+
+
+async def explained(engine: Process, failed: E, values: Values) -> E:
+    """Return the error of a run with its cause and its notes."""
+    error = failed.error
+    if error is None or error.type == "Copy":  # the run was handed over, and goes on elsewhere
+        return failed
+    if isinstance(failed, RunFailed) and failed.__cause__ is None:
+        failed.__cause__ = await _raised(engine, failed.run_id, values)
+    if isinstance(failed, RunFailed) and error.is_wrapper and error.caused_by:
+        failed.root = await _root(engine, failed.run_id, error.caused_by[0]) or error
+    add_frames(failed, error.frames)
+    command = retry_command(failed.run_id, engine.url)
+    if command and error.code != UNDONE:
+        add_note(failed, f"when the cause is mended, let the run go on: {command}")
+    return failed
+
+
+async def record_at(engine: Process, run_id: str, seq: int) -> Record | None:
+    """Return one record of a run; None if there is none."""
+    rows = await engine.read(engine.store.list_checkpoints, run_id, max(seq - 1, 0), 1)
+    return next((record for record, _ in unseal(rows, run_id, seq - 1)), None) if rows else None
+
+
+async def step_failure(engine: Process, run_id: str, seq: int, values: Values) -> BaseException | None:
+    """Return the failure of the step that a record holds; of its own class, if that is registered here."""
+    record = await record_at(engine, run_id, seq)
+    if record is None:
+        return None
+    try:
+        return recorded_error(record, values)
+    except KeepstepError:  # its class is not registered in this process
+        return recorded_error(record)
+
+
+async def _root(engine: Process, run_id: str, seq: int) -> ErrorInfo | None:
+    """Return the error behind the failure that a record holds: of a step, or of a child."""
+    record = await record_at(engine, run_id, seq)
+    if record is None or record.error is not None:
+        return None if record is None or record.error is None else record.error.info()
+    return root_in(record.raw()) if record.kind == Kind.CHILD else None
+
+
+async def _raised(engine: Process, run_id: str, values: Values) -> BaseException | None:
+    """Return the exception of a registered class that the run's code raised; None for other classes."""
+    run = await engine.stored_run(run_id)
+    record = None if run is None else await record_at(engine, run_id, run.seq)
+    if record is None or record.value is msgspec.UNSET or record.error is None:
+        return None
+    try:
+        return own_error(record.raw(), values, f"run {run_id!r}")
+    except KeepstepError:  # its class is not registered in this process
+        return None

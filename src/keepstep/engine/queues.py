@@ -1,0 +1,165 @@
+"""The queues of an engine: what its code declares, the limits that hold now, and changes by a person."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..checks import check_name, check_text
+from ..errors import DefinitionError, QueueFull, StoreUnavailable
+from ..model import GateChange, GateInfo, QueueCounts
+from ..model.gate import QUEUE
+from ..policies.queue import DECLARED, Limits, Queue
+from ..ports import instant
+
+if TYPE_CHECKING:
+    from .process import Process
+
+log = logging.getLogger("keepstep")
+
+#: Seconds for which limits and counts are believed.
+LOOK_SECONDS = 1.0
+#: Seconds between two looks of a start that waits for room in a full queue.
+FULL_SECONDS = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class QueueInfo:
+    """A queue: the limits that hold now, where they come from, its last changes, and its runs."""
+
+    name: str
+    limits: Limits
+    declared: Limits | None
+    is_set: bool
+    log: tuple[GateChange, ...]
+    counts: QueueCounts
+
+
+class Queues:
+    """The queues of a store that have limits.
+
+    `set` takes the options of `ks.Queue`; what it does not name stays as it is. It wins over the code until `reset`.
+    """
+
+    def __init__(self, engine: Process) -> None:
+        self._engine = engine
+        self._known: dict[str, Limits] = {}
+        self._looked_at = float("-inf")
+        self._waiting: dict[str, tuple[float, int]] = {}
+        self._declared: set[str] = set()
+
+    # -- for the engine ------------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Write the queues that this process has declared, once, and read the limits of all."""
+        for queue in list(DECLARED.values()):
+            await self.declare(queue)
+        await self._look()
+
+    async def declare(self, queue: Queue) -> None:
+        """Write a queue that the code declares. The last process to open a store wins."""
+        if queue.name in self._declared:
+            return
+        before = await self._change(queue.name, "declare", queue.limits.plain())
+        self._declared.add(queue.name)  # not before it is written: a store that was away is asked again
+        if before.declared is not None and before.declared != queue.limits.plain():
+            log.warning(
+                "queue %s: this process declares other limits than the one before (%s; before: %s); the last one wins",
+                queue.name,
+                queue.limits,
+                Limits.of(before.declared),
+            )
+        if before.declared != queue.limits.plain():
+            self._looked_at = float("-inf")
+
+    async def _look(self) -> None:
+        """Read the limits of all queues. If the store does not answer, those known before are believed for longer."""
+        engine = self._engine
+        self._looked_at = engine.seconds()
+        try:
+            gates = await engine.call(engine.store.list_gates, QUEUE)
+        except StoreUnavailable as error:
+            engine.outage.log("cannot read the limits of queues", error)
+            return
+        self._known = {gate.name: Limits.of(gate.limits) for gate in gates}
+
+    async def admit(self, queue: str) -> None:
+        """Refuse a start from outside, or let it wait, if too many runs wait in its queue already."""
+        if self._engine.seconds() - self._looked_at > LOOK_SECONDS:
+            await self._look()
+        while True:
+            limits = self._known.get(queue)
+            if limits is None or limits.max_waiting is None:
+                return
+            waiting = await self._count(queue)
+            if waiting < limits.max_waiting:
+                return
+            if limits.when_full == "fail":
+                raise QueueFull(
+                    f"queue {queue!r} is full: {waiting} runs wait in it, and max_waiting is {limits.max_waiting}; try "
+                    "again later, or declare the queue with when_full='wait'"
+                )
+            await asyncio.sleep(FULL_SECONDS)
+            await self._look()
+
+    async def _count(self, queue: str) -> int:
+        now = self._engine.seconds()
+        counted_at, waiting = self._waiting.get(queue, (float("-inf"), 0))
+        if not 0 <= now - counted_at < LOOK_SECONDS:
+            try:
+                waiting = (await self._engine.call(self._engine.store.count_queue, queue)).waiting
+            except StoreUnavailable as error:  # the start itself waits until the store answers
+                self._engine.outage.log("cannot count the runs of a queue", error)
+            self._waiting[queue] = now, waiting
+        return waiting
+
+    def started(self, queue: str) -> None:
+        """Count a run that was started here until the next count."""
+        if queue in self._waiting:
+            counted_at, waiting = self._waiting[queue]
+            self._waiting[queue] = counted_at, waiting + 1
+
+    def is_limited(self, queue: str) -> bool:
+        """Whether a queue has limits, so that its runs are not driven before a claim."""
+        return queue in self._known
+
+    # -- for people ----------------------------------------------------------------------------------------------------
+
+    async def list(self) -> list[QueueInfo]:
+        """Return all queues with limits, by name."""
+        gates = await self._engine.call(self._engine.store.list_gates, QUEUE)
+        return [await self._info(gate) for gate in gates]
+
+    async def get(self, name: str) -> QueueInfo:
+        """Return the queue with the name `name`; one that nobody has declared has no limits."""
+        check_name(name, "queue")
+        gates = await self._engine.call(self._engine.store.list_gates, QUEUE)
+        return await self._info(next((gate for gate in gates if gate.name == name), GateInfo(QUEUE, name)))
+
+    async def _info(self, gate: GateInfo) -> QueueInfo:
+        counts = await self._engine.call(self._engine.store.count_queue, gate.name)
+        declared = None if gate.declared is None else Limits.of(gate.declared)
+        return QueueInfo(gate.name, Limits.of(gate.limits), declared, gate.changed is not None, gate.log, counts)
+
+    async def set(self, /, name: str, *, reason: str = "", **limits: Any) -> QueueInfo:
+        """Change limits of the queue `name`, by a person, with a `reason`; the `limits` are those of `ks.Queue`."""
+        now = (await self.get(name)).limits
+        unknown = sorted(set(limits) - set(Limits.__slots__))
+        if unknown:
+            raise DefinitionError(f"a queue has no limit {unknown[0]!r}; it has {', '.join(Limits.__slots__)}")
+        if not limits:
+            raise DefinitionError("name a limit to set, for example concurrency=10")
+        await self._change(name, "set", now.changed(limits).plain(), check_text(reason, "reason"))
+        return await self.get(name)
+
+    async def reset(self, name: str, *, reason: str = "") -> QueueInfo:
+        """Let the limits that code declares for the queue `name` hold again, with a `reason`."""
+        await self._change(name, "reset", None, check_text(reason, "reason"))
+        return await self.get(name)
+
+    async def _change(self, name: str, act: str, limits: dict[str, Any] | None, reason: str = "") -> GateInfo:
+        engine = self._engine
+        change = GateChange(instant(engine.clock.now()), engine.actor, act, limits, engine.redaction.redact(reason))
+        return await engine.call(engine.store.change_gate, QUEUE, name, change)

@@ -1,0 +1,1 @@
+"""Drives one run: its calls, steps, waits, replay and end."""

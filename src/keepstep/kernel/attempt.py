@@ -1,0 +1,156 @@
+"""One attempt of a step: the value that passes through the pipe of `step.py`, and the scope in which its body runs."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+
+from ..executors.thread import plainly
+from ..model import Kind
+from ..ports import Gate
+from ..records.data import Data, EmittedData, data_of, new_data
+from ..records.record import Record
+from ..values import VALUES
+from ..workflows.call import PlainCall
+from ..workflows.hooks import Hooks
+from .saved import check_size
+
+if TYPE_CHECKING:
+    from ..workflows.definition import Step
+
+#: Shortest time in seconds between two records of a body's tokens. Tokens in between share the next record.
+EMIT_SECONDS = 0.01
+
+
+log = logging.getLogger("keepstep")
+
+#: Pairs of steps of which the log has said that one calls the other.
+_NESTED: set[tuple[str, str]] = set()
+
+
+def _warn_of_nested(outer: str, inner: str) -> None:
+    """Log once that a step calls another one, which then leaves no record."""
+    if (outer, inner) not in _NESTED:
+        _NESTED.add((outer, inner))
+        log.warning(
+            "step %r calls step %r in its body, where that runs as a plain function: nothing of it is recorded or "
+            "retried. Call it in the workflow, or call %s.fn, if that is meant",
+            *(outer, inner, inner),
+        )
+
+
+class Attempt(msgspec.Struct, eq=False):
+    """One attempt of a step. A step that is called inside its body runs as a plain function."""
+
+    in_step: ClassVar[bool] = True
+
+    #: The call of the step, and the run that made it (`StepCall`, `RunDriver`).
+    call: Any
+    run: Any
+    key: str
+    hooks: tuple[Hooks, ...] = ()
+    gates: tuple[Gate, ...] = ()
+    number: int = 1
+    #: Whether the start mark of an at-most-once step is recorded.
+    marked: bool = False
+    #: Start of the body, and of the first attempt's body.
+    started_at: datetime | None = None
+    first_at: datetime | None = None
+    #: The arguments by name, for the record of the outcome, if the step records them.
+    input: Data | None = None
+    #: Tokens that are not in a record yet.
+    emitted: list[Any] = []  # msgspec makes a new list for each attempt
+    #: Time of the loop from which on tokens are appended at once.
+    emits_at: float = 0.0
+    #: The epoch of the lease under which the body emitted its first tokens.
+    life: int = 0
+
+    def call_step(self, step: Step[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> PlainCall[Any]:
+        _warn_of_nested(self.call.step.name, step.name)
+        return PlainCall(step.body, args, kwargs)
+
+    def idempotency_key(self) -> str:
+        """Return the key of this step for outside services."""
+        return idempotency_key(self.run.id, self.call.effect or self.key, self.run.generation)
+
+    def attach_input(self, record: Record) -> None:
+        """Put the recorded arguments into the record of the outcome."""
+        if self.input is not None:
+            record.data = {**data_of(record, Data), **self.input}
+
+    # -- for executors ------------------------------------------------------------------------------------------------
+
+    def call_body(self) -> Any:
+        """Call the step's function; `StopIteration` becomes a RuntimeError, because no future can hold it."""
+        call = self.call
+        return plainly(call.step.body, *call.args, **call.kwargs)
+
+    def holds_lease(self) -> bool:
+        """Whether the run is driven here under a fresh lease. Any thread may call this."""
+        return not self.run.stop.detached and self.run.host.lease_is_fresh()
+
+    def outlived(self, body: asyncio.Future[Any]) -> None:
+        """Note that the body goes on in its thread after the step has ended. An undo waits for it."""
+        if self.call.step.undo is not None:
+            self.run.can_undo().outlived.append(body)
+
+    def may_begin(self) -> bool:
+        """Whether the body may begin. A run whose lease is too old is given back."""
+        return self.run.may_start_body()  # type: ignore[no-any-return]
+
+    # -- progress -----------------------------------------------------------------------------------------------------
+
+    def save_progress(self, value: Any) -> None:
+        """Keep a value for the next attempt of this step."""
+        data = self.call.step.values.encode(value, f"step {self.key!r}: saved progress")
+        check_size(data, self.key)
+        self.run.host.redaction.check(data, self.key, "saved progress of step")
+        self.run.save_progress(self.key, self.number, data)
+
+    def saved_progress(self, default: Any) -> Any:
+        """Return the newest value that this step has saved."""
+        data = self.run.saved_progress(self.key)
+        if data is None:
+            return default
+        return self.call.step.values.decode(data, f"step {self.key!r}: saved progress")
+
+    # -- tokens -------------------------------------------------------------------------------------------------------
+
+    def emit(self, value: Any) -> None:
+        """Add a token for readers. The first is appended at once, the others together after `EMIT_SECONDS`."""
+        data = self.run.host.redaction.token(value, VALUES, f"step {self.key!r}: emitted", self.key)
+        if not self.emitted:
+            self.run.loop.call_soon_threadsafe(self._flush_soon, context=self.run.host.context)
+        self.emitted.append(msgspec.Raw(data))
+
+    def _flush_soon(self) -> None:
+        loop = self.run.loop
+        wait = self.emits_at - loop.time()
+        if wait > 0:
+            loop.call_later(wait, self.flush_emitted, context=self.run.host.context)
+        else:
+            self.flush_emitted()
+
+    def flush_emitted(self) -> None:
+        """Append the tokens that the body has emitted since the last flush."""
+        run = self.run
+        if not self.emitted or run.stop.detached:
+            return
+        values, self.emitted = self.emitted, []
+        self.emits_at = run.loop.time() + EMIT_SECONDS
+        self.life = self.life or run.epoch
+        data = new_data(EmittedData, epoch=self.life)
+        record = Record(run.id, Kind.EMITTED.value, step=self.key, attempt=self.number, worker=run.worker, data=data)
+        record.finished_at = run.time()
+        record.value = msgspec.Raw(msgspec.json.encode(values))
+        run.append(record)
+
+
+def idempotency_key(run: str, key: str, generation: int) -> str:
+    """Return the key that all attempts and recoveries of one step share. A retry by a person changes it."""
+    return hashlib.sha256(f"{run}\0{key}\0{generation}".encode()).hexdigest()[:40]

@@ -1,0 +1,1 @@
+"""Executes a graph: one position, one change at a time."""

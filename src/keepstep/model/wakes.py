@@ -1,0 +1,39 @@
+"""The wake-ups of a parked run, sorted by what they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .signal import BLOCKED, CHILD, GO, RESERVED, RESOLVE, stop_at
+
+
+@dataclass(frozen=True, slots=True)
+class Wakes:
+    """The wake-ups of a parked run, except times and the signals that control every run.
+
+    `signals` are names of signals, `children` keys of calls that started a child, `in_doubt` and `not_ready` keys of
+    steps, and `breakpoints` are as in `before pay#1`.
+    """
+
+    signals: tuple[str, ...] = ()
+    children: tuple[str, ...] = ()
+    in_doubt: tuple[str, ...] = ()
+    not_ready: tuple[str, ...] = ()
+    breakpoints: tuple[str, ...] = ()
+
+
+def sorted_wakes(names: Iterable[str]) -> Wakes:
+    """The wake-ups of a run, each kind in the order in which they are stored."""
+    names = tuple(names)
+    return Wakes(
+        signals=tuple(name for name in names if not name.startswith(RESERVED)),
+        children=_after(CHILD, names),
+        in_doubt=_after(f"{RESOLVE}:", names),
+        not_ready=_after(BLOCKED, names),
+        breakpoints=tuple(stop_at(name) for name in names if name.startswith(GO)),
+    )
+
+
+def _after(prefix: str, names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(name.removeprefix(prefix) for name in names if name.startswith(prefix))

@@ -1,0 +1,64 @@
+"""Rates: how often something may begin, counted by one number that survives crashes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..errors import DefinitionError
+
+#: Added before a number of tokens is rounded down: seconds since 1970 are exact to about a microsecond.
+_ROUNDING = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """At most `count` in any `per` seconds on average, and at most `burst` at once (1 by default)."""
+
+    count: float
+    per: float = 1.0
+    burst: int = 1
+
+    def __post_init__(self) -> None:
+        for name, value in (("count", self.count), ("per", self.per)):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+                raise DefinitionError(f"ks.Rate: {name} must be a number greater than 0, got {value!r}")
+        if isinstance(self.burst, bool) or not isinstance(self.burst, int) or self.burst < 1:
+            raise DefinitionError(f"ks.Rate: burst must be an integer of at least 1, got {self.burst!r}")
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two beginnings at this rate."""
+        return self.per / self.count
+
+    def __str__(self) -> str:
+        burst = f", burst {self.burst}" if self.burst > 1 else ""
+        return f"{self.count:g} in {self.per:g} s{burst}"
+
+
+class Tokens(NamedTuple):
+    """How many may begin now, and the time up to which the rate is used up."""
+
+    left: int
+    used_until: float
+
+    def spend(self, rate: Rate, count: int) -> float:
+        """Return the time up to which the rate is used up after `count` have begun."""
+        return self.used_until + count * rate.interval
+
+
+def tokens(rate: Rate, used_until: float, now: float) -> Tokens:
+    """Return the tokens of a rate by GCRA.
+
+    `used_until` is the only state. It is never believed to be more than one interval ahead, so that a clock that was
+    set back stops nothing for longer than that.
+    """
+    interval = rate.interval
+    used_until = min(max(used_until, now - rate.burst * interval), now + interval)
+    return Tokens(max(0, math.floor((now - used_until) / interval + _ROUNDING)), used_until)
+
+
+def next_token_at(rate: Rate, used_until: float) -> float:
+    """Return the time at which the next token is there."""
+    return used_until + rate.interval

@@ -1,0 +1,84 @@
+"""Gates as every store keeps them: their stored form, the effect of a change, and where a new run waits."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from ..errors import DefinitionError
+from ..model import Run, Status
+from ..model.gate import MOST_CHANGES, GateChange, GateInfo
+from ..policies.queue import Limits
+
+_encode = msgspec.json.Encoder().encode
+_plain = msgspec.json.Decoder(dict[str, Any]).decode
+_log = msgspec.json.Decoder(tuple[GateChange, ...]).decode
+
+
+def changed(gate: GateInfo, change: GateChange) -> GateInfo:
+    """Return a gate after a change: `declare` by code, `set` or `reset` by a person."""
+    if change.act == "declare":
+        if gate.declared == change.limits:
+            return gate
+        after = replace(gate, declared=change.limits or {})
+    else:
+        after = replace(gate, changed=change.limits if change.act == "set" else None)
+    return replace(after, log=(*gate.log, change)[-MOST_CHANGES:])
+
+
+def texts_of(gate: GateInfo) -> tuple[str, str, str]:
+    """Return the stored form of what is declared, what is set, and the log."""
+    declared = "" if gate.declared is None else _encode(gate.declared).decode()
+    set_by_hand = "" if gate.changed is None else _encode(gate.changed).decode()
+    return declared, set_by_hand, _encode(gate.log).decode() if gate.log else ""
+
+
+#: Columns of a gate, in the order of `gate_of`.
+GATE_COLUMNS = ("kind", "name", "declared", "changed", "log", "tat", "turn", "parity")
+
+
+def gate_of(row: Sequence[Any]) -> GateInfo:
+    """Return the gate in a stored row. A damaged row must not stop claims, so it limits nothing."""
+    kind, name, declared, set_by_hand, log, used_until, turn, parity = row
+    return GateInfo(
+        str(kind),
+        str(name),
+        _read(_plain, declared),
+        _read(_plain, set_by_hand),
+        _read(_log, log) or (),
+        used_until if isinstance(used_until, float) else 0.0,
+        turn if isinstance(turn, str) else "",
+        bool(parity),
+    )
+
+
+def _read(decode: Any, text: Any) -> Any:
+    try:
+        return decode(text) if text else None
+    except (msgspec.MsgspecError, ValueError, TypeError):
+        return None
+
+
+def limits_of(gate: GateInfo) -> Limits:
+    """Return the limits of a queue that hold now."""
+    try:
+        return Limits.of(gate.limits)
+    except (DefinitionError, KeyError, TypeError):
+        return Limits()
+
+
+def waits_at(run: Run, limited: Container[str]) -> str | None:
+    """Return the limited queue at which a new run waits, or whose place it holds; None if it is in no such queue.
+
+    A run that is not due yet, or has begun elsewhere, waits for its time first. The claim that finds it moves it.
+    """
+    if run.queue not in limited:
+        return None
+    if run.worker is not None:
+        return run.queue
+    is_due = run.due_at is not None and run.due_at <= run.created_at
+    is_ready = is_due and run.status is Status.QUEUED and run.epoch == 0
+    return run.queue if is_ready and not run.holds else None

@@ -1,0 +1,415 @@
+"""Claims in a PostgreSQL store: each takes a few index steps, however many runs there are."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+from ...errors import CheckpointCorrupt
+from ...model import FINISHED, Claim, Claims, Status
+from ...model.gate import QUEUE
+from ...ports import ClaimRequest, Clock, instant
+from .. import claims, queues, rules
+from ..claims import FEW, LEVELS
+from ..watch import Watch, has_ended
+from .pool import Address, Connection
+from .queues import GateStatements, Moment, QueueGround, gate_from
+from .rows import RUN_COLUMNS, RUN_WIDTH, original, plain, run_from, texts
+
+log = logging.getLogger("keepstep")
+
+#: Time to remember the id of a dead worker after its last run was taken over.
+_REMEMBER_DEAD = timedelta(days=7)
+#: Largest count that the database can increment. A damaged count must not fail the claim of other runs.
+_MOST = 2**63 - 2
+
+
+class WorkerLiveness(NamedTuple):
+    """The liveness of one worker. `dead`: it may be marked dead; `leased`: its lease has not expired."""
+
+    id: str
+    dead: bool
+    gone: bool
+    leased: bool
+    renewed: float
+
+
+class Liveness(NamedTuple):
+    """The liveness of all workers, and the owners of runs."""
+
+    workers: dict[str, WorkerLiveness]
+    owners: frozenset[str]
+    #: The queues with limits.
+    limited: tuple[str, ...] = ()
+
+    def dead_owners(self, me: str) -> list[str]:
+        """Return owners of runs that are dead or unknown."""
+        alive = {one.id for one in self.workers.values() if not one.dead} | {me}
+        return sorted(self.owners - alive)
+
+    def to_mark_dead(self, me: str) -> list[WorkerLiveness]:
+        """Return the workers to be marked dead."""
+        return [one for one in self.workers.values() if one.dead and not one.gone and one.id != me]
+
+
+class Claimer:
+    """Finds and leases runs for the workers of one store."""
+
+    def __init__(self, address: Address, clock: Clock, watch: Watch) -> None:
+        self._clock = clock
+        self._watch = watch
+        self._sql = _Statements(address)
+        self._gates = GateStatements(address)
+        self._claims_made = 0
+        #: The queues with limits, as of the last claim.
+        self.limited: frozenset[str] = frozenset()
+        self._finding = {by_queue: _Finding(address, by_queue=by_queue) for by_queue in (False, True)}
+
+    # -- liveness ------------------------------------------------------------------------------------------------------
+
+    def liveness_of_workers(self, connection: Connection, me: str = "") -> Liveness:
+        """Return the dead workers and the owners of runs, all as of one moment.
+
+        A lost session proves nothing: usually only the network path to the server was cut.
+        """
+        rows = connection.execute(self._sql.liveness_of_workers, (me,), binary=True).fetchall()
+        self._watch.observe({row[0]: _mark(*row[1:3]) for row in rows if row[0] is not None})
+        boot_id, now = self._clock.boot()[0], self._clock.now()
+        workers: dict[str, WorkerLiveness] = {}
+        for worker, boot, renewed, gone, lease, process, *_ in rows:
+            if worker is not None:
+                dead = gone or boot != boot_id or self._watch.is_silent(me, worker, lease) or has_ended(process)
+                leased = not dead and now - renewed <= self._watch.lease_of(lease)
+                workers[worker] = WorkerLiveness(worker, dead, gone, leased, renewed)
+        return Liveness(workers, frozenset(rows[0][6]), tuple(rows[0][7]))
+
+    def observe(self, connection: Connection) -> None:
+        """Record the heartbeats of all workers."""
+        rows = connection.execute(self._sql.beats, binary=True)
+        self._watch.observe({worker: _mark(boot, renewed) for worker, boot, renewed in rows})
+
+    # -- claiming ------------------------------------------------------------------------------------------------------
+
+    def claim(self, connection: Connection, request: ClaimRequest, now: datetime) -> Claims:
+        """Lease runs whose owner is dead, then those that are due."""
+        liveness = self.liveness_of_workers(connection, request.worker)
+        me = liveness.workers.get(request.worker)
+        if me is None or me.gone:
+            return Claims()
+        dead, mark_dead = liveness.dead_owners(request.worker), liveness.to_mark_dead(request.worker)
+        if mark_dead:
+            marked_dead = self._mark_dead(connection, mark_dead, now)
+            living = {one.id for one in mark_dead} - marked_dead
+            dead = [owner for owner in dead if owner not in living]
+        self.limited = frozenset(map(original, liveness.limited))
+        moment = Moment(connection, dead, liveness.limited, now)
+        if request.run is not None:
+            return Claims(self._by_name(moment, request))
+        taken: tuple[Claim, ...] = ()
+        later: datetime | None = None
+        served = self.limited if request.queues is None else self.limited & request.queues
+        for name in queues.in_turn(served, self._claims_made) if request.workflows else ():
+            rest = replace(request, limit=max(request.limit - len(taken), 0))
+            claims, at = self._others(moment, rest) if name is None else self._queue(moment, name, rest)
+            taken += claims
+            later = min(filter(None, (later, at)), default=None)
+        self._claims_made += 1
+        return Claims(taken, later)
+
+    def _others(self, moment: Moment, request: ClaimRequest) -> tuple[tuple[Claim, ...], datetime | None]:
+        """Claim runs of queues without limits."""
+        taken = self._orphans(moment, request) if moment.dead else ()
+        due, later = self._due(moment, request, request.limit - len(taken))
+        return (*taken, *due), later
+
+    def _queue(self, moment: Moment, name: str, request: ClaimRequest) -> tuple[tuple[Claim, ...], datetime | None]:
+        """Claim runs of a queue with limits.
+
+        The gate's row is locked in a statement before those that count: a statement that both locks and counts may
+        count what was there before another claim.
+        """
+        connection, dead, _, now = moment
+        ground = QueueGround(moment, self._gates, name, request)
+        if request.limit <= 0 or not ground.may_have_runs():
+            return (), None
+        connection.execute("BEGIN")
+        rows = connection.execute(self._gates.lock, (QUEUE, plain(name)), binary=True).fetchall()
+        if not rows:  # another worker is claiming there
+            connection.execute("ROLLBACK")
+            return (), None
+        gate = gate_from(rows[0])
+        ground.ripen()
+        decision = queues.decide(gate, ground, request.limit, now.timestamp())
+        taken: tuple[Claim, ...] = ()
+        if decision.orphans or decision.runs:
+            runs = texts([*decision.orphans, *decision.runs])
+            values = {**_values(moment, request, request.limit), "runs": runs, "dead": texts(dead)}
+            taken = self._taken(connection, connection.execute(self._sql.take, values, binary=True))
+        if decision.gate is not gate:
+            after = decision.gate
+            moved = (after.used_until, plain(after.turn), int(after.line_next), QUEUE, plain(name))
+            connection.execute(self._gates.move, moved)
+        connection.execute("COMMIT")
+        return taken, None if decision.next_at is None else instant(decision.next_at)
+
+    def _mark_dead(self, connection: Connection, dead: list[WorkerLiveness], now: datetime) -> set[str]:
+        """Mark workers dead that have not renewed their lease since they were found dead."""
+        ids, seen = [one.id for one in dead], [one.renewed for one in dead]
+        rows = connection.execute(self._sql.mark_dead, (now, texts(ids), seen)).fetchall()
+        connection.execute(self._sql.forget, (now - _REMEMBER_DEAD,))
+        return {worker for (worker,) in rows}
+
+    def _orphans(self, moment: Moment, request: ClaimRequest) -> tuple[Claim, ...]:
+        sql = self._finding[request.queues is not None].orphans
+        values = {**_values(moment, request, request.limit), "dead": texts(moment.dead)}
+        return self._taken(moment.connection, moment.connection.execute(sql, values, binary=True))
+
+    def _due(self, moment: Moment, request: ClaimRequest, limit: int) -> tuple[tuple[Claim, ...], datetime | None]:
+        connection = moment.connection
+        sql, values = self._finding[request.queues is not None].due, _values(moment, request, limit)
+        rows = connection.execute(sql, values, binary=True).fetchall()
+        later = rows[0][-1]
+        found = self._taken(connection, [row[:-1] for row in rows if row[1] is not None])
+        return found, later.astimezone(UTC) if isinstance(later, datetime) else None  # `later` may be infinity
+
+    def _by_name(self, moment: Moment, request: ClaimRequest) -> tuple[Claim, ...]:
+        connection, limited = moment.connection, moment.limited
+        run = plain(request.run or "")
+        if not request.statuses.isdisjoint(FINISHED):
+            for (twin,) in connection.execute(self._gates.twin, (run,), binary=True).fetchall():
+                rules.check_twin(request.run or "", twin)
+        if request.drives and limited:
+            return self._driven_by_name(moment, request)
+        return self._take_named(moment, request)
+
+    def _driven_by_name(self, moment: Moment, request: ClaimRequest) -> tuple[Claim, ...]:
+        """Claim a run that the worker is going to drive, if its queue has a place for it."""
+        connection, limited = moment.connection, moment.limited
+        found = connection.execute(self._gates.holds_key, (plain(request.run or ""),), binary=True).fetchall()
+        if not found or found[0][1] not in limited:
+            return self._take_named(moment, request)
+        holds_key, queue = found[0]
+        connection.execute("BEGIN")
+        rows = connection.execute(self._gates.lock, (QUEUE, queue), binary=True).fetchall()
+        ground = QueueGround(moment, self._gates, original(queue), request)
+        taken: tuple[Claim, ...] = ()
+        if rows and queues.may_drive(gate_from(rows[0]), ground, holds_key=holds_key):
+            taken = self._take_named(moment, request)
+        connection.execute("COMMIT")
+        return taken
+
+    def _take_named(self, moment: Moment, request: ClaimRequest) -> tuple[Claim, ...]:
+        connection, dead, limited, now = moment
+        statuses = [status.value for status in Status if claims.may_name(status, request.statuses)]
+        values = {
+            "run": plain(request.run or ""),
+            "statuses": texts(statuses),
+            "dead": texts(dead),
+            "worker": request.worker,
+            "now": now,
+            "limited": texts(limited),
+            "begins": int(request.drives),
+        }
+        return self._taken(connection, connection.execute(self._sql.by_name, values, binary=True))
+
+    def _taken(self, connection: Connection, rows: Any) -> tuple[Claim, ...]:
+        """Return the claims in rows; a run with unreadable rows is set aside, so that it does not block the others."""
+        taken: list[Claim] = []
+        for row in list(rows):
+            try:
+                taken.append(_claim(row))
+            except (ValueError, CheckpointCorrupt) as error:
+                log.error("run %s is set aside: %s", row[1], error)  # noqa: TRY400 - one line is enough
+                connection.execute(self._sql.put_aside, (row[1],))
+        return tuple(taken)
+
+
+def _mark(boot: str, renewed: float) -> tuple[str, str]:
+    """Return a value that changes with every heartbeat, as text, because a damaged number may not equal itself."""
+    return boot, str(renewed)
+
+
+def _claim(row: Sequence[Any]) -> Claim:
+    owner, before, since = row[RUN_WIDTH : RUN_WIDTH + 3]
+    old = Status(before)
+    run = run_from(row[:RUN_WIDTH])
+    if run.epoch > _MOST:
+        raise CheckpointCorrupt(f"run {run.id!r}: its epoch {run.epoch} cannot grow")
+    return claims.claim_of(run, owner, old, since.astimezone(UTC))
+
+
+def _values(moment: Moment, request: ClaimRequest, limit: int) -> dict[str, Any]:
+    workflows = sorted(request.workflows)
+    return {
+        "workflows": texts(workflows),
+        "versions": texts([request.versions.get(workflow) for workflow in workflows]),
+        "queues": texts(sorted(map(plain, request.queues or ()))),
+        "worker": request.worker,
+        "limit": limit,
+        "now": moment.now,
+        "limited": texts(moment.limited),
+        "begins": 1,
+    }
+
+
+def _taking(address: Address) -> tuple[str, str]:
+    """Return SQL that leases the runs in `found`, and SQL that selects them with their facts."""
+    recovered = f"f.worker IS NOT NULL AND f.status IN ({claims.RECOVERING_SQL})"
+    columns = claims.leased_sql(
+        status=f"CASE WHEN {recovered} THEN '{Status.RECOVERING}' ELSE '{Status.RUNNING}' END",
+        worker="%(worker)s",
+        now="%(now)s",
+        epoch=f"least(h.epoch, {_MOST})",
+        recoveries=f"least(h.recoveries, {_MOST})",
+        recovered=f"CASE WHEN {recovered} THEN 1 ELSE 0 END",
+        gate="CASE WHEN h.queue = ANY(%(limited)s) THEN h.queue END",
+        begins="%(begins)s",
+        head="h.",
+    )
+    take = (
+        f"UPDATE {address.table('head')} h SET {columns} FROM found f WHERE h.run = f.run"
+        f" RETURNING h.*, f.worker AS owner, f.status AS before, f.updated_at AS left_at, f.due_at AS was_due"
+    )
+    show = (
+        f"SELECT {RUN_COLUMNS}, h.owner, h.before, h.left_at FROM taken h"
+        f" LEFT JOIN {address.table('run')} r ON r.id = h.run"
+    )
+    return take, show
+
+
+class _Statements:
+    """The statements of one schema that claim runs."""
+
+    def __init__(self, address: Address) -> None:
+        head, worker, gate = map(address.table, ("head", "worker", "gate"))
+        self.liveness_of_workers = f"""
+            WITH RECURSIVE owner(id) AS (
+                (SELECT worker FROM {head} WHERE worker IS NOT NULL ORDER BY worker LIMIT 1)
+                UNION ALL
+                SELECT (SELECT h.worker FROM {head} h WHERE h.worker > o.id ORDER BY h.worker LIMIT 1)
+                FROM owner o WHERE o.id IS NOT NULL)
+            SELECT w.id, w.boot, w.boot_seconds, w.gone_at IS NOT NULL, w.lease_seconds, w.process,
+                ARRAY(SELECT id FROM owner WHERE id IS NOT NULL), ARRAY(SELECT name FROM {gate} WHERE kind = '{QUEUE}')
+            FROM (SELECT 1) one LEFT JOIN {worker} w ON w.gone_at IS NULL OR w.id = %s"""
+        self.beats = f"SELECT id, boot, boot_seconds FROM {worker} WHERE gone_at IS NULL"
+        self.mark_dead = (
+            f"UPDATE {worker} w SET gone_at = %s FROM unnest(%s, %s::float8[]) i(id, seen)"
+            f" WHERE w.id = i.id AND w.gone_at IS NULL AND w.boot_seconds = i.seen RETURNING w.id"
+        )
+        self.forget = (
+            f"DELETE FROM {worker} w WHERE w.gone_at < %s AND NOT EXISTS (SELECT 1 FROM {head} h WHERE h.worker = w.id)"
+        )
+        self.put_aside = f"UPDATE {head} SET {claims.PUT_ASIDE_SQL} WHERE run = %s"
+        take, show = _taking(address)
+        self.take = f"""
+            WITH found AS (
+                SELECT h.run, h.status, h.worker, h.updated_at, h.due_at
+                FROM unnest(%(runs)s) WITH ORDINALITY i(run, n) CROSS JOIN LATERAL (
+                    SELECT * FROM {head} h WHERE h.run = i.run
+                    AND ((h.worker IS NULL)::int > 0 OR h.worker = ANY(%(dead)s)) FOR UPDATE SKIP LOCKED) h),
+            taken AS ({take})
+            {show} JOIN unnest(%(runs)s) WITH ORDINALITY i(run, n) ON i.run = h.run ORDER BY i.n"""
+        self.by_name = f"""
+            WITH found AS (
+                SELECT h.run, h.status, h.worker, h.updated_at, h.due_at FROM {head} h WHERE h.run = %(run)s
+                AND h.status = ANY(%(statuses)s) AND (h.worker IS NULL OR h.worker = ANY(%(dead)s)) FOR UPDATE),
+            taken AS ({take})
+            {show}"""
+
+
+class _Finding:
+    """The statements of one schema that find runs and lease them, in all queues or `by_queue` in those named.
+
+    A section is one workflow and queue. Each is read by time or by priority, as `claims.FEW` says.
+    """
+
+    def __init__(self, address: Address, *, by_queue: bool) -> None:
+        head, run = address.table("head"), address.table("run")
+        take, show = _taking(address)
+        asked, same_queue = "SELECT a.* FROM unnest(%(workflows)s, %(versions)s) a(workflow, version)", ""
+        if by_queue:
+            asked = (
+                "SELECT a.*, q.queue FROM unnest(%(workflows)s, %(versions)s) a(workflow, version)"
+                " CROSS JOIN unnest(%(queues)s) q(queue)"
+            )
+            same_queue = " AND a.queue = h.queue"
+        self.orphans = f"""
+            WITH asked AS ({asked}),
+            found AS (
+                SELECT h.run, h.status, h.worker, h.updated_at, h.due_at FROM {head} h
+                JOIN asked a ON a.workflow = h.workflow{same_queue}
+                WHERE h.worker = ANY(%(dead)s) AND h.queue <> ALL(%(limited)s)
+                AND (a.version IS NULL OR a.version = h.version)
+                ORDER BY {claims.takeover_sql("h")} LIMIT %(limit)s FOR UPDATE OF h SKIP LOCKED),
+            taken AS ({take})
+            {show} ORDER BY {claims.takeover_sql("h", "owner")}"""
+        here = "h.workflow = l.workflow AND h.queue = l.queue"
+        free = f"h.worker IS NULL AND h.due_at IS NOT NULL AND h.gate IS NULL AND {here}"
+        # The casts choose the index, independent of the planner's statistics: the first matches only the index by time,
+        # the second matches none, so that a run is found by its key.
+        with_time = "(h.worker IS NULL)::int = 1 AND h.due_at IS NOT NULL AND h.gate IS NULL"
+        timed = f"{with_time} AND {here}"
+        still_free = "(h.worker IS NULL)::int > 0 AND h.due_at <= %(now)s"
+        pinned = "(l.version IS NULL OR h.version = l.version)"
+        found = "h.run, h.status, h.worker, h.updated_at, h.priority, h.due_at"
+        due = f"h.due_at <= %(now)s AND {pinned}"
+        highest = f"SELECT h.priority FROM {head} h WHERE {free}"
+        enough = f"%(limit)s + {FEW}"
+        seen = (
+            f"(SELECT count(*) FROM (SELECT 1 FROM {head} h WHERE {free} AND {due} AND h.priority = n.priority"
+            f" ORDER BY h.due_at, h.run LIMIT {enough}) h)"
+        )
+        next_queue = f"SELECT h.queue FROM {head} h WHERE {with_time} AND h.workflow = l.workflow"
+        everywhere = f"""
+                SELECT l.workflow, l.version, ({next_queue} ORDER BY h.queue LIMIT 1) AS queue FROM asked l
+                UNION ALL
+                SELECT l.workflow, l.version, ({next_queue} AND h.queue > l.queue ORDER BY h.queue LIMIT 1)
+                FROM place l WHERE l.queue IS NOT NULL"""
+        self.due = f"""
+            WITH RECURSIVE asked AS ({asked}),
+            place(workflow, version, queue) AS ({"SELECT * FROM asked" if by_queue else everywhere}),
+            section AS MATERIALIZED (
+                SELECT l.workflow, l.version, l.queue, (
+                    SELECT count(*) FROM (SELECT 1 FROM {head} h WHERE {timed} AND {due}
+                    ORDER BY h.due_at LIMIT {FEW}) h) < {FEW} AS short
+                FROM place l WHERE l.queue IS NOT NULL AND l.queue <> ALL(%(limited)s)),
+            level AS (
+                SELECT l.workflow, l.version, l.queue, 1 AS n, n.priority, {seen} AS seen
+                FROM section l CROSS JOIN LATERAL ({highest} ORDER BY h.priority DESC LIMIT 1) n WHERE NOT l.short
+                UNION ALL
+                SELECT l.workflow, l.version, l.queue, l.n + 1, n.priority, l.seen + {seen}
+                FROM level l CROSS JOIN LATERAL (
+                    {highest} AND h.priority < l.priority ORDER BY h.priority DESC LIMIT 1) n
+                WHERE l.seen < {enough} AND l.n < {LEVELS}),
+            rest AS (
+                SELECT l.workflow, l.version, l.queue, NULL::bigint AS below FROM section l WHERE l.short
+                UNION ALL
+                SELECT l.workflow, l.version, l.queue, l.priority FROM level l
+                WHERE l.n = {LEVELS} AND l.seen < {enough}),
+            oldest AS MATERIALIZED (
+                SELECT o.* FROM rest l CROSS JOIN LATERAL (
+                    SELECT h.run, h.priority, h.due_at FROM {head} h
+                    WHERE {timed} AND {due} AND (l.below IS NULL OR h.priority < l.below)
+                    ORDER BY h.due_at LIMIT {FEW}) o
+                ORDER BY {claims.due_sql("o")}),
+            ready AS (
+                SELECT f.* FROM level l CROSS JOIN LATERAL (
+                    SELECT {found} FROM {head} h WHERE {free} AND {due} AND h.priority = l.priority
+                    ORDER BY h.due_at, h.run LIMIT %(limit)s FOR UPDATE SKIP LOCKED) f
+                UNION ALL
+                SELECT g.* FROM (
+                    SELECT f.* FROM oldest o CROSS JOIN LATERAL (
+                        SELECT {found} FROM {head} h WHERE h.run = o.run AND {still_free} FOR UPDATE SKIP LOCKED) f
+                    LIMIT %(limit)s) g),
+            found AS (SELECT * FROM ready f ORDER BY {claims.due_sql("f")} LIMIT %(limit)s),
+            taken AS ({take}),
+            later AS (
+                SELECT f.due_at FROM place l CROSS JOIN LATERAL (
+                    SELECT h.due_at FROM {head} h WHERE {timed} AND {pinned} AND h.due_at > %(now)s
+                    ORDER BY h.due_at LIMIT 1) f)
+            SELECT {RUN_COLUMNS}, h.owner, h.before, h.left_at, (SELECT min(due_at) FROM later)
+            FROM (SELECT 1) one LEFT JOIN taken h ON true LEFT JOIN {run} r ON r.id = h.run
+            ORDER BY {claims.due_sql("h", "was_due")}"""

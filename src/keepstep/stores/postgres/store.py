@@ -1,0 +1,653 @@
+"""The PostgreSQL store, shared by workers on many machines."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from math import inf
+from typing import Any, NamedTuple
+
+import msgspec
+import psycopg
+
+from ...checks import check_id
+from ...errors import CheckpointCorrupt, DefinitionError, StoreError, StoreUnavailable
+from ...model import (
+    FINISHED,
+    LEASE_SECONDS,
+    Claims,
+    Flaw,
+    GateChange,
+    GateInfo,
+    Kind,
+    News,
+    QueueCounts,
+    Run,
+    RunPage,
+    RunQuery,
+    Signal,
+    Status,
+    WorkerInfo,
+)
+from ...model.gate import QUEUE
+from ...ports import Advance, Answer, Change, ClaimRequest, Clock, Create, Row, Verdict, instant
+from .. import gates, rules
+from ..os_locks import abandon_in_children
+from ..watch import Watch, process_identity
+from ..write_counts import Authors
+from .async_commit import Underway
+from .check import Inspector, raw_rows
+from .claims import Claimer
+from .commit import Batch, in_one_go, one_statement
+from .erase import Eraser
+from .lists import Lists
+from .liveness import WorkerSession
+from .locks import Locks
+from .pool import TRIES, Address, Connection, Connections, ServerClock, migrate
+from .queues import GateStatements, Moment, QueueGround, gate_from
+from .rows import RUN_COLUMNS, RUN_WIDTH, Array, names, names_text, original, plain, run_from, signal_from, texts
+from .statements import Statements, Written
+from .user_transaction import commit_within
+from .watchdog import Watchdog
+
+log = logging.getLogger("keepstep")
+
+#: Interval in seconds of polling for news, in case a notification was lost.
+ASK_SECONDS = 1.0
+#: Time in seconds after which a listening store assumes a change that its writer could not announce.
+LOST_SECONDS = 30.0
+#: Time in seconds after which a statement without an answer counts as lost and its connection is closed.
+ANSWER_SECONDS = 30.0
+#: Number of runs that one transaction removes; a small number keeps the waits of other clients short.
+_DELETE_AT_ONCE = 500
+#: Number of signal arrivals to remember. A worker is at most a second behind when it polls.
+_ARRIVALS = 10_000
+
+_json = msgspec.json.Encoder().encode
+
+
+class _Seen(NamedTuple):
+    """The state that a worker saw when it last asked for news."""
+
+    asked_at: float
+    changed_at: float
+    stamp: tuple[int, ...]
+    signals: int
+
+
+class PostgresStore:
+    """A store in the tables of one schema; several stores may share a database.
+
+    `connections` limits the connections of one process for reading and claiming; it opens one more to write, and holds
+    one session. `create=False` never creates a store. `proxy=True` is for a server behind a proxy that pools
+    transactions (PgBouncer). Then no session is held: a death is detected by the lease, and news by polling.
+    """
+
+    quick = False
+    transactional = True
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        schema: str | None = None,
+        clock: Clock | None = None,
+        connections: int = 4,
+        wait_seconds: float = 5.0,
+        lease_seconds: float = LEASE_SECONDS,
+        within_seconds: float = 5.0,
+        answer_seconds: float = ANSWER_SECONDS,
+        proxy: bool = False,
+        create: bool = True,
+    ) -> None:
+        if connections < 1:
+            raise DefinitionError(f"connections must be at least 1, got {connections}")
+        if not answer_seconds > 0:
+            raise DefinitionError(f"answer_seconds must be greater than 0, got {answer_seconds}")
+        self._address = address = Address(url, schema=schema, proxy=proxy, idle_seconds=lease_seconds)
+        self.url = address.text
+        self._server_clock = ServerClock()
+        self.clock: Clock = clock or self._server_clock
+        self.lease_seconds = lease_seconds
+        self._within_seconds = within_seconds
+        self._pool = Connections(address, connections, wait_seconds)
+        self._writer = Connections(address, 1, wait_seconds, spare=self._pool)
+        self._presence = WorkerSession(address)
+        self._statements = Statements(address)
+        self._sql = _Statements(address)
+        self._lists = Lists(address)
+        self._gates = GateStatements(address)
+        self._eraser = Eraser(address)
+        self._locks = Locks(address)
+        self._watch = Watch(self.clock, lease_seconds)
+        self._claimer = Claimer(address, self.clock, self._watch)
+        self._enrolled: set[str] = set()
+        self._closed = False
+        self._watchdog: Watchdog | None = None
+        self._authors = Authors()
+        self._signals = 0
+        self._seen: dict[str, _Seen] = {}
+        self._signalled: dict[str, dict[str, int]] = {}  # worker: its runs, each with its known number of signals
+        self._arrivals: deque[tuple[int, str, str]] = deque(maxlen=_ARRIVALS)  # (position, worker, run)
+        self._news_lock = threading.Lock()
+        try:
+            self._pool.run(lambda connection: self._open(connection, create=create), patience_seconds=inf)
+        except BaseException:
+            self.close()
+            raise
+        self._watchdog = Watchdog((self._writer, self._pool, self._presence), answer_seconds, self.url)
+        weakref.finalize(self, self._watchdog.stop).atexit = False
+        abandon_in_children(self)
+        weakref.finalize(self, self._presence.end_soon).atexit = False
+
+    def __repr__(self) -> str:
+        return f"PostgresStore({self.url!r})"
+
+    def _open(self, connection: Connection, *, create: bool) -> None:
+        migrate(connection, self._address, create=create)
+        self._server_clock.measure(connection)
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def commit(self, changes: Sequence[Change], *, wait: bool = True) -> list[Answer]:
+        self._writer.check_usable()
+        for change in changes:
+            for create in (change,) if isinstance(change, Create) else getattr(change, "creates", ()):
+                rules.check_create(create)
+        answers: list[Answer] = []
+        together: list[Change] = []
+        for change in changes:
+            if type(change) is Advance and change.within is not None:
+                answers += self._commit(together, committed=answers)
+                together = []
+                answers.append(self._commit_within(change, committed=answers))
+            else:
+                together.append(change)
+        return answers + self._commit(together, committed=answers)
+
+    def begin_commit(self, changes: Sequence[Change]) -> Underway | None:
+        if self._address.proxy:  # nothing is prepared behind a proxy
+            return None
+        if self._locks.suspects(changes):  # the commit would have to wait for these locks
+            return None
+        try:
+            written, statement = one_statement(self._statements, changes, self._now())
+        except (UnicodeEncodeError, OverflowError):  # `commit` raises a precise error
+            return None
+        if written is None or statement is None:
+            return None
+
+        def done() -> list[Answer]:
+            self._tell(changes, written)
+            return [_done(change) for change in changes]
+
+        return Underway.begin(self._address, self._writer, statement, done, lambda: self._locks.suspect(changes))
+
+    def _commit(self, changes: list[Change], *, committed: list[Answer]) -> list[Answer]:
+        if not changes:
+            return []
+        try:
+            if not self._locks.suspects(changes):
+                try:
+                    return self._write(changes)
+                except StoreUnavailable as error:
+                    if not error.held:
+                        raise
+                    self._locks.suspect(changes)
+            return self._write_free(changes)
+        except StoreUnavailable as error:
+            error.unknown |= bool(committed)  # earlier parts are committed, whatever happened to this one
+            raise
+
+    def _write(self, changes: Sequence[Change]) -> list[Answer]:
+        now = self._now()
+        written = self._writer.run(lambda connection: in_one_go(connection, self._statements, changes, now))
+        if written is not None:
+            answers = [_done(change) for change in changes]
+        else:
+            answers, written = self._writer.run(lambda connection: self._decide(connection, changes))
+        self._tell(changes, written)
+        return answers
+
+    def _write_free(self, changes: Sequence[Change]) -> list[Answer]:
+        """Write the changes that are not locked. Answer HELD for the others, so that they block nobody."""
+        try:
+            self._writer.run(lambda connection: self._locks.look(connection, changes), again=True)
+            answers = [self._locks.answer(change) for change in changes]
+            free = [change for change, held in zip(changes, answers, strict=True) if held is None]
+            written = iter(self._write(free) if free else ())
+        except StoreUnavailable as error:
+            if not error.held:
+                raise
+            return [Answer(Verdict.HELD, error=error) for _ in changes]  # all locked, or another lock came meanwhile
+        return [next(written) if answer is None else answer for answer in answers]
+
+    def _decide(self, connection: Connection, changes: Sequence[Change]) -> tuple[list[Answer], Written]:
+        taken = ""
+        for _ in range(TRIES):
+            batch = Batch(connection, self._statements, changes, self._now())
+            answers = batch.apply(changes)
+            try:
+                with connection.pipeline():
+                    batch.write()
+                    connection.execute("COMMIT")
+            except psycopg.errors.UniqueViolation as error:  # another client has just created one of the runs
+                connection.rollback()
+                taken = f"{error.diag.table_name}: {error.diag.message_detail}"
+                continue
+            except psycopg.errors.InvalidTextRepresentation:  # heads are locked now, so they stay as read
+                runs = ", ".join(sorted(batch.written.heads))
+                raise CheckpointCorrupt(f"{self.url}: the head of one of these runs has no workflow: {runs}") from None
+            return answers, batch.written
+        if taken.startswith(("keepstep_checkpoint", "keepstep_signal")):  # or the head misses rows
+            raise CheckpointCorrupt(f"{self.url}: the rows to write exist already, in {taken}")
+        raise StoreUnavailable(f"{self.url}: other clients keep creating the same runs")
+
+    def _commit_within(self, change: Advance, *, committed: list[Answer]) -> Answer:
+        try:
+            if self._locks.suspects([change]):  # do not call its function in vain
+                self._pool.run(lambda connection: self._locks.look(connection, [change]), again=True)
+                if (held := self._locks.answer(change)) is not None:
+                    return held
+            answer, written = self._pool.run(
+                lambda connection: commit_within(connection, self._statements, change, self._now, self._within_seconds),
+                patience_seconds=self._within_seconds,
+            )
+        except StoreUnavailable as error:
+            if error.held:
+                self._locks.suspect([change])
+                return Answer(Verdict.HELD, error=error)
+            error.unknown |= bool(committed)
+            raise
+        if written is not None:
+            self._tell([change], written)
+        return answer
+
+    def _tell(self, changes: Sequence[Change], written: Written) -> None:
+        self._signals += len(written.signals)
+        self._authors.committed(changes)
+        if written.notifications and not self._address.proxy:
+            self._presence.notify(written.notifications)
+
+    def delete_runs(self, run_ids: Sequence[str], *, finished: bool = False, scrub: bool = False) -> int:
+        wanted = sorted(set(map(plain, run_ids)))
+        if scrub and wanted:
+            self.check_scrub()
+        removed = 0
+        for start in range(0, len(wanted), _DELETE_AT_ONCE):
+            some = texts(wanted[start : start + _DELETE_AT_ONCE])
+            removed += self._pool.run(
+                lambda connection: self._delete(connection, some, finished=finished, scrub=scrub)  # noqa: B023
+            )
+        self._authors.wrote({None})
+        if scrub and wanted:
+            # Runs that an earlier call removed but could not scrub are scrubbed now, and counted.
+            removed = self._pool.run(lambda connection: self._eraser.begun(connection, wanted), again=True)
+            if removed or not finished:
+                self._scrub(wanted, removed)
+        return removed
+
+    def _scrub(self, runs: Sequence[str], removed: int) -> None:
+        """Rewrite the tables. If they are so large that this would block every run, raise `EraseUnfinished` instead."""
+        self._pool.run(lambda connection: self._eraser.forget_progress(connection, runs))
+        size = self._pool.run(self._eraser.size, again=True)
+        if size <= rules.REWRITTEN_AT_ONCE:
+            self.rewrite()
+        elif removed:
+            raise rules.erase_unfinished(self._address.text, size)
+
+    def unfinished_erasures(self) -> int:
+        """Return the number of removed runs whose text may still be in the server's files."""
+        return len(self._pool.run(self._eraser.marks, again=True))
+
+    def rewrite(self) -> int:
+        """Rewrite the tables to finish all erasures, blocking all runs. Return the number of runs finished."""
+        self.check_scrub()
+        return self._pool.run(self._eraser.rewrite, patience_seconds=inf)
+
+    def _delete(self, connection: Connection, runs: Array, *, finished: bool, scrub: bool) -> int:
+        """Remove runs with all their rows.
+
+        Their heads are locked first. Otherwise a concurrent write, such as a signal, would remain and be delivered to
+        the next run with that id.
+        """
+        with connection.transaction():
+            connection.execute(self._statements.lock, (runs,), binary=True)
+            gone = connection.execute(self._sql.delete, (runs, not finished), binary=True).fetchall()
+            if scrub:
+                self._eraser.begin(connection, [run for (run,) in gone])
+            return len(gone)
+
+    def check_scrub(self) -> None:
+        """Raise if the server would not rewrite the tables for this role; it would only warn and continue."""
+        self._pool.run(self._eraser.check_owner, again=True)
+
+    # -- leases ------------------------------------------------------------------------------------------------------
+
+    def renew_leases(self, worker: WorkerInfo, *, leaving: bool = False) -> bool:
+        self._pool.check_usable()
+        if leaving:
+            return self._leave(worker.id)
+        check_id(worker.id, "worker id")
+        try:
+            known = self._pool.run(lambda connection: self._renew(connection, worker))
+        except StoreError:
+            self._watch.failed(worker.id)
+            raise
+        if known:
+            self._watch.renewed(worker.id)
+            self._enrolled.add(worker.id)
+            self._presence.workers.add(worker.id)
+        return known
+
+    def _renew(self, connection: Connection, worker: WorkerInfo) -> bool:
+        self._server_clock.measure(connection)
+        values = {
+            "id": worker.id,
+            "host": plain(worker.host),
+            "pid": worker.pid,
+            "started_at": worker.started_at,
+            "now": self._now(),
+            "boot": self.clock.boot()[0],
+            "boot_seconds": self.clock.now(),
+            "workflows": names_text(worker.workflows),
+            "progress": _json({run: msgspec.Raw(value) for run, value in worker.progress.items()}),
+            "lease": float(self.lease_seconds),
+            "process": plain(process_identity()),
+        }
+        is_renewed = connection.execute(self._sql.renew, values).rowcount > 0
+        self._claimer.observe(connection)
+        if is_renewed:
+            return True
+        if worker.id in self._enrolled:  # its row is missing or marked, so the worker was marked dead
+            return False
+        return bool(connection.execute(self._sql.enrol, values).rowcount)
+
+    def _leave(self, worker: str) -> bool:
+        alive = self._pool.run(lambda connection: bool(connection.execute(self._sql.leave, (worker,)).rowcount))
+        self._presence.workers.discard(worker)
+        if alive:
+            self._enrolled.discard(worker)
+        return alive
+
+    def claim_runs(self, request: ClaimRequest) -> Claims:
+        if request.worker not in self._enrolled and not self.renew_leases(WorkerInfo(request.worker, pid=os.getpid())):
+            return Claims()
+        claims = self._pool.run(lambda connection: self._claimer.claim(connection, request, self._now()))
+        self._statements.limited = self._claimer.limited
+        if claims.claims:
+            self._authors.wrote({request.worker})
+        return claims
+
+    # -- gates -------------------------------------------------------------------------------------------------------
+
+    def list_gates(self, kind: str) -> list[GateInfo]:
+        found = [gate_from(row) for row in self._rows(self._gates.list, (kind,))]
+        if kind == QUEUE:
+            self._statements.limited = frozenset(gate.name for gate in found)
+        return found
+
+    def change_gate(self, kind: str, name: str, change: GateChange) -> GateInfo:
+        before = self._pool.run(lambda connection: self._change_gate(connection, kind, plain(name), change))
+        self.list_gates(kind)
+        self._authors.wrote({None})
+        return before
+
+    def _change_gate(self, connection: Connection, kind: str, name: str, change: GateChange) -> GateInfo:
+        connection.execute("BEGIN")
+        connection.execute(self._gates.add, (kind, name))
+        before = gate_from(connection.execute(self._gates.wait_for, (kind, name), binary=True).fetchall()[0])
+        after = gates.changed(before, change)
+        if after is not before:
+            connection.execute(self._gates.put, (kind, name, *map(plain, gates.texts_of(after))))
+        if kind == QUEUE and not before.log:
+            connection.execute(self._gates.hold_places, (name,))
+        connection.execute("COMMIT")
+        return before
+
+    def count_queue(self, name: str) -> QueueCounts:
+        def count(connection: Connection) -> QueueCounts:
+            liveness = self._claimer.liveness_of_workers(connection)
+            leased = {one.id for one in liveness.workers.values() if one.leased}
+            moment = Moment(connection, sorted(liveness.owners - leased), liveness.limited, self._now())
+            return QueueGround(moment, self._gates, name, ClaimRequest("")).counts()
+
+        return self._pool.run(count, again=True)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def get_run(self, run_id: str) -> Run | None:
+        rows = self._rows(self._sql.get, (plain(run_id),))
+        if not rows:
+            return None
+        (row,) = rows
+        run = run_from(row)
+        seq, kind, record, body, progress = row[RUN_WIDTH:]
+        if seq is not None:
+            run = rules.with_outcome(run, Row(seq, kind, record, body))
+        newest = rules.progress_in(progress).get(run_id)
+        return run if newest is None else replace(run, progress=bytes(newest))
+
+    def list_runs(self, query: RunQuery) -> RunPage:
+        rows = self._pool.run(lambda connection: self._lists.rows(connection, query), again=True)
+        limit = max(query.limit, 0)
+        page = rows[:limit]
+        runs: list[Run] = []
+        unreadable: list[str] = []
+        for row in page:
+            try:
+                runs.append(run_from(row))
+            except CheckpointCorrupt:
+                unreadable.append(row[1])
+        more = str(page[-1][0]) if page and len(rows) > len(page) else None
+        return RunPage(tuple(runs), more, tuple(unreadable))
+
+    def list_checkpoints(self, run_id: str, after: int = 0, limit: int = 1000, kinds: Iterable[str] = ()) -> list[Row]:
+        wanted = list(kinds)
+        values = (plain(run_id), after, not wanted, texts(map(plain, wanted)), max(limit, 0), rules.PAGE_BYTES)
+        return [Row(*row) for row in self._rows(self._sql.checkpoints, values)]
+
+    def list_signals(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Signal]:
+        rows = self._rows(self._sql.signals, (plain(run_id), after, max(limit, 0)))
+        return [signal_from(row) for row in rows]
+
+    def list_workers(self, *, gone: bool = False) -> list[WorkerInfo]:
+        return self._pool.run(partial(self._workers, gone=gone), again=True)
+
+    def _workers(self, connection: Connection, *, gone: bool) -> list[WorkerInfo]:
+        liveness = self._claimer.liveness_of_workers(connection).workers
+        found = []
+        for worker, host, pid, started_at, renewed_at, workflows, progress, is_gone, leases in connection.execute(
+            self._sql.workers, binary=True
+        ):
+            if is_gone and not leases and not gone:
+                continue
+            alive = worker in liveness and liveness[worker].leased
+            one = WorkerInfo(worker, alive=alive, leases=leases)
+            try:
+                one = replace(
+                    one,
+                    host=original(host),
+                    pid=pid,
+                    started_at=started_at.astimezone(UTC),
+                    renewed_at=renewed_at.astimezone(UTC),
+                    workflows=names(workflows),
+                    progress={run: bytes(value) for run, value in rules.progress_of(progress).items()},
+                )
+            except (ValueError, OverflowError, msgspec.MsgspecError) as error:
+                one = replace(one, damage=f"its row cannot be read: {error}")
+            found.append(one)
+        return found
+
+    # -- news --------------------------------------------------------------------------------------------------------
+
+    def news(self, worker: str, cursor: int) -> News:
+        self._pool.check_usable()
+        if not self._address.proxy:
+            self._presence.listen()
+        with self._news_lock:
+            return self._news(worker, cursor)
+
+    def on_news(self, alert: Callable[[], None]) -> Callable[[], None]:
+        """Call `alert`, on the store's thread, as soon as there is news for its workers. Return a function to stop."""
+        self._presence.alerts.append(alert)
+        return lambda: self._presence.alerts.remove(alert)
+
+    def on_write(self, alert: Callable[[], None]) -> Callable[[], None]:
+        """Call `alert`, on the store's thread, when another client has written what readers follow."""
+        self._presence.readers.append(alert)
+        return lambda: self._presence.readers.remove(alert)
+
+    def _news(self, worker: str, cursor: int) -> News:
+        now = time.monotonic()
+        foreign = self._authors.others(worker)
+        stamp = (self._presence.received, self._presence.received_by.get(worker, 0), foreign)
+        before = self._seen.get(worker)
+        lost_seconds = ASK_SECONDS if self._address.proxy else LOST_SECONDS
+        changed = before is None or stamp != before.stamp or now - before.changed_at >= lost_seconds
+        asks = before is None or before.signals != self._signals or now - before.asked_at >= ASK_SECONDS
+        if changed or asks:
+            changed_at = now if changed or before is None else before.changed_at
+            self._seen[worker] = _Seen(now, changed_at, stamp, self._signals)
+            if worker:
+                self._look_for_signals(worker)
+        mine = self._signalled.get(worker, {})
+        runs = {run for position, owner, run in self._arrivals if position > cursor and owner == worker and run in mine}
+        position = self._arrivals[-1][0] if self._arrivals else 0
+        return News(max(position, cursor), tuple(sorted(runs)), changed or bool(runs))  # a signal is a change
+
+    def _look_for_signals(self, worker: str) -> None:
+        """Find the worker's runs with more signals than at the last check, and record their arrival."""
+        rows = self._rows(self._sql.signalled, (worker,))
+        known = self._signalled.get(worker, {})
+        self._signalled[worker] = dict(rows)
+        for run, signals in rows:
+            if signals > known.get(run, 0):
+                position = self._arrivals[-1][0] + 1 if self._arrivals else 1
+                self._arrivals.append((position, worker, run))
+
+    # -- closing -----------------------------------------------------------------------------------------------------
+
+    def check(self, *, mend: bool = False) -> list[Flaw]:
+        def look(connection: Connection) -> list[Flaw]:
+            if not mend:
+                return Inspector(connection, self._address, self._now()).look()
+            liveness = self._claimer.liveness_of_workers(connection).workers.values()
+            alive = {one.id for one in liveness if not one.dead}
+            return Inspector(connection, self._address, self._now(), alive).mend()
+
+        flaws = self._pool.run(look, again=not mend, patience_seconds=inf)
+        if mend:
+            self._authors.wrote({None})
+        return flaws
+
+    def raw_rows(self, run_id: str) -> list[dict[str, Any]]:
+        """Return all rows of a run besides its checkpoints, readable or not, for a repair to keep."""
+        return self._pool.run(lambda connection: raw_rows(connection, self._address, plain(run_id)), again=True)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._enrolled:
+            with contextlib.suppress(StoreError):  # the end of the process or of its lease then frees the runs
+                self._pool.run(lambda connection: connection.execute(self._sql.lapse, (texts(self._enrolled),)))
+        self._presence.close()
+        for connections in (self._writer, self._pool):
+            connections.close(f"the store {self.url} is closed")
+        if self._watchdog is not None:  # it ends connections that the lines above would wait for
+            self._watchdog.stop()
+
+    def cut_off(self) -> None:
+        """Interrupt every thread that waits for the server, and close."""
+        self._presence.cut_off()
+        for connections in (self._writer, self._pool):
+            connections.cut_off(f"the store {self.url} did not answer while it was being closed")
+
+    def abandon(self) -> None:
+        """Become unusable in a forked child, which must not keep its parent's sessions alive."""
+        why = f"the store {self.url} was opened by the process that forked this one (pid {os.getppid()}): open it again"
+        self._closed = True
+        self._presence.abandon()
+        for connections in (self._writer, self._pool):
+            connections.abandon(why)
+
+    def _rows(self, sql: str, values: Sequence[Any], *, again: bool = True) -> list[Any]:
+        return self._pool.run(lambda one: one.execute(sql, values, binary=True).fetchall(), again=again)
+
+    def _now(self) -> datetime:
+        return instant(self.clock.now())
+
+
+def open_url(url: str, *, clock: Clock | None = None, **options: Any) -> PostgresStore:
+    """Open the store for `postgresql://user@host:5432/database?schema=name`."""
+    return PostgresStore(url, clock=clock, **options)
+
+
+def _done(change: Change) -> Answer:
+    if type(change) is Create:
+        run = rules.check_create(change)
+        return Answer(Verdict.DONE, run, run.seq)
+    return Answer(Verdict.DONE, None, change.after + len(change.rows) if type(change) is Advance else 0)
+
+
+class _Statements:
+    """The statements of one schema that read, and those about workers."""
+
+    def __init__(self, address: Address) -> None:
+        run, head, checkpoint, signal, worker = map(address.table, ("run", "head", "checkpoint", "signal", "worker"))
+        ended, finished = (", ".join(f"'{status}'" for status in some) for some in (rules.ENDED, FINISHED))
+        self.get = (
+            f"SELECT {RUN_COLUMNS}, c.seq, c.kind, c.record, c.body, w.progress FROM {run} r"
+            f" LEFT JOIN {head} h ON h.run = r.id LEFT JOIN {worker} w ON w.id = h.worker"
+            f" LEFT JOIN LATERAL (SELECT c.seq, c.kind, c.record, c.body FROM {checkpoint} c"
+            f" WHERE c.run = r.id AND h.status IN ({ended}) AND c.kind ="
+            f" CASE WHEN h.status = '{Status.SET_ASIDE}' THEN '{Kind.ERROR}' ELSE '{Kind.RUN_FINISHED}' END"
+            f" ORDER BY c.seq DESC LIMIT 1) c ON true WHERE r.id = %s"
+        )
+        self.checkpoints = (
+            f"SELECT seq, kind, record, body FROM (SELECT seq, kind, record, body,"
+            f" sum(octet_length(record) + coalesce(octet_length(body), 0)) OVER (ORDER BY seq)"
+            f" - octet_length(record) - coalesce(octet_length(body), 0) AS before FROM ("
+            f" SELECT seq, kind, record, body FROM {checkpoint} WHERE run = %s AND seq > %s"
+            f" AND (%s OR kind = ANY(%s)) ORDER BY seq LIMIT %s) page) paged WHERE before < %s ORDER BY seq"
+        )
+        self.signals = (
+            f"SELECT run, seq, name, payload, id, sender, sent_at, checksum FROM {signal}"
+            f" WHERE run = %s AND seq > %s ORDER BY seq LIMIT %s"
+        )
+        self.signalled = f"SELECT run, signals FROM {head} WHERE worker = %s AND signals > 0"
+        self.workers = (
+            f"SELECT id, host, pid, started_at, renewed_at, workflows, progress, gone_at IS NOT NULL,"
+            f" (SELECT count(*) FROM {head} h WHERE h.worker = w.id) FROM {worker} w ORDER BY id"
+        )
+        self.enrol = (
+            f"INSERT INTO {worker} (id, host, pid, started_at, renewed_at, boot, boot_seconds, workflows, progress,"
+            f" lease_seconds, process) VALUES (%(id)s, %(host)s, %(pid)s, coalesce(%(started_at)s, %(now)s), %(now)s,"
+            f" %(boot)s, %(boot_seconds)s, %(workflows)s, %(progress)s, %(lease)s, %(process)s)"
+            f" ON CONFLICT (id) DO NOTHING"
+        )
+        self.renew = (
+            f"UPDATE {worker} SET host = %(host)s, pid = %(pid)s, renewed_at = %(now)s, boot = %(boot)s,"
+            f" boot_seconds = %(boot_seconds)s, workflows = %(workflows)s, progress = %(progress)s,"
+            f" lease_seconds = %(lease)s, process = %(process)s, lock = NULL,"
+            f" started_at = coalesce(%(started_at)s, started_at) WHERE id = %(id)s AND gone_at IS NULL"
+        )
+        self.leave = f"DELETE FROM {worker} WHERE id = %s AND gone_at IS NULL"
+        self.lapse = f"UPDATE {worker} SET boot = '' WHERE id = ANY(%s)"  # a lease under another clock has expired
+        self.delete = (
+            f"WITH gone AS (DELETE FROM {head} WHERE run = ANY(%s) AND worker IS NULL"
+            f" AND (%s OR status IN ({finished})) RETURNING run),"
+            f" runs AS (DELETE FROM {run} r USING gone g WHERE r.id = g.run),"
+            f" rows AS (DELETE FROM {checkpoint} c USING gone g WHERE c.run = g.run),"
+            f" signals AS (DELETE FROM {signal} s USING gone g WHERE s.run = g.run) SELECT run FROM gone"
+        )

@@ -1,0 +1,1 @@
+"""Stores and disks that fail on purpose."""

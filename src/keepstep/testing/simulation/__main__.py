@@ -1,8 +1,0 @@
-"""`python -m keepstep.testing.simulation`, behind `make sim`."""
-
-import sys
-
-from .many import main
-
-if __name__ == "__main__":
-    sys.exit(main())

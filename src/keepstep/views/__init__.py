@@ -1,0 +1,1 @@
+"""Views of a run as data, for the command line and other interfaces: its waits, requests and possible actions."""

@@ -1,0 +1,1 @@
+"""Workflows written as YAML or JSON files."""
