@@ -141,12 +141,21 @@ async def test_a_retry_beside_a_twin_is_a_conflict(world):
         first = await engine.start(failing, queue="mail", dedupe="d")
         with pytest.raises(ks.RunFailed):
             await first.result(60)
-        ks.Queue("mail", concurrency=0)
         await engine.queues.set("mail", concurrency=0)
         second = await engine.start(failing, queue="mail", dedupe="d")
         assert second.id != first.id
         with pytest.raises(ks.RunConflict, match="dedupe"):
             await first.retry()
+
+
+async def test_a_limit_holds_for_the_next_start_of_the_engine_that_sets_it(world, holding):
+    async with world.engine() as engine:
+        assert await (await engine.start(holding, "before", queue="mail")).result(60) == "before"
+        await engine.queues.set("mail", concurrency=0)
+        held = await engine.start(holding, "held", queue="mail")
+        assert (await held.run()).status is ks.Status.QUEUED
+        await engine.queues.reset("mail")
+        assert await held.result(60) == "held"
 
 
 async def test_a_child_has_no_dedupe(world, holding):

@@ -152,11 +152,13 @@ class Queues:
         if not limits:
             raise DefinitionError("name a limit to set, for example concurrency=10")
         await self._change(name, "set", now.changed(limits).plain(), check_text(reason, "reason"))
+        await self._look()  # the next start here must not lease a run that the new limit holds back
         return await self.get(name)
 
     async def reset(self, name: str, *, reason: str = "") -> QueueInfo:
         """Let the limits that code declares for the queue `name` hold again, with a `reason`."""
         await self._change(name, "reset", None, check_text(reason, "reason"))
+        await self._look()
         return await self.get(name)
 
     async def _change(self, name: str, act: str, limits: dict[str, Any] | None, reason: str = "") -> GateInfo:
