@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -20,11 +20,13 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, runtime_check
 import msgspec
 
 from .model import (
+    Ask,
     Claims,
     Event,
     Flaw,
     GateChange,
     GateInfo,
+    Grant,
     News,
     QueueCounts,
     Run,
@@ -97,6 +99,7 @@ class Advance(msgspec.Struct):
 
     `after` is the head that the rows extend. `signals_seen`, when given, refuses the change if the run has received
     more signals than that. `status` None keeps the status. `release` gives up the lease and sets `due_at` and `wakes`.
+    A released run with a `service` waits at that service: besides those two, a worker with a free place wakes it.
     `progress` resets the count of recoveries. `signals_read` is the number of signals that the run has read so far.
 
     `trim` removes the records before that number, except the first one, and `trim_signals` may remove the signals
@@ -126,6 +129,7 @@ class Advance(msgspec.Struct):
     signals_read: int | None = None
     trim: int | None = None
     trim_signals: int | None = None
+    service: str | None = None
 
 
 Change = Create | Send | Advance | Rekey
@@ -194,6 +198,8 @@ class ClaimRequest:
 
     `queues` None stands for all queues. With `run`, only that run, if it is free or its owner dead, and in `statuses`.
     A worker that is going to drive that run sets `drives`: then the run needs a place in its queue.
+
+    `rooms` names the services that the worker uses, with the number of parked runs of each that it can take now.
     """
 
     worker: str
@@ -204,6 +210,7 @@ class ClaimRequest:
     versions: dict[str, str] = field(default_factory=dict)
     queues: frozenset[str] | None = None
     drives: bool = False
+    rooms: Mapping[str, int] = field(default_factory=dict)
 
 
 @runtime_checkable
@@ -235,6 +242,14 @@ class Store(Protocol):
         """Write the worker's heartbeat, which renews all its leases. Return False if the store has marked it dead.
 
         The first call registers the worker. `leaving` removes it; the worker must hold no lease then.
+        """
+
+    def pass_gates(self, worker: str, asks: Sequence[Ask]) -> list[Grant]:
+        """Tell services what a worker needs, and return what each grants. Need not survive a loss of power.
+
+        The shares of living workers never add up to more than the concurrency of their service. A share ends when the
+        worker leaves or the store gives it up. The first ask tells that the worker uses the service; a parked run that
+        waits at a service which no living worker uses may be claimed by any worker.
         """
 
     def list_gates(self, kind: str) -> list[GateInfo]:

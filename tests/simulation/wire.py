@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from keepstep.errors import StoreUnavailable
 from keepstep.model import (
+    Ask,
     Claims,
     Flaw,
     GateChange,
     GateInfo,
+    Grant,
     News,
     QueueCounts,
     Run,
@@ -86,6 +88,9 @@ class Wire:
 
     def change_gate(self, kind: str, name: str, change: GateChange) -> GateInfo:
         return self._call("gate", lambda: self._inner.change_gate(kind, name, change))
+
+    def pass_gates(self, worker: str, asks: Sequence[Ask]) -> list[Grant]:
+        return self._call("gate", lambda: self._inner.pass_gates(worker, asks))
 
     # -- reads ---------------------------------------------------------------------------------------------------------
 

@@ -17,11 +17,13 @@ from keepstep.errors import DefinitionError
 from keepstep.model import (
     FINISHED,
     LEASE_SECONDS,
+    Ask,
     Claim,
     Claims,
     Flaw,
     GateChange,
     GateInfo,
+    Grant,
     Lease,
     News,
     QueueCounts,
@@ -414,6 +416,9 @@ class ModelStore:
         raise NotImplementedError
 
     def count_queue(self, name: str) -> QueueCounts:
+        raise NotImplementedError
+
+    def pass_gates(self, worker: str, asks: Sequence[Ask]) -> list[Grant]:
         raise NotImplementedError
 
     def get_run(self, run_id: str) -> Run | None:

@@ -4,7 +4,7 @@ from .checkpoint import Checkpoint, Kind, Outcome, Trigger
 from .error import ErrorInfo
 from .event import Event
 from .flaw import Flaw
-from .gate import GateChange, GateInfo, QueueCounts
+from .gate import Ask, AtService, GateChange, GateInfo, Grant, QueueCounts, Share
 from .lease import HEARTBEAT_SECONDS, LEASE_SECONDS, Claim, Claims, Lease, WorkerInfo
 from .query import News, RunPage, RunQuery
 from .run import FINISHED, MOVES, Run, Status, may_move
@@ -16,6 +16,8 @@ __all__ = [
     "HEARTBEAT_SECONDS",
     "LEASE_SECONDS",
     "MOVES",
+    "Ask",
+    "AtService",
     "Checkpoint",
     "Claim",
     "Claims",
@@ -24,6 +26,7 @@ __all__ = [
     "Flaw",
     "GateChange",
     "GateInfo",
+    "Grant",
     "Kind",
     "Lease",
     "News",
@@ -32,6 +35,7 @@ __all__ = [
     "Run",
     "RunPage",
     "RunQuery",
+    "Share",
     "Signal",
     "State",
     "Status",

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from .gate import AtService
 from .run import Run, Status
 
 #: Lifetime of a lease after a heartbeat, and the interval of heartbeats. Two heartbeats may be missed.
@@ -27,6 +28,7 @@ class Claim:
     """A run that a worker has just claimed. In a recovery, `taken_from` is the dead owner.
 
     `before` is the status before the claim. `since` is the last write to the run's row: the end of the previous lease.
+    `service` is the service at which the run waited, if the worker's room there let it be claimed.
     `left` is the progress of the run in the heartbeats of its earlier owners, in no order.
     """
 
@@ -36,14 +38,19 @@ class Claim:
     before: Status | None = None
     since: datetime | None = None
     left: tuple[bytes, ...] = ()
+    service: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """The answer to a claim: the claimed runs, and when the next known run is due."""
+    """The answer to a claim: the claimed runs, and when the next known run is due.
+
+    `at_services` names the services of the request at which more runs wait than it had room for.
+    """
 
     claims: tuple[Claim, ...] = ()
     next_due_at: datetime | None = None
+    at_services: tuple[AtService, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,6 +106,8 @@ class Run:
     signals_from: int = 0
     #: 1 for a run that has begun and not ended, and so holds its key; 2 for one that shares its parent's place.
     holds: int = 0
+    #: The service at which a parked run waits for a place.
+    service: str | None = None
     # from the newest record and the heartbeat, filled in on request
     output: bytes | None = None
     error: ErrorInfo | None = None

@@ -22,15 +22,18 @@ from .timeout import Timeout
 
 if _TYPE_CHECKING:
     from . import when
+    from .breaker import Breaker
     from .quorum import All, Any, Quorum, Tolerate, Verdict, WaitPolicy, coverage, degraded
     from .retention import Retain
     from .schedule import Cron, Every, Schedule
+    from .service import Service
 
 __all__ = [
     "Again",
     "All",
     "Any",
     "Backoff",
+    "Breaker",
     "Budget",
     "ClassRetry",
     "Classifier",
@@ -50,6 +53,7 @@ __all__ = [
     "Retry",
     "Rule",
     "Schedule",
+    "Service",
     "SetAside",
     "Timeout",
     "Tolerate",
@@ -66,7 +70,9 @@ __all__ = [
 
 #: Modules of names that most programs do not use; each is loaded on first use, so that a store opens fast.
 _LATER = {
+    "Breaker": "breaker",
     "Retain": "retention",
+    "Service": "service",
     **dict.fromkeys(("Cron", "Every", "Schedule"), "schedule"),
     **dict.fromkeys(("All", "Any", "Quorum", "Tolerate", "Verdict", "WaitPolicy", "coverage", "degraded"), "quorum"),
 }

@@ -39,7 +39,7 @@ class Limits:
         """Return the limits that are set, as plain data."""
         found: dict[str, Any] = {name: value for name in COUNTS if (value := getattr(self, name)) is not None}
         if self.rate is not None:
-            found["rate"] = {"count": self.rate.count, "per": self.rate.per, "burst": self.rate.burst}
+            found["rate"] = self.rate.plain()
         if self.when_full != "fail":
             found["when_full"] = self.when_full
         return found
@@ -49,7 +49,7 @@ class Limits:
         """Return the limits in plain data; unknown names, which a newer version may write, are left out."""
         known = {name: plain[name] for name in (*COUNTS, "when_full") if name in plain}
         rate = plain.get("rate")
-        return cls(**known, rate=None if rate is None else Rate(rate["count"], rate["per"], rate["burst"]))
+        return cls(**known, rate=None if rate is None else Rate.of(rate))
 
     def changed(self, changes: dict[str, Any]) -> Limits:
         """Return these limits with some of them changed."""

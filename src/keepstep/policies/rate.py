@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import DefinitionError
 
@@ -32,6 +32,15 @@ class Rate:
         """Seconds between two beginnings at this rate."""
         return self.per / self.count
 
+    def plain(self) -> dict[str, Any]:
+        """Return the rate as plain data."""
+        return {"count": self.count, "per": self.per, "burst": self.burst}
+
+    @classmethod
+    def of(cls, plain: dict[str, Any]) -> Rate:
+        """Return the rate in plain data."""
+        return cls(plain["count"], plain["per"], plain["burst"])
+
     def __str__(self) -> str:
         burst = f", burst {self.burst}" if self.burst > 1 else ""
         return f"{self.count:g} in {self.per:g} s{burst}"
@@ -48,15 +57,25 @@ class Tokens(NamedTuple):
         return self.used_until + count * rate.interval
 
 
-def tokens(rate: Rate, used_until: float, now: float) -> Tokens:
+def tokens(rate: Rate, used_until: float, now: float, *, saved_seconds: float = 0.0) -> Tokens:
     """Return the tokens of a rate by GCRA.
 
     `used_until` is the only state. It is never believed to be more than one interval ahead, so that a clock that was
-    set back stops nothing for longer than that.
+    set back stops nothing for longer than that. Tokens of the last `saved_seconds` are there beside the burst.
     """
     interval = rate.interval
-    used_until = min(max(used_until, now - rate.burst * interval), now + interval)
+    used_until = min(max(used_until, now - rate.burst * interval - saved_seconds), now + interval)
     return Tokens(max(0, math.floor((now - used_until) / interval + _ROUNDING)), used_until)
+
+
+def spend_left(rate: Rate, spent_until: float, now: float, *, saved_seconds: float = 0.0) -> tuple[float, float]:
+    """Return how much may be spent now, negative for a debt, and the time up to which the rate is used up.
+
+    A debt never lasts longer than the time `per` of the rate, and neither does a clock that was set back.
+    """
+    interval = rate.interval
+    spent_until = min(max(spent_until, now - rate.burst * interval - saved_seconds), now + rate.per)
+    return (now - spent_until) / interval, spent_until
 
 
 def next_token_at(rate: Rate, used_until: float) -> float:

@@ -181,7 +181,14 @@ def leased(head: H, worker: str, now: datetime, *, holds: bool = False) -> H:
         recoveries=head.recoveries + is_recovery(head.status, head.worker),
         updated_at=now,
         holds=head.holds or int(holds),
+        service=None,
     )
+
+
+def left_service(head: H) -> H:
+    """Return the head of a run that waits in its queue, and no longer at a service, since the time it was parked."""
+    due_at = head.due_at if head.updated_at is None else min(head.due_at or head.updated_at, head.updated_at)
+    return msgspec.structs.replace(head, due_at=due_at, service=None)
 
 
 def leased_sql(
@@ -215,6 +222,9 @@ PUT_ASIDE_SQL = (
 )
 
 
-def claim_of(run: Run, owner: str | None, before: Status, since: datetime | None) -> Claim:
-    """Return the claim of a leased run, with its owner, its status and the time of its last write before the claim."""
-    return Claim(run, Lease(run.id, run.worker or "", run.epoch), owner, before, since)
+def claim_of(run: Run, owner: str | None, before: Status, since: datetime | None, service: str | None = None) -> Claim:
+    """Return the claim of a leased run, with its owner, its status and the time of its last write before the claim.
+
+    `service` is the one at which the run waited, if it was claimed from there.
+    """
+    return Claim(run, Lease(run.id, run.worker or "", run.epoch), owner, before, since, service=service)

@@ -11,7 +11,9 @@ import msgspec
 from ..errors import DefinitionError
 from ..model import Run, Status
 from ..model.gate import MOST_CHANGES, GateChange, GateInfo
+from ..policies.breaker import held
 from ..policies.queue import Limits
+from . import services
 
 _encode = msgspec.json.Encoder().encode
 _plain = msgspec.json.Decoder(dict[str, Any]).decode
@@ -19,13 +21,20 @@ _log = msgspec.json.Decoder(tuple[GateChange, ...]).decode
 
 
 def changed(gate: GateInfo, change: GateChange) -> GateInfo:
-    """Return a gate after a change: `declare` by code, `set` or `reset` by a person."""
+    """Return a gate after a change: `declare` by code; `set` or `reset` by a person.
+
+    A person may also `open` or `close` the breaker of a service; it stays so until a `reset`.
+    """
     if change.act == "declare":
         if gate.declared == change.limits:
             return gate
         after = replace(gate, declared=change.limits or {})
+    elif change.act in ("open", "close"):
+        after = services.with_breaker(gate, held(change.act))
     else:
         after = replace(gate, changed=change.limits if change.act == "set" else None)
+        if change.act == "reset":
+            after = services.with_breaker(after, held(change.act))
     return replace(after, log=(*gate.log, change)[-MOST_CHANGES:])
 
 

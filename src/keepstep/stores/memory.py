@@ -13,22 +13,26 @@ from typing import Any
 from ..errors import DefinitionError
 from ..model import (
     LEASE_SECONDS,
+    Ask,
+    AtService,
     Claim,
     Claims,
     Flaw,
     GateChange,
     GateInfo,
+    Grant,
     News,
     QueueCounts,
     Run,
     RunPage,
     RunQuery,
+    Share,
     Signal,
     WorkerInfo,
 )
-from ..model.gate import QUEUE
+from ..model.gate import QUEUE, SERVICE
 from ..ports import Advance, Answer, Change, ClaimRequest, Clock, Create, Row, SystemClock, instant
-from . import claims, gates, queues, rules
+from . import claims, gates, queues, rules, services
 from .transition import Head, Transition, Writes, head_of
 from .watch import Watch
 from .write_counts import Authors
@@ -91,6 +95,7 @@ class MemoryStore:
         self._authors = Authors()
         self._seen_writes: dict[str, int] = {}
         self._gates: dict[tuple[str, str], GateInfo] = {}
+        self._shares: dict[str, dict[str, Share]] = {}  # by service and worker
         self._claims_made = 0
 
     # -- writing -----------------------------------------------------------------------------------------------------
@@ -161,17 +166,86 @@ class MemoryStore:
             taken: tuple[Claim, ...] = ()
             next_due_at: datetime | None = None
             served = limited if request.queues is None else limited & request.queues
-            for name in queues.in_turn(served, self._claims_made):
+            rooms = services.rooms_of(request, self._parked_at(), self._is_used)
+            turns = {*served, *(f"{services.gate_text(name)}" for name in rooms)}
+            for name in queues.in_turn(turns, self._claims_made):
                 rest = replace(request, limit=request.limit - len(taken))
-                if name is None:
+                service = services.service_in(name)
+                at: datetime | None = None
+                if service is not None:
+                    more = self._claim_parked(service, min(rooms[service], rest.limit), rest, dead, now)
+                elif name is not None:
+                    more, at = self._claim_queue(name, rest, dead, now)
+                else:
                     chosen, at = claims.choose(rest, runs, now, dead.__contains__, limited)
                     more = tuple(self._claim(run, request.worker, now) for run in chosen)
-                else:
-                    more, at = self._claim_queue(name, rest, dead, now)
                 taken += more
                 next_due_at = min(filter(None, (next_due_at, at)), default=None)
             self._claims_made += 1
-            return Claims(taken, next_due_at)
+            return Claims(taken, next_due_at, self._at_services(request))
+
+    # -- runs that are parked at services ------------------------------------------------------------------------------
+
+    def _parked_at(self) -> set[str]:
+        return {entry.head.service for entry in self._open.values() if entry.head.service is not None}
+
+    def _is_used(self, service: str) -> bool:
+        return bool(self._living(service))
+
+    def _parked(self, service: str, request: ClaimRequest) -> list[queues.Place]:
+        """Return the runs that wait at a service and that the request serves."""
+        found = [
+            self._place(entry, request)._replace(due=entry.head.updated_at.timestamp(), fresh=False, holds=0)
+            for entry in self._open.values()
+            if entry.head.service == service and entry.head.updated_at is not None
+        ]
+        return [place for place in found if place.served]
+
+    def _claim_parked(
+        self, service: str, room: int, request: ClaimRequest, dead: set[str], now: datetime
+    ) -> tuple[Claim, ...]:
+        """Claim runs that wait at a service. One whose queue has no place waits in its queue from now on."""
+        gate = self._gates.get((SERVICE, service)) or GateInfo(SERVICE, service)
+        ground = queues.Listed(self._parked(service, request), request.worker, dead.__contains__, now.timestamp())
+        decision = queues.decide_parked(gate, ground, room)
+        if (SERVICE, service) in self._gates:
+            self._gates[SERVICE, service] = decision.gate
+        taken: list[Claim] = []
+        for run in decision.runs:
+            entry = self._runs[run]
+            if self._may_drive(entry, request, dead, now):
+                taken.append(self._claim(run, request.worker, now, service=service))
+            else:
+                entry.head = claims.left_service(entry.head)
+        return tuple(taken)
+
+    def _at_services(self, request: ClaimRequest) -> tuple[AtService, ...]:
+        found: list[AtService] = []
+        for service in sorted(request.rooms):
+            since = [place.due for place in self._parked(service, request) if place.due is not None]
+            if since:
+                found.append(AtService(service, min(len(since), services.MOST_COUNTED), instant(min(since))))
+        return tuple(found)
+
+    def pass_gates(self, worker: str, asks: Sequence[Ask]) -> list[Grant]:
+        with self._lock:
+            if self._is_proven_dead(worker):
+                return [services.refused(ask) for ask in asks]
+            return [self._pass_gate(worker, ask, self.clock.now()) for ask in asks]
+
+    def _pass_gate(self, worker: str, ask: Ask, now: float) -> Grant:
+        shares = self._shares.setdefault(ask.service, {})
+        for gone in [other for other in shares if self._is_given_up(other)]:
+            del shares[gone]
+        before = self._gates.get((SERVICE, ask.service))
+        passage = services.decide(before or GateInfo(SERVICE, ask.service), [*shares.values()], worker, ask, now)
+        if before is not None:
+            self._gates[SERVICE, ask.service] = passage.gate
+        if passage.share is None:
+            shares.pop(worker, None)
+        else:
+            shares[worker] = passage.share
+        return passage.grant
 
     def _claim_queue(
         self, name: str, request: ClaimRequest, dead: set[str], now: datetime
@@ -209,12 +283,14 @@ class MemoryStore:
             (head.worker or "", run.workflow),
         )
 
-    def _claim(self, run_id: str, worker: str, now: datetime, *, holds: bool = True) -> Claim:
+    def _claim(
+        self, run_id: str, worker: str, now: datetime, *, holds: bool = True, service: str | None = None
+    ) -> Claim:
         entry = self._open[run_id] = self._runs[run_id]
         old = entry.head
         entry.head = claims.leased(old, worker, now, holds=holds and entry.run.key is not None)
         self._authors.wrote({worker})
-        return claims.claim_of(entry.snapshot(), old.worker, old.status, old.updated_at)
+        return claims.claim_of(entry.snapshot(), old.worker, old.status, old.updated_at, service)
 
     def renew_leases(self, worker: WorkerInfo, *, leaving: bool = False) -> bool:
         with self._lock:
@@ -241,6 +317,10 @@ class MemoryStore:
         known = self._workers.get(worker)
         return known is None or worker in self._gone | self._killed or known.boot[0] != self.clock.boot()[0]
 
+    def _is_given_up(self, worker: str) -> bool:
+        """Whether the worker has left, or the store has given it up."""
+        return worker not in self._workers or worker in self._gone
+
     def _is_shown_alive(self, worker: str) -> bool:
         """Whether the worker's lease has not run out, for a reader that has not watched it; no ground to take a run."""
         if self._is_proven_dead(worker):
@@ -266,7 +346,17 @@ class MemoryStore:
 
     def list_gates(self, kind: str) -> list[GateInfo]:
         with self._lock:
-            return [gate for (its_kind, _), gate in sorted(self._gates.items()) if its_kind == kind]
+            found = [gate for (its_kind, _), gate in sorted(self._gates.items()) if its_kind == kind]
+            return found if kind != SERVICE else [self._with_users(gate) for gate in found]
+
+    def _with_users(self, gate: GateInfo) -> GateInfo:
+        parked = [entry.head.updated_at for entry in self._open.values() if entry.head.service == gate.name]
+        since = min(filter(None, parked), default=None)
+        return replace(gate, shares=self._living(gate.name), parked=len(parked), parked_since=since)
+
+    def _living(self, service: str) -> tuple[Share, ...]:
+        shares = self._shares.get(service, {})
+        return tuple(shares[worker] for worker in sorted(shares) if not self._is_given_up(worker))
 
     def change_gate(self, kind: str, name: str, change: GateChange) -> GateInfo:
         with self._lock:

@@ -8,6 +8,7 @@ alternate between the line and the keys, priority by priority.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from ..model.gate import GateInfo, QueueCounts
@@ -101,6 +102,16 @@ def decide(gate: GateInfo, ground: Ground, limit: int, now: float) -> Decision:
         if claim.room <= 0:
             break
     return Decision(orphans, tuple(claim.taken), claim.gate_after(), claim.next_at())
+
+
+def decide_parked(gate: GateInfo, ground: Ground, room: int) -> Decision:
+    """Decide a claim of runs that are parked at a service, in the order of a queue: the line, and keys in turn."""
+    claim = _Claim(Limits(), ground, gate, room, 0.0)
+    for priority in ground.priorities() if room > 0 else ():
+        claim.take(priority)
+        if claim.room <= 0:
+            break
+    return Decision((), tuple(claim.taken), claim.gate_after())
 
 
 class _Claim:
@@ -211,16 +222,7 @@ class _Claim:
             self._gate.line_next,
         ):
             return self._gate
-        return GateInfo(
-            self._gate.kind,
-            self._gate.name,
-            self._gate.declared,
-            self._gate.changed,
-            self._gate.log,
-            used_until,
-            self._turn,
-            self._line_next,
-        )
+        return replace(self._gate, used_until=used_until, turn=self._turn, line_next=self._line_next)
 
     def next_at(self) -> float | None:
         """Return when a run that only lacks a token can begin."""

@@ -38,6 +38,7 @@ class Head(msgspec.Struct, frozen=True, omit_defaults=True):
     kept_from: Count = 0
     signals_from: Count = 0
     holds: Count = 0
+    service: str | None = None
 
     def of(self, run: Run) -> Run:
         """Return the run with this head."""
@@ -74,6 +75,7 @@ def head_of(run: Run) -> Head:
         run.kept_from,
         run.signals_from,
         run.holds,
+        run.service,
     )
 
 
@@ -424,13 +426,14 @@ def moved(head: H, change: Advance, status: Status, now: datetime) -> H:
         recoveries=recoveries,
         updated_at=at,
         holds=0 if status in ENDED else head.holds,
+        service=None if status in ENDED else change.service,
     )
 
 
 def received(head: H, signal: Signal, now: datetime) -> H:
     """Return the head after one more signal. A run that is parked on the signal's name becomes due."""
     if head.worker is None and signal.name in head.wakes:
-        return _replace(head, signals=head.signals + 1, due_at=min(head.due_at or now, now))
+        return _replace(head, signals=head.signals + 1, due_at=min(head.due_at or now, now), service=None)
     return _replace(head, signals=head.signals + 1)
 
 

@@ -17,11 +17,13 @@ import msgspec
 from ...errors import CheckpointCorrupt, DefinitionError, SchemaMismatch, StoreError, StoreUnavailable
 from ...model import (
     LEASE_SECONDS,
+    Ask,
     Claim,
     Claims,
     Flaw,
     GateChange,
     GateInfo,
+    Grant,
     News,
     QueueCounts,
     Run,
@@ -261,6 +263,9 @@ class FilesStore:
             some = found[start : start + limit - len(claims)]
             claims += self._take_all([line.run for line in some if not self._is_broken(line)], request, alive)
         return tuple(claims)
+
+    def pass_gates(self, worker: str, asks: Sequence[Ask]) -> list[Grant]:
+        raise NotImplementedError
 
     def list_gates(self, kind: str) -> list[GateInfo]:
         self._must_be_open()

@@ -24,10 +24,12 @@ from ...errors import CheckpointCorrupt, DefinitionError, StoreError, StoreUnava
 from ...model import (
     FINISHED,
     LEASE_SECONDS,
+    Ask,
     Claims,
     Flaw,
     GateChange,
     GateInfo,
+    Grant,
     Kind,
     News,
     QueueCounts,
@@ -389,6 +391,9 @@ class PostgresStore:
         return claims
 
     # -- gates -------------------------------------------------------------------------------------------------------
+
+    def pass_gates(self, worker: str, asks: Sequence[Ask]) -> list[Grant]:
+        raise NotImplementedError
 
     def list_gates(self, kind: str) -> list[GateInfo]:
         found = [gate_from(row) for row in self._rows(self._gates.list, (kind,))]

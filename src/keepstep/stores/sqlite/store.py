@@ -18,11 +18,13 @@ from ...checks import check_id
 from ...errors import CheckpointCorrupt, DefinitionError, SchemaMismatch, StoreError, StoreFull, StoreUnavailable
 from ...model import (
     LEASE_SECONDS,
+    Ask,
     Claim,
     Claims,
     Flaw,
     GateChange,
     GateInfo,
+    Grant,
     News,
     QueueCounts,
     Run,
@@ -482,6 +484,9 @@ class SQLiteStore:
             )
 
     # -- gates -------------------------------------------------------------------------------------------------------
+
+    def pass_gates(self, worker: str, asks: Sequence[Ask]) -> list[Grant]:
+        raise NotImplementedError
 
     def list_gates(self, kind: str) -> list[GateInfo]:
         found = self._reader.read(lambda cursor: read_gates(cursor, kind))

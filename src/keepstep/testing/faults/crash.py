@@ -15,10 +15,12 @@ from ...engine.engine import Engine, log
 from ...errors import StoreError, StoreUnavailable
 from ...kernel.strands import uninstall
 from ...model import (
+    Ask,
     Claims,
     Flaw,
     GateChange,
     GateInfo,
+    Grant,
     Kind,
     News,
     QueueCounts,
@@ -176,6 +178,11 @@ class CrashingStore:
             gate = self.inner.change_gate(kind, name, change)
             self._after("gate")
             return gate
+
+    def pass_gates(self, worker: str, asks: Sequence[Ask]) -> list[Grant]:
+        with self._lock:
+            self._check()
+            return self.inner.pass_gates(worker, asks)
 
     # -- reads -------------------------------------------------------------------------------------------------------
 
