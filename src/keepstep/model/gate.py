@@ -130,7 +130,7 @@ class Grant:
     again_seconds: float = 1.0
     #: Why less was granted than was asked for: "concurrency", "rate", "spend", "breaker", "lease", or nothing.
     why: str = ""
-    #: What attempts do while the breaker is open: "wait" or "fail".
+    #: Behaviour of attempts while the breaker is open: "wait" or "fail".
     when_open: str = "wait"
     #: Where the breaker stands: "closed", "open" or "half-open".
     breaker: str = "closed"

@@ -90,7 +90,7 @@ class Breaker:
 
     # -- its moves -----------------------------------------------------------------------------------------------------
 
-    def told(
+    def after_news(
         self, state: BreakerState, now: float, *, failures: int = 0, passed: int = 0, failed: int = 0, unused: int = 0
     ) -> BreakerState:
         """Return the state after news of attempts and probes, and after probes whose time is over have failed."""
@@ -116,7 +116,7 @@ class Breaker:
         return replace(state, failed_at=tuple(recent))
 
     def begun(self, state: BreakerState, now: float, probes: int, seconds: float) -> BreakerState:
-        """Return the state after probes have been granted, each for so many seconds."""
+        """Return the state after probes were granted, each for `seconds`."""
         return replace(state, probes=tuple(sorted((*state.probes, *[(now + seconds, seconds)] * probes))))
 
 

@@ -227,7 +227,7 @@ class _Decision:
         if breaker is None:
             return
         before = breaker_of(self._gate)
-        after = breaker.told(
+        after = breaker.after_news(
             before, self._now, failures=ask.failures, passed=ask.passed, failed=ask.failed, unused=ask.unused
         )
         self._gate = with_breaker(self._gate, after)
