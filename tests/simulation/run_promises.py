@@ -10,7 +10,7 @@ from keepstep.errors import CheckpointCorrupt
 from keepstep.model import Kind, Status, may_move
 from keepstep.model.keepers import is_keeper
 from keepstep.model.signal import RESUME
-from keepstep.model.undo import AT_END
+from keepstep.model.undo import AT_END, is_undo
 from keepstep.ports import Advance, Answer, Change, Create, Verdict
 from keepstep.records.record import Record, origin, unseal
 from keepstep.stores.rules import ENDED
@@ -242,7 +242,7 @@ class ResultsAreRight(Promise):
             error = found.error
             # A parent's traceback shows the line of its child's step, which names the text.
             broke = error is not None and (BROKEN in error.message or "{BROKEN}" in error.traceback)
-            again = broke and ("rewind" in self.world.befell or self._is_undone(found.id))
+            again = broke and ("rewind" in self.world.befell or self._is_undone(found))
             allowed = again or (late and start.get("deadline")) or self._a_part_ended(found) or self._is_too_long(start)
             if right is not None and not allowed:
                 self.broken(f"{run} failed: {found.error}")
@@ -256,10 +256,18 @@ class ResultsAreRight(Promise):
             if told not in (None, ["DefinitionError"], ["completed", value]):  # an engine that closes tells nothing
                 self.broken(f"{run} gave {value}, and someone was told {told}")
 
-    def _is_undone(self, run: str) -> bool:
-        """Whether a run, or a child of it, has undone its steps: it cannot be retried, though its steps were mended."""
-        family = [one for one, entry in self.entries().items() if run in (one, entry.run.parent)]
-        return any(record.step == AT_END for one in family for record in self.counted(one))
+    def _is_undone(self, found: Any) -> bool:
+        """Whether a run cannot be retried, though its steps were mended.
+
+        It, or a child of it, has undone its steps at its end, or another branch of it has undone some after the failure.
+        """
+        family = [one for one, entry in self.entries().items() if found.id in (one, entry.run.parent)]
+        if any(record.step == AT_END for one in family for record in self.counted(one)):
+            return True
+        failed_at = min(found.error.caused_by, default=None)
+        if failed_at is None:
+            return False
+        return any(record.seq > failed_at and is_undo(record.step) for record in self.counted(found.id))
 
     def _is_too_long(self, start: dict[str, Any]) -> bool:
         """Whether a graph may pass too few steps for the one that a deployment adds."""
