@@ -259,7 +259,7 @@ class ResultsAreRight(Promise):
     def _is_undone(self, found: Any) -> bool:
         """Whether a run cannot be retried, though its steps were mended.
 
-        It, or a child of it, has undone its steps at its end, or another branch of it has undone some after the failure.
+        It or a child of it has undone its steps at its end, or another branch has undone some after the failure.
         """
         family = [one for one, entry in self.entries().items() if found.id in (one, entry.run.parent)]
         if any(record.step == AT_END for one in family for record in self.counted(one)):
