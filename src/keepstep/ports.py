@@ -322,6 +322,12 @@ class OptionalStore(Protocol):
     def on_write(self, alert: Callable[[], None]) -> Callable[[], None]:
         """Call `alert`, on any thread, when others have written what readers follow. Return a function to stop."""
 
+    def drain_worker(self, worker: str) -> bool:
+        """Mark a registered worker as draining. Return False if there is none. The first mark stays."""
+
+    def is_draining(self, worker: str) -> bool:
+        """Whether a worker is marked as draining; it asks after each heartbeat."""
+
     def check_scrub(self) -> None:
         """Raise if `delete_runs` may not scrub."""
 

@@ -43,6 +43,8 @@ ASKED = [
     ("check program.py", {}),
     ("doctor", {"healthy": True}),
     ("queues", {"queues": []}),
+    ("workers", {"workers": []}),
+    ("drain --all", {"drained": [], "alive": []}),
     ("verify", {"sound": True}),
     ("repair", {}),
     ("signal a approved true", {"run": "a", "sent": True, "awaited": True}),

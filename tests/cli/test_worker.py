@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -187,6 +188,40 @@ def test_the_doctor_sees_a_stopped_worker(keepstep, spawn, folder):
         assert str(worker.pid) in told[0]["message"]
     finally:
         os.kill(worker.pid, signal.SIGCONT)
+
+
+def test_a_drained_worker_is_shown_and_ends(keepstep, spawn, folder):
+    (folder / "naps.py").write_text(
+        "import asyncio\nfrom pathlib import Path\nimport keepstep as ks\n\n\n@ks.step\nasync def nap():\n"
+        "    Path('begun').touch()\n    while not Path('go').exists():\n        await asyncio.sleep(0.02)\n\n\n"
+        "@ks.workflow\nasync def rest():\n    await nap()\n    await nap()\n",
+        encoding="utf-8",
+    )
+    keepstep("start", "naps.py:rest", "--id", "r")
+    worker = spawn("worker", "naps.py", "--json")
+    wait_for((folder / "begun").exists)
+    (shown,) = keepstep("workers", "--json").json["workers"]
+    assert (shown["pid"], shown["leases"], shown["drain_at"]) == (worker.pid, 1, None)
+    assert keepstep("drain", shown["id"][:-2]).out == f"{shown['id']} drains\n"
+    assert "drains" in keepstep("workers").out
+    assert [one["code"] for one in keepstep("doctor", "--json").json["findings"]] == ["worker-drains"]
+    assert any("told to drain; stopping within 20 s, 1 runs in progress" in line for line in worker.stderr)
+    (folder / "go").touch()
+    assert keepstep("drain", "--all", "--wait", "60", "--json").json == {"drained": [shown["id"]], "alive": []}
+    out, _ = worker.communicate(timeout=60)
+    assert (worker.returncode, json.loads(out)["left"]) == (0, "drained")
+    left = keepstep("show", "r", "--json").json
+    assert (left["status"], left["recoveries"]) == ("queued", 0), "the second step has begun, or the lease was left"
+    assert keepstep("workers").out.startswith("no worker is alive")
+
+
+def test_draining_nobody_is_refused(keepstep):
+    keepstep("run", "program.py:total", "1")
+    unknown = keepstep("drain", "worker-1")
+    assert (unknown.code, "no living worker 'worker-1'" in unknown.err) == (errors.NOT_FOUND, True)
+    assert keepstep("drain").code == errors.USAGE
+    assert keepstep("drain", "worker-1", "--all").code == errors.USAGE
+    assert keepstep("drain", "--all").out == "no worker is alive\n"
 
 
 def test_healthy_store_ends_with_0(keepstep):

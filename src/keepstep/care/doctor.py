@@ -177,7 +177,10 @@ class _Doctor:
                 )
             if not worker.alive:
                 continue
-            self.known.update(worker.workflows)
+            if worker.drain_at is not None:  # it serves no workflow any more
+                self._drains(worker)
+            else:
+                self.known.update(worker.workflows)
             if worker.host == socket.gethostname() and _is_stopped(worker.pid):
                 self.find(
                     Severity.WARNING,
@@ -186,6 +189,16 @@ class _Doctor:
                     f"kill -CONT {worker.pid} lets it go on; otherwise its runs are taken over when its lease ends",
                     worker=worker.id,
                 )
+
+    def _drains(self, worker: WorkerInfo) -> None:
+        since = "" if worker.drain_at is None else f" since {worker.drain_at:%Y-%m-%d %H:%M:%S} UTC"
+        self.find(
+            Severity.NOTE,
+            "worker-drains",
+            f"{_name(worker)} claims no more runs{since}, and drives {_count(worker.leases, 'run')}",
+            "keepstep worker ends by itself; restart another program to let it claim runs again",
+            worker=worker.id,
+        )
 
     # -- one run ------------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,8 @@ COMMANDS = {
     "run": ("run:run", "Run a workflow to its end and print its result."),
     "start": ("run:start", "Create a run for a worker to drive."),
     "worker": ("worker:worker", "Drive runs, and recover interrupted ones."),
+    "workers": ("workers:workers", "List the workers of the store."),
+    "drain": ("workers:drain", "Tell workers to claim no more runs, and to end."),
     "schedules": ("schedules:schedules", "List and change what workers start by themselves."),
     "list": ("inspect:list_", "List runs, newest first."),
     "show": ("inspect:show", "Show one run: status, input, result."),

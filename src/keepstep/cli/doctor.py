@@ -44,18 +44,7 @@ def doctor(settings: Settings, *, stale: float, deep: bool, strict: bool) -> int
     value = {
         "healthy": not bad,
         "runs": {status.value: count for status, count in report.runs.items()},
-        "workers": [
-            {
-                "id": one.id,
-                "host": one.host,
-                "pid": one.pid,
-                "alive": one.alive,
-                "leases": one.leases,
-                "workflows": list(one.known),
-                "renewed_at": formatting.iso(one.renewed_at),
-            }
-            for one in report.workers
-        ],
+        "workers": [formatting.worker_json(one) for one in report.workers],
         "findings": [_as_json(finding) for finding in report.findings],
     }
     settings.answer(value, lambda: _text(report, url, bad=bad))
@@ -85,7 +74,8 @@ def _text(report: Report, url: str, *, bad: bool) -> str:
     alive = [one for one in report.workers if one.alive]
     for one in alive:
         knows = f", knows {', '.join(_known(one))}" if one.known else ""
-        lines.append(f"worker   {formatting.worker_name(one)} drives {one.leases}{formatting.one_line(knows)}")
+        drains = "" if one.claims else ", drains"
+        lines.append(f"worker   {formatting.worker_name(one)} drives {one.leases}{drains}{formatting.one_line(knows)}")
     if not alive:
         lines.append("workers  none alive")
     for finding in report.findings:

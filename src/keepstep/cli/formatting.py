@@ -322,6 +322,21 @@ def worker_name(worker: WorkerInfo) -> str:
     return f"{worker.id} ({where})"
 
 
+def worker_json(worker: WorkerInfo) -> dict[str, Any]:
+    """Return a worker as plain data, for a program."""
+    return {
+        "id": worker.id,
+        "host": worker.host,
+        "pid": worker.pid,
+        "alive": worker.alive,
+        "leases": worker.leases,
+        "workflows": list(worker.known),
+        "started_at": iso(worker.started_at),
+        "renewed_at": iso(worker.renewed_at),
+        "drain_at": iso(worker.drain_at),
+    }
+
+
 #: Characters that every column of a table keeps.
 _NARROWEST = 12
 

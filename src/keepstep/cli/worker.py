@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -75,8 +76,8 @@ def worker(
 ) -> int:
     """Drive runs of the workflows in these files or modules, and recover interrupted ones.
 
-    On SIGTERM or Ctrl-C the worker claims no more runs, lets steps finish for a while, and hands the rest back. With
-    --json it prints at its end what became of the runs that it drove.
+    On SIGTERM, Ctrl-C or `keepstep drain` the worker claims no more runs, lets steps finish for a while, hands the rest
+    back, and ends. With --json it prints at its end what became of the runs that it drove.
 
     It removes finished runs of its workflows that no rule keeps, and says at its start what it keeps. A rule that a
     workflow has in its code or file comes first.
@@ -85,6 +86,7 @@ def worker(
 
     chosen = _chosen(targets, module, debug=settings.debug)
     options: dict[str, Any] = {"max_runs": max_runs, "workflows": chosen, "queues": queue or None}
+    options["stop_seconds"] = stop_seconds
     options["retain"] = False if keep_all else Retain(retain_days, retain_count)
     return asyncio.run(_serve(settings, options, stop_seconds, until_idle=until_idle, quiet=quiet, verbose=verbose))
 
@@ -134,24 +136,38 @@ async def _serve(
                 )
                 for line in _kept(engine, options["retain"]):
                     lines.plain(line)
+            drained = asyncio.ensure_future(engine.told_to_drain.wait())
             idle = [asyncio.ensure_future(_idle(engine))] if until_idle else []
-            await stop.or_(*idle)
+            await stop.or_(drained, *idle)
             for task in idle:
                 if task.done():
                     task.result()  # the worker is idle only if the store has confirmed it
                 task.cancel()
-            if stop.asked.is_set() and not quiet:
+            is_drained = not drained.cancel()
+            if (stop.asked.is_set() or is_drained) and not quiet:
                 under_way = f", {len(engine.live)} runs in progress" if engine.live else ""
-                lines.plain(f"stopping within {stop_seconds:g} s{under_way} (again: at once)")
+                why = "told to drain; " if is_drained else ""
+                lines.plain(f"{why}stopping within {stop_seconds:g} s{under_way} (again: at once)")
+            if stop.asked.is_set() and engine.live:
+                engine.background(_show_draining(engine))
         finally:
             with no_later_than(stop_seconds + CLOSE_SECONDS, errors.OK):
                 await engine.close(stop_seconds)
         if not quiet:
             lines.plain("stopped; unfinished runs wait for the next worker")
     if settings.json:
-        left = "asked" if stop.asked.is_set() else "idle"
+        left = "asked" if stop.asked.is_set() else "drained" if is_drained else "idle"
         settings.answer({"pid": os.getpid(), "workflows": sorted(engine.workflows), "drove": dict(drove), "left": left})
     return errors.OK
+
+
+async def _show_draining(engine: Engine) -> None:
+    """Mark the own row, so that others see that this worker claims no more runs."""
+    from ..errors import StoreError
+
+    with contextlib.suppress(StoreError):
+        if engine.worker is not None:
+            await engine.drain(engine.worker.id)
 
 
 def _kept(engine: Engine, retain: Retain | Literal[False]) -> Iterator[str]:

@@ -308,6 +308,8 @@ class BlockingEngine(Blocking[Engine]):
     skip = blocking(Engine.skip)
     rewind = blocking(Engine.rewind)
     rekey = blocking(Engine.rekey)
+    workers = blocking(Engine.workers)
+    drain = blocking(Engine.drain)
     schedule = blocking(Engine.schedule)
 
     @property

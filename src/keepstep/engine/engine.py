@@ -29,13 +29,25 @@ from ..kernel.runner import Runner, take_up
 from ..kernel.stall import STALL_SECONDS
 from ..kernel.step import perform_traced
 from ..kernel.strands import install, uninstall
-from ..model import Claim, Event, Lease, Run, RunPage, RunQuery, Status
+from ..model import Claim, Event, Lease, Run, RunPage, RunQuery, Status, WorkerInfo
 from ..observers import resolve
 from ..observers.log import RedactedLog
 from ..policies.classify import checked_rules
 from ..policies.queue import Queue, queue_name
 from ..policies.recovery import RecoveryLimit
-from ..ports import Answer, Clock, Create, JumpingClock, Store, SystemClock, Tracer, Verdict, boot_seconds
+from ..ports import (
+    Answer,
+    Clock,
+    Create,
+    JumpingClock,
+    OptionalStore,
+    Store,
+    SystemClock,
+    Tracer,
+    Verdict,
+    boot_seconds,
+    optional,
+)
 from ..records.keys import Keys
 from ..records.record import MAX_VALUE
 from ..stores.open import is_store, open_store
@@ -100,6 +112,7 @@ DOCUMENTED = (
         "care",
         "close",
         "complete",
+        "drain",
         "fail",
         "fork",
         "get",
@@ -113,6 +126,7 @@ DOCUMENTED = (
         "signal",
         "skip",
         "start",
+        "workers",
     ),
 )
 
@@ -221,6 +235,8 @@ class Engine(Process):
         self.fresh_until = math.inf  # a worker sets it with each heartbeat
         self._pace = PollInterval(self.clock, READ_SECONDS)
         self.closed = False
+        #: Set when a person has told the worker to drain.
+        self.told_to_drain = asyncio.Event()
         log.addFilter(self._filter)
         callbacks = install(self.loop)
         definition.on_plain_call = _warn_of_lost_context
@@ -307,6 +323,27 @@ class Engine(Process):
                 context.detach("the engine closed")
                 if self.worker is not None:
                     self.worker.give_back_later(context)
+
+    def drain_requested(self) -> None:
+        self.background(self._hand_everything_back(self.stop_seconds))
+        self.told_to_drain.set()
+
+    async def workers(self) -> list[WorkerInfo]:
+        """Return the workers of the store that are alive or hold a run."""
+        self._must_be_open()
+        return await self.call(self.store.list_workers)
+
+    async def drain(self, worker: str) -> bool:
+        """Tell a `worker`, by its id, to claim no more runs. Return whether such a worker is alive.
+
+        The worker sees it with its next heartbeat, within 5 seconds. Its steps may finish for its `stop_seconds`; then
+        other workers go on with its runs. A process of `keepstep worker` then ends.
+        """
+        mark = optional(self.store, OptionalStore.drain_worker)
+        if mark is None:
+            raise DefinitionError(f"{self.url} cannot mark its workers; stop worker {worker!r} with SIGTERM")
+        is_alive = any(one.id == worker and one.alive for one in await self.workers())
+        return is_alive and await self.call(mark, worker)
 
     async def _shut(self) -> None:
         self.closed = True

@@ -322,6 +322,10 @@ class Process:
         if self.worker is not None:
             self.worker.release_later(run_id, epoch)
 
+    def drain_requested(self) -> None:
+        """Hand the runs of the worker back, because a person told it to drain."""
+        raise NotImplementedError
+
     def keepers_changed(self) -> None:
         """Let the worker look for new keepers, because one was created here."""
         if self.worker is not None:

@@ -185,7 +185,7 @@ class Schedules:
     async def _attended(self) -> set[str]:
         """Return the workflows that living workers serve."""
         workers = await self._engine.call(self._engine.store.list_workers)
-        return {one for worker in workers if worker.alive for one in worker.workflows}
+        return {one for worker in workers if worker.claims for one in worker.workflows}
 
     async def _info(self, run: Run, attended: set[str], ticks: int) -> ScheduleInfo:
         state, _ = await state_of(self._engine, run)

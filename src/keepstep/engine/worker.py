@@ -224,11 +224,29 @@ class Worker:
         except Exception:
             log.exception("the heartbeat failed")
             return False
-        callback = partial(self._given_up, worker) if not known else self._give_back_soon if self._owes() else None
-        if callback is not None:
-            with contextlib.suppress(RuntimeError):  # the loop may have closed
-                self.engine.loop.call_soon_threadsafe(callback)
+        with contextlib.suppress(RuntimeError):  # the loop may have closed
+            if not known:
+                self.engine.loop.call_soon_threadsafe(self._given_up, worker)
+            elif self._owes():
+                self.engine.loop.call_soon_threadsafe(self._give_back_soon)
+            if known and not self._stopping and self._is_draining():
+                self.engine.loop.call_soon_threadsafe(self._told_to_drain)
         return True
+
+    def _is_draining(self) -> bool:
+        """Whether a person has told this worker to drain."""
+        ask = optional(self.engine.store, OptionalStore.is_draining)
+        try:
+            return ask is not None and ask(self.id)
+        except StoreError as error:
+            self.engine.outage.log("cannot read the worker's own row", error)
+            return False
+
+    def _told_to_drain(self) -> None:
+        if not self._stopping:
+            log.warning("worker %s was told to drain: it claims no more runs", self.id)
+            self.stop_claiming()
+            self.engine.drain_requested()
 
     def report_progress(self, run: str, progress: StepsProgress) -> None:
         self.progress[run] = progress

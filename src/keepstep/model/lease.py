@@ -57,7 +57,8 @@ class Claims:
 class WorkerInfo:
     """A worker as its heartbeat row shows it. `leases` counts its runs; `damage` tells why a row is unreadable.
 
-    `workflows` names the workflows that it knows. A pinned one is also there with its version, as `name@version`.
+    `workflows` names the workflows that it knows. A pinned one is also there with its version, as `name@version`. Since
+    `drain_at`, if given, it claims no more runs.
     """
 
     id: str
@@ -70,6 +71,12 @@ class WorkerInfo:
     workflows: tuple[str, ...] = ()
     progress: dict[str, bytes] = field(default_factory=dict)
     damage: str = ""
+    drain_at: datetime | None = None
+
+    @property
+    def claims(self) -> bool:
+        """Whether it is alive and may claim runs."""
+        return self.alive and self.drain_at is None
 
     @property
     def pins(self) -> dict[str, str]:
@@ -82,8 +89,8 @@ class WorkerInfo:
         return tuple(name for name in self.workflows if "@" not in name)
 
     def drives(self, workflow: str, version: str) -> bool:
-        """Whether the living worker claims runs of this version of a workflow."""
-        return self.alive and workflow in self.workflows and self.pins.get(workflow, version) == version
+        """Whether the worker claims runs of this version of a workflow."""
+        return self.claims and workflow in self.workflows and self.pins.get(workflow, version) == version
 
 
 def versions_instead(workers: Iterable[WorkerInfo], workflow: str, version: str) -> tuple[str, ...]:
@@ -91,7 +98,7 @@ def versions_instead(workers: Iterable[WorkerInfo], workflow: str, version: str)
 
     Return nothing if one of them drives this version, or if none of them knows the workflow.
     """
-    there = [worker for worker in workers if worker.alive and workflow in worker.workflows]
+    there = [worker for worker in workers if worker.claims and workflow in worker.workflows]
     if any(worker.drives(workflow, version) for worker in there):
         return ()
     return tuple(sorted({worker.pins[workflow] for worker in there}))

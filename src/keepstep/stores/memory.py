@@ -303,11 +303,26 @@ class MemoryStore:
             self._observe()
             return True
 
+    def drain_worker(self, worker: str) -> bool:
+        """Mark a registered worker as draining. Return False if there is none."""
+        with self._lock:
+            known = self._workers.get(worker)
+            if known is None or worker in self._gone | self._killed:
+                return False
+            known.info = replace(known.info, drain_at=known.info.drain_at or instant(self.clock.now()))
+            return True
+
+    def is_draining(self, worker: str) -> bool:
+        """Whether a worker is marked as draining."""
+        with self._lock:
+            return worker in self._workers and self._workers[worker].info.drain_at is not None
+
     def _enrol(self, worker: WorkerInfo) -> None:
         now = instant(self.clock.now())
         before = self._workers.get(worker.id)
         started_at = worker.started_at or (before.info.started_at if before else now)
-        info = replace(worker, alive=True, leases=0, started_at=started_at, renewed_at=now)
+        drain_at = before.info.drain_at if before else None
+        info = replace(worker, alive=True, leases=0, started_at=started_at, renewed_at=now, drain_at=drain_at)
         self._workers[worker.id] = _Worker(info, self.clock.boot())
 
     def _observe(self) -> None:

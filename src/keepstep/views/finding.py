@@ -64,7 +64,7 @@ async def is_attended(host: CommandHost, workflow: str, version: str | None = No
     workers = await host.ask(lambda store: store.list_workers())
     if version is not None:
         return any(worker.drives(workflow, version) for worker in workers)
-    return any(worker.alive and workflow in worker.workflows for worker in workers)
+    return any(worker.claims and workflow in worker.workflows for worker in workers)
 
 
 async def lacks_worker(host: CommandHost, run_id: str) -> bool:

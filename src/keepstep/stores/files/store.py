@@ -183,6 +183,16 @@ class FilesStore:
         self._index.tend()
         return known
 
+    def drain_worker(self, worker: str) -> bool:
+        """Mark a registered worker as draining. Return False if there is none."""
+        self._must_be_open()
+        return self._workers.drain(worker)
+
+    def is_draining(self, worker: str) -> bool:
+        """Whether a worker is marked as draining."""
+        self._must_be_open()
+        return self._workers.drain_at(worker) is not None
+
     def claim_runs(self, request: ClaimRequest) -> Claims:
         self._must_be_open()
         if request.worker not in self._workers.locks and not self.renew_leases(

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -108,14 +108,30 @@ class Workers:
         """Remove a worker's files; return False if it was marked dead before."""
         with translating(self._folder):
             alive = not self._is_marked(worker) and self._disk.identity(self._path(worker)) is not None
-            if alive:
+            for kind in ("json", "drain") if alive else ():
                 with contextlib.suppress(FileNotFoundError):
-                    self._disk.unlink(self._path(worker))
+                    self._disk.unlink(self._path(worker, kind))
         if worker in self.locks:
             self.locks.remove(worker)
         if alive:
             self._enrolled.pop(worker, None)
         return alive
+
+    def drain(self, worker: str) -> bool:
+        """Mark a registered worker as draining; return False if there is none."""
+        if not is_id(worker):
+            return False
+        with translating(self._folder):
+            if self._is_marked(worker) or self._disk.identity(self._path(worker)) is None:
+                return False
+            with contextlib.suppress(FileExistsError):
+                self._disk.close(self._disk.open_new(self._path(worker, "drain")))
+            return True
+
+    def drain_at(self, worker: str) -> datetime | None:
+        """Return when a worker was marked as draining; None if it was not."""
+        mark = self._disk.identity(self._path(worker, "drain"))
+        return None if mark is None else instant(mark.written_ns / 1e9)
 
     # -- liveness ----------------------------------------------------------------------------------------------------
 
@@ -192,7 +208,7 @@ class Workers:
             for worker in self._named(".gone"):
                 mark = self._disk.identity(self._path(worker, "gone"))
                 if worker not in owners and mark is not None and mark.written_ns / 1e9 < oldest:
-                    for kind in ("json", "gone"):
+                    for kind in ("json", "drain", "gone"):
                         with contextlib.suppress(FileNotFoundError):
                             self._disk.unlink(self._path(worker, kind))
 
@@ -224,6 +240,7 @@ class Workers:
                         renewed_at=beat.renewed_at,
                         workflows=beat.workflows,
                         progress={run: bytes(value) for run, value in beat.progress.items()},
+                        drain_at=self.drain_at(worker),
                     )
                 )
         return found

@@ -381,6 +381,14 @@ class PostgresStore:
             self._enrolled.discard(worker)
         return alive
 
+    def drain_worker(self, worker: str) -> bool:
+        """Mark a registered worker as draining. Return False if there is none."""
+        return bool(self._rows(self._sql.drain, (self._now(), plain(worker))))
+
+    def is_draining(self, worker: str) -> bool:
+        """Whether a worker is marked as draining."""
+        return bool(self._rows(self._sql.draining, (plain(worker),)))
+
     def claim_runs(self, request: ClaimRequest) -> Claims:
         if request.worker not in self._enrolled and not self.renew_leases(WorkerInfo(request.worker, pid=os.getpid())):
             return Claims()
@@ -471,9 +479,8 @@ class PostgresStore:
     def _workers(self, connection: Connection, *, gone: bool) -> list[WorkerInfo]:
         liveness = self._claimer.liveness_of_workers(connection).workers
         found = []
-        for worker, host, pid, started_at, renewed_at, workflows, progress, is_gone, leases in connection.execute(
-            self._sql.workers, binary=True
-        ):
+        rows = connection.execute(self._sql.workers, binary=True)
+        for worker, host, pid, started_at, renewed_at, workflows, progress, drain_at, is_gone, leases in rows:
             if is_gone and not leases and not gone:
                 continue
             alive = worker in liveness and liveness[worker].leased
@@ -487,6 +494,7 @@ class PostgresStore:
                     renewed_at=renewed_at.astimezone(UTC),
                     workflows=names(workflows),
                     progress={run: bytes(value) for run, value in rules.progress_of(progress).items()},
+                    drain_at=None if drain_at is None else drain_at.astimezone(UTC),
                 )
             except (ValueError, OverflowError, msgspec.MsgspecError) as error:
                 one = replace(one, damage=f"its row cannot be read: {error}")
@@ -632,7 +640,7 @@ class _Statements:
         )
         self.signalled = f"SELECT run, signals FROM {head} WHERE worker = %s AND signals > 0"
         self.workers = (
-            f"SELECT id, host, pid, started_at, renewed_at, workflows, progress, gone_at IS NOT NULL,"
+            f"SELECT id, host, pid, started_at, renewed_at, workflows, progress, drain_at, gone_at IS NOT NULL,"
             f" (SELECT count(*) FROM {head} h WHERE h.worker = w.id) FROM {worker} w ORDER BY id"
         )
         self.enrol = (
@@ -647,6 +655,10 @@ class _Statements:
             f" lease_seconds = %(lease)s, process = %(process)s, lock = NULL,"
             f" started_at = coalesce(%(started_at)s, started_at) WHERE id = %(id)s AND gone_at IS NULL"
         )
+        self.drain = (
+            f"UPDATE {worker} SET drain_at = coalesce(drain_at, %s) WHERE id = %s AND gone_at IS NULL RETURNING 1"
+        )
+        self.draining = f"SELECT 1 FROM {worker} WHERE id = %s AND drain_at IS NOT NULL"
         self.leave = f"DELETE FROM {worker} WHERE id = %s AND gone_at IS NULL"
         self.lapse = f"UPDATE {worker} SET boot = '' WHERE id = ANY(%s)"  # a lease under another clock has expired
         self.delete = (

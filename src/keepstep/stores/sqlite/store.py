@@ -103,6 +103,7 @@ _RENEW = (
     " progress = CAST(? AS TEXT), lease_seconds = ?, started_at = coalesce(?, started_at)"
     " WHERE id = ? AND gone_at IS NULL"
 )
+_DRAIN = "UPDATE keepstep_worker SET drain_at = coalesce(drain_at, ?) WHERE id = ? AND gone_at IS NULL"
 
 log = logging.getLogger("keepstep")
 
@@ -300,6 +301,20 @@ class SQLiteStore:
         if alive:
             self._enrolled.discard(worker)
         return alive
+
+    def drain_worker(self, worker: str) -> bool:
+        """Mark a registered worker as draining. Return False if there is none."""
+
+        def drain() -> bool:
+            self._writer.cursor.execute(_DRAIN, (self._now(), worker))
+            return bool(self._writer.connection.changes())
+
+        return self._writer.run(drain)
+
+    def is_draining(self, worker: str) -> bool:
+        """Whether a worker is marked as draining."""
+        sql = "SELECT 1 FROM keepstep_worker WHERE id = ? AND drain_at IS NOT NULL"
+        return bool(self._reader.read(lambda cursor: cursor.execute(sql, (worker,)).fetchall()))
 
     def claim_runs(self, request: ClaimRequest) -> Claims:
         if request.worker not in self._locks and not self.renew_leases(WorkerInfo(request.worker, pid=os.getpid())):
@@ -631,13 +646,26 @@ class SQLiteStore:
         )
         columns = (
             *("id", "host", "pid", "started_at", "renewed_at", "boot", "boot_seconds", "workflows", "progress"),
-            "lease_seconds",
+            *("lease_seconds", "drain_at"),
         )
         rows = cursor.execute(
             f"SELECT {', '.join(map(RAW.format, columns))}, gone_at IS NOT NULL FROM keepstep_worker ORDER BY id"
         ).fetchall()
         found = []
-        for stored, host, pid, started_at, renewed_at, boot, renewed, workflows, progress, lease, is_gone in rows:
+        for (
+            stored,
+            host,
+            pid,
+            started_at,
+            renewed_at,
+            boot,
+            renewed,
+            workflows,
+            progress,
+            lease,
+            drain,
+            is_gone,
+        ) in rows:
             if is_gone and stored not in leases and not gone:
                 continue
             worker = str(text_or_bytes(stored))
@@ -652,6 +680,7 @@ class SQLiteStore:
                     renewed_at=instant(typed(renewed_at, float)),
                     workflows=names(typed(text_or_bytes(workflows), str)),
                     progress={run: bytes(value) for run, value in rules.progress_of(progress).items()},
+                    drain_at=None if drain is None else instant(typed(drain, float)),
                 )
             except (ValueError, TypeError, OverflowError, msgspec.MsgspecError) as error:
                 one = replace(one, damage=f"its row cannot be read: {error}")

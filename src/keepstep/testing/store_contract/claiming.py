@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ...model import Status, WorkerInfo
-from ...ports import ClaimRequest, Create, Store, Verdict
+from ...ports import ClaimRequest, Create, OptionalStore, Store, Verdict, optional
 from .ground import ENDINGS, RELEASED, START, Ground, Holder, SteppedClock, at, commit, get, ids, queued, started, watch
 
 
@@ -409,6 +409,26 @@ class Claiming(Ground):
     def test_a_worker_that_left_is_gone(self, store: Store) -> None:
         assert store.renew_leases(WorkerInfo("w1"), leaving=True)
         assert [worker.id for worker in store.list_workers()] == ["w2"]
+
+    def test_a_worker_is_marked_as_draining_until_it_leaves(self, store: Store, clock: SteppedClock) -> None:
+        drain, is_draining = optional(store, OptionalStore.drain_worker), optional(store, OptionalStore.is_draining)
+        if drain is None or is_draining is None:
+            return
+        assert [one.drain_at for one in store.list_workers()] == [None, None]
+        assert not is_draining("w1")
+        assert drain("w1")
+        marked = store.list_workers()[0].drain_at
+        assert marked is not None
+        clock.advance(3)
+        assert drain("w1")
+        assert store.renew_leases(WorkerInfo("w1"))
+        assert is_draining("w1")
+        assert not is_draining("w2")
+        assert [(one.drain_at, one.claims) for one in store.list_workers()] == [(marked, False), (None, True)]
+        assert store.renew_leases(WorkerInfo("w1"), leaving=True)
+        assert not drain("w1")
+        assert not is_draining("w1")
+        assert not drain("nobody")
 
     def test_a_claim_enrols_the_worker(self, store: Store) -> None:
         commit(store, Create(queued("r")))
