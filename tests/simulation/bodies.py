@@ -11,6 +11,9 @@ from keepstep.ports import CURRENT
 if TYPE_CHECKING:
     from .world import World
 
+#: The place of the client among the processes.
+CLIENT = -1
+
 #: What a change of the code adds to the numbers that steps are called with.
 CODE = 1000
 

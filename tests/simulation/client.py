@@ -20,9 +20,9 @@ from keepstep.model import Kind
 from keepstep.model.signal import GO, RESOLVE
 
 from .acts import ACTS, AWAITED, FORK
+from .bodies import CLIENT
 from .counted import generation_of
 from .graphs import first_state
-from .plans import CLIENT
 from .ticks import NAME
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ class Client:
         """The client starts a run: in a worker's process, so that it is leased at birth, or from its own."""
         process = self.world.processes.get(run["by"], self.process)
         if process.slot != CLIENT and process.opened and not process.dead:
-            self._do(process, partial(self._started, process, run))
-        self._do(self.process, partial(self.insist, lambda client: self._started(client, run), after=0.5))
+            self.do(process, partial(self._started, process, run))
+        self.do(self.process, partial(self.insist, lambda client: self._started(client, run), after=0.5))
         self.sends(run["id"])
 
     def sends(self, run_id: str) -> None:
@@ -93,7 +93,7 @@ class Client:
                 world.tell(f"client: {act} {' '.join(map(str, args))} to {run}")
 
         started = run if any(one["id"] == run for one in world.plan["runs"]) else ""
-        world.at(max(world.now, at), lambda: self._do(self.process, partial(self.insist, do, started)))
+        world.at(max(world.now, at), lambda: self.do(self.process, partial(self.insist, do, started)))
 
     def pauses_the_schedule(self) -> None:
         """The client pauses the schedule, so that the history can end; no worker may have declared it yet."""
@@ -110,7 +110,7 @@ class Client:
                     await asyncio.sleep(0.5)
                 world.schedule_paused = paused
 
-        self._do(self.process, partial(self.insist, pause))
+        self.do(self.process, partial(self.insist, pause))
 
     def looks_after_runs(self) -> None:
         """A person says what has become of steps that are in doubt, and lets runs go on from their breakpoints."""
@@ -141,7 +141,8 @@ class Client:
                 pass
             await asyncio.sleep(0.3)
 
-    def _do(self, process: Process, act: Callable[[], Awaitable[None]]) -> None:
+    def do(self, process: Process, act: Callable[[], Awaitable[None]]) -> None:
+        """Have a process do something, if it lives."""
         if not process.dead:
             process.loop.create_task(self._watched(act))
 

@@ -112,6 +112,7 @@ CONTEXT = "kernel.driver:RunDriver"
 RUNNER = "kernel.runner:Runner"
 ENDING = "kernel.finish:Ending"
 WORKER = "engine.worker:Worker"
+LISTED = "stores.queues:Listed"
 WALK = "kernel.graph.walk:Walk"
 
 MUTANTS = [
@@ -675,6 +676,103 @@ MUTANTS = [
         "rewind past an undo",
         "a rewind goes to between a step and its undo",
         ("history.undone:check_not_torn", "if torn is not None:", "if torn is None and torn is not None:"),
+    ),
+    # -- queues -------------------------------------------------------------------------------------------------------
+    mutant(
+        "place of the dead",
+        "the runs of a dead worker hold places, so that nobody may take them over",
+        (f"{LISTED}.driven", " and not self._is_dead(one.worker)", ""),
+    ),
+    mutant(
+        "place not released",
+        "a parked run holds its place, although no worker drives it",
+        (f"{LISTED}.driven", "one.worker is not None and", "(one.holds or one.worker is not None) and"),
+        (f"{LISTED}.driven", "self._is_dead(one.worker)", "self._is_dead(one.worker or '')"),
+    ),
+    mutant(
+        "place beside the claim",
+        "a run of a queue with limits is leased at birth, without a place",
+        ("engine.start:new_run", " and not engine.is_limited(queue)", ""),
+    ),
+    mutant(
+        "take-over without a place",
+        "the runs of a dead worker are taken over by a worker that has no place for them",
+        (
+            "stores.queues:decide",
+            "return Decision((), (), gate)",
+            "return Decision(tuple(ground.orphans(limit)), (), gate)",
+        ),
+    ),
+    mutant(
+        "places of one worker not counted",
+        "a worker takes its own limit with each claim",
+        ("stores.queues:room_of", "limits.per_worker - ground.driven_here()", "limits.per_worker"),
+    ),
+    mutant(
+        "limits of the code alone",
+        "a change by a person has no effect",
+        ("stores.gates:limits_of", "Limits.of(gate.limits)", "Limits.of(gate.declared or {})"),
+    ),
+    mutant(
+        "key not released",
+        "a run that has ended holds its key for ever",
+        ("stores.transition:moved", "holds=0 if status in ENDED else head.holds", "holds=head.holds"),
+        (f"{MEMORY}._write", "self._open.pop(run_id, None)", "pass"),
+    ),
+    mutant(
+        "key of leased runs only",
+        "a parked run does not count for its key",
+        (f"{LISTED}.keys", "one.holds == 1", "one.worker is not None"),
+    ),
+    mutant(
+        "key kept over the end",
+        "a run that is retried goes on beside the run that has its key now",
+        ("stores.transition:moved", "holds=0 if status in ENDED else head.holds", "holds=head.holds"),
+    ),
+    mutant(
+        "key of a child counted",
+        "a child waits for the key that its own parent holds",
+        (
+            "kernel.children:StartCall._child",
+            "holds=2 if key is not None and (queue, key) == (run.run.queue, run.run.key) else 0",
+            "holds=0",
+        ),
+    ),
+    mutant(
+        "rate in memory",
+        "each worker counts by itself how often runs begin",
+        (
+            f"{MEMORY}._claim_queue",
+            "decision = queues.decide(self._gates[QUEUE, name], ground",
+            """own = self.__dict__.setdefault("own", {})
+    gate = replace(self._gates[QUEUE, name], used_until=own.get(request.worker, 0.0))
+    decision = queues.decide(gate, ground""",
+        ),
+        (
+            f"{MEMORY}._claim_queue",
+            "self._gates[QUEUE, name] = decision.gate",
+            "self._gates[QUEUE, name] = decision.gate\n    own[request.worker] = decision.gate.used_until",
+        ),
+    ),
+    mutant(
+        "rate of one claim",
+        "a claim forgets how many runs it has let begin",
+        ("stores.queues:_Claim.gate_after", "if rate is not None and self._fresh:", "if False:"),
+    ),
+    mutant(
+        "dedupe not looked up",
+        "a second start with the same dedupe makes a second run",
+        (f"{TRANSITION}._create", "run.dedupe is not None and", "False and"),
+    ),
+    mutant(
+        "dedupe forgotten on retry",
+        "a failed run is retried beside its twin",
+        ("stores.rules:check_twin", "if twin is not None and twin != run", "if False"),
+    ),
+    mutant(
+        "cancel waits for a place",
+        "a cancelled run that has not begun ends when a worker has a place for it",
+        ("engine.handle:RunHandle._cancel_unbegun", "if run.status is not Status.QUEUED or run.seq:", "if True:"),
     ),
 ]
 

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from .bodies import CLIENT
 from .dags import draw_dag
 from .graphs import draw_graph
 from .programs import Maker
+from .queues import Jobs, draw_act, draw_change, draw_queue
 from .ticks import draw_schedule, purge
 
 if TYPE_CHECKING:
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
 
 Event = dict[str, Any]
 Plan = dict[str, Any]
-
-CLIENT = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +128,18 @@ def _purge(world: World, process: Process, event: Event) -> None:
     purge(world)
 
 
+def _cancel_job(world: World, process: Process, event: Event) -> None:
+    world.jobs.does(Jobs.cancel, event)
+
+
+def _mend_job(world: World, process: Process, event: Event) -> None:
+    world.jobs.does(Jobs.mend, event)
+
+
+def _limit(world: World, process: Process, event: Event) -> None:
+    world.jobs.does(Jobs.limit, event)
+
+
 def _seconds(random: Random, *choices: float) -> float:
     return round(random.choice(choices) * (0.5 + random.random()), 3)
 
@@ -167,6 +179,9 @@ FAULTS: dict[str, Fault] = {
     "edit": Fault(_edit, lambda r: {"value": r.randint(1, 9)}, ("time",), 0),
     "retry": Fault(_retry, lambda _: {}, ("time",), 0),
     "purge": Fault(_purge, lambda _: {}, ("time",), 0),
+    "cancel job": Fault(_cancel_job, draw_act, ("time",), 0),
+    "mend job": Fault(_mend_job, draw_act, ("time",), 0),
+    "limit": Fault(_limit, draw_change, ("time",), 0),
 }
 #: How often what came later befalls a history.
 _LATER = {"rewind": 0.1, "fork": 0.06}
@@ -207,6 +222,7 @@ def draw(seed: int) -> Plan:
     _draw_later(Random(f"later {seed}"), plan)
     _draw_broken(Random(f"broken {seed}"), plan)
     _draw_schedule(Random(f"schedule {seed}"), plan)
+    _draw_queue(Random(f"queue {seed}"), plan)
     return plan
 
 
@@ -219,6 +235,18 @@ def _draw_schedule(random: Random, plan: Plan) -> None:
     others = ("kill", "kill at call", "pause", "stop", "fail", "purge", "set clock")
     ids = [run["id"] for run in plan["runs"]]
     for what in random.choices(others, k=random.choice((0, 1, 2, 3))):
+        plan["events"].append(_draw_event(random, plan["workers"], ids, what))
+
+
+def _draw_queue(random: Random, plan: Plan) -> None:
+    """Have runs wait in a queue with limits, which a person may change."""
+    queue = draw_queue(random, plan["workers"])
+    if queue is None:
+        return
+    plan["queue"] = queue
+    others = ("kill", "kill at call", "pause", "stop", "fail", "lose claim", "cancel job", "mend job", "limit")
+    ids = [run["id"] for run in plan["runs"]]
+    for what in random.choices(others, k=random.choice((0, 1, 2, 3, 4))):
         plan["events"].append(_draw_event(random, plan["workers"], ids, what))
 
 

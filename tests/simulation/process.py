@@ -14,11 +14,12 @@ from keepstep.engine.parts import Parts
 from keepstep.errors import StoreError
 from keepstep.testing.virtual import EPOCH
 
-from . import programs, ticks
+from . import programs, queues, ticks
+from .bodies import CLIENT
 from .dags import dag_of
 from .graphs import graphs_of
 from .loop import ProcessLoop
-from .plans import CLIENT, Plan
+from .plans import Plan
 from .wire import Wire
 
 if TYPE_CHECKING:
@@ -188,6 +189,8 @@ class Process:
 
     def fate_of_call(self, kind: str) -> str:
         world, slot = self.world, self.slot
+        if slot == CLIENT and not self.opened:  # what it was asked to do would be lost with it
+            return ""
         world.calls[slot] += 1
         for event in world.due_at("call", slot, world.calls[slot]):
             world.befalls(event, self)
@@ -230,6 +233,8 @@ def programs_of(plan: Plan, code: int) -> dict[str, Any]:
             found.update({one.name: one for one in inside})
         elif run["workflow"] == "dag":
             found[run["id"]] = dag_of(run, code)
+    if "queue" in plan:
+        found[queues.queued.name] = queues.queued
     if "schedule" in plan:
         found[ticks.NAME] = ticks.scheduled(plan["schedule"], code)
     return found

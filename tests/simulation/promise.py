@@ -11,8 +11,8 @@ from keepstep.records.record import Record, unseal
 from .counted import counting
 
 if TYPE_CHECKING:
-    from keepstep.model import Claim
-    from keepstep.ports import Answer, Change
+    from keepstep.model import Claim, Claims
+    from keepstep.ports import Answer, Change, ClaimRequest
 
     from .process import Process
     from .world import Body, Head, World
@@ -54,6 +54,9 @@ class Promise:
 
     def claimed(self, process: Process, claim: Claim) -> None:
         """The store has leased a run."""
+
+    def asked(self, process: Process, request: ClaimRequest, claims: Claims) -> None:
+        """A worker has asked for runs, and was given these."""
 
     def renewed(self, process: Process, worker: str, known: bool) -> None:
         """The store has taken a heartbeat, or refused it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from .graph_promises import GRAPH_PROMISES
 from .lease_promises import CrashesAreCounted, OneWriter, RunsBelongToTheirHolder, TheLivingKeepTheirRuns
 from .promise import Promise
+from .queues import QUEUE_PROMISES
 from .run_promises import (
     AcceptedRunsEnd,
     ChainsAreWhole,
@@ -69,4 +70,5 @@ PROMISES: list[type[Promise]] = [
     UndoneOnceNewestFirst,
     *GRAPH_PROMISES,
     *TICK_PROMISES,
+    *QUEUE_PROMISES,
 ]

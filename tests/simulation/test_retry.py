@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.simulation import draw, play
+from tests.simulation.bodies import CLIENT
 from tests.simulation.dags import draw_dag
 from tests.simulation.graphs import draw_graph
-from tests.simulation.plans import CLIENT
 from tests.simulation.programs import Maker
 from tests.simulation.test_simulation import story
 

@@ -26,12 +26,14 @@ from keepstep.testing.virtual import EPOCH
 
 from . import bodies
 from .acts import AWAITED, FORK
+from .bodies import CLIENT
 from .client import Client
 from .counted import counting
-from .plans import CLIENT, FAULTS, Plan
+from .plans import FAULTS, Plan
 from .process import Process, StoreClock
 from .promise import Promise
 from .promises import PROMISES
+from .queues import Jobs, declaring
 from .surroundings import its_own_chance, listening, nothing_collected
 from .wire import Killed
 
@@ -39,6 +41,8 @@ from .wire import Killed
 PATIENCE_SECONDS = 240.0
 #: How often it is looked whether everything has ended.
 LOOK_SECONDS = 0.5
+#: What promises may listen to.
+_HOOKS = ("begins", "ends", "told", "wrote", "claimed", "asked", "renewed", "saw", "sent", "went_back", "ended")
 #: A process that died or was stopped comes back after this, unless the plan says otherwise.
 BACK_SECONDS = 0.7
 
@@ -115,6 +119,8 @@ class World:
         self.forks: dict[str, int] = {}
         self.specs: dict[str, dict[str, Any]] = {run["id"]: run for run in plan["runs"]}
         self.acts_to_come = sum(event["what"] in AWAITED for event in plan["events"])
+        self.jobs = Jobs(self)
+        self.had_by_workers: set[str] = set()  # runs that a worker has claimed
         self.befell: dict[str, int] = {}
         self.story: list[str] = []
         self.broken: list[str] = []
@@ -125,14 +131,14 @@ class World:
             name: [
                 getattr(one, name) for one in self._promises if getattr(type(one), name) is not getattr(Promise, name)
             ]
-            for name in ("begins", "ends", "told", "wrote", "claimed", "renewed", "saw", "sent", "went_back", "ended")
+            for name in _HOOKS
         }
 
     # -- playing -------------------------------------------------------------------------------------------------------
 
     def play(self) -> Outcome:
         """Play the plan to its end, and see whether every promise was kept."""
-        with its_own_chance(self), listening(self), nothing_collected():
+        with its_own_chance(self), listening(self), nothing_collected(), declaring(self.plan):
             bodies.HERE.append(self)
             try:
                 self._begin()
@@ -165,6 +171,7 @@ class World:
             self._start_process(slot, 1)
         for run in self.plan["runs"]:
             self.at(run["at"], partial(self.client.starts, run))
+        self.jobs.begin()
         if "schedule" in self.plan:
             self.at(self.plan["schedule"]["for"], self.client.pauses_the_schedule)
 
@@ -173,7 +180,7 @@ class World:
         last = max(
             [run["at"] for run in self.plan["runs"]] + [_until(event) for event in self.plan["events"]], default=0.0
         )
-        end = last + PATIENCE_SECONDS
+        end = max(last, self.jobs.last_at()) + PATIENCE_SECONDS
         look_at = LOOK_SECONDS
         while self.now < end:
             while agenda and agenda[0][0] <= self.now:
@@ -212,6 +219,8 @@ class World:
         if self.acts_to_come or len(self.accepted) < len(self.plan["runs"]):
             return False
         if "schedule" in self.plan and not self.schedule_paused:
+            return False
+        if not self.jobs.all_started():
             return False
         runs = [run for run in self.runs() if not is_keeper(run.run.id)]
         return all(run.head.status in ENDED or self.waits_for_a_person(run) for run in runs)
@@ -309,8 +318,12 @@ class World:
             self.counts["claims"] += 1
             how = ", from a dead worker" if claim.taken_from else ""
             self.tell(f"{process} claims {claim.run.id} (epoch {claim.lease.epoch}{how})")
+            if process.slot != CLIENT:
+                self.had_by_workers.add(claim.run.id)
             for hook in self._hooks["claimed"]:
                 hook(process, claim)
+        for hook in self._hooks["asked"]:
+            hook(process, request, claims)
         return claims
 
     def renew(self, process: Process, worker: WorkerInfo, *, leaving: bool) -> bool:
