@@ -517,6 +517,13 @@ def postgres(effort: Effort) -> list[Finding]:
     return findings(effort)
 
 
+def queues(effort: Effort) -> list[Finding]:
+    """Queues with limits, on SQLite and on a PostgreSQL server; not imported before they are asked for."""
+    from .queues import findings
+
+    return findings(effort)
+
+
 JOBS: dict[str, Callable[[Effort], list[Finding]]] = {
     "j1": j1,
     "j2": j2,
@@ -532,4 +539,5 @@ JOBS: dict[str, Callable[[Effort], list[Finding]]] = {
     "readers": readers,
     "import": importing,
     "postgres": postgres,
+    "queues": queues,
 }

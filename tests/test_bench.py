@@ -4,10 +4,12 @@ import asyncio
 import json
 import statistics
 import xml.etree.ElementTree as ET
+from contextlib import ExitStack
 
 import pytest
 
-from bench import floor, gauges, graphs, measure, ours, peers, report
+from bench import floor, gauges, graphs, measure, ours, peers, queued, queues, report
+from keepstep.policies.queue import DECLARED
 
 SMALL = {
     "j1": {"n": 3},
@@ -85,6 +87,39 @@ def test_readers_are_measured_in_one_process_and_in_two(tmp_path):
     (tmp_path / "other").mkdir()
     found = asyncio.run(across())
     assert found["watch"]["count"] == found["ask"]["count"] == 2
+
+
+@pytest.fixture
+def _no_queues():
+    DECLARED.clear()
+    yield
+    DECLARED.clear()
+
+
+@pytest.mark.parametrize("limit, keys", [(None, 0), (2, 0), (2, 2)])
+@pytest.mark.usefixtures("_no_queues")
+def test_a_queue_is_drained_under_its_limit(limit, keys, tmp_path):
+    assert asyncio.run(queued.drain(tmp_path, runs=6, limit=limit, keys=keys))["count"] == 6
+
+
+@pytest.mark.usefixtures("_no_queues")
+def test_the_first_step_of_a_queued_run_is_timed_in_another_process(tmp_path):
+    ours.DELAYS.clear()
+    ours.LEDGER.bodies = 0
+
+    async def both():
+        hears = asyncio.create_task(queued.start_hear(tmp_path, n=2))
+        await queued.start_send(tmp_path, n=2)
+        return await hears
+
+    assert asyncio.run(both())["count"] == 2
+
+
+@pytest.mark.parametrize("limits", queues.LIMITS.values(), ids=["open key", "used key"])
+def test_claims_in_a_long_queue_take_what_they_may(limits):
+    with ExitStack() as stack:
+        long = queues.LongQueue(*queues._open(stack, None), 50, limits)
+        assert all(long.claim() > 0 for _ in range(3))
 
 
 def test_memory_is_measured_over_runs_that_are_parked(tmp_path):

@@ -281,3 +281,20 @@ async def test_queue_is_declared_once_the_store_answers_again(world):
         engine.store.change_gate = change
         assert await (await engine.start(late, queue=mail)).result(30) == "done"
         assert (await engine.queues.get("mail")).declared == mail.limits
+
+
+async def test_a_place_that_falls_free_is_taken_at_once(world, gauge, holding, monkeypatch):
+    monkeypatch.setattr("keepstep.engine.worker.CLAIM_SECONDS", 3600.0)
+    mail = ks.Queue("mail", concurrency=1)
+    async with world.engine() as engine:
+        handles = [await engine.start(holding, n, queue=mail) for n in range(4)]
+        assert [await handle.result(60) for handle in handles] == list(range(4))
+    assert gauge.most == 1
+
+
+async def test_a_start_after_a_change_is_held_to_the_new_limits(world, holding):
+    async with world.engine() as engine:
+        await engine.start(holding, 0, queue="mail")
+        await engine.queues.set("mail", concurrency=0)
+        run = await (await engine.start(holding, 1, queue="mail")).run()
+        assert (run.status, run.worker) == (ks.Status.QUEUED, None)

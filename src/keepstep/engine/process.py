@@ -281,7 +281,7 @@ class Process:
         if worker is not None:
             worker.progress.pop(context.id, None)
             worker.progressed(context)
-            if full:
+            if full or self.is_limited(context.run.queue):  # its place may be what another run waits for
                 worker.claim_soon()
         self.notify_waiters()
 

@@ -71,8 +71,6 @@ class Queues:
                 queue.limits,
                 Limits.of(before.declared),
             )
-        if before.declared != queue.limits.plain():
-            self._looked_at = float("-inf")
 
     async def _look(self) -> None:
         """Read the limits of all queues. If the store does not answer, those known before are believed for longer."""
@@ -164,4 +162,6 @@ class Queues:
     async def _change(self, name: str, act: str, limits: dict[str, Any] | None, reason: str = "") -> GateInfo:
         engine = self._engine
         change = GateChange(instant(engine.clock.now()), engine.actor, act, limits, engine.redaction.redact(reason))
-        return await engine.call(engine.store.change_gate, QUEUE, name, change)
+        before = await engine.call(engine.store.change_gate, QUEUE, name, change)
+        self._looked_at = float("-inf")  # the next start here is held to the new limits
+        return before
