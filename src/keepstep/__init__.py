@@ -62,6 +62,7 @@ if _TYPE_CHECKING:
         Queue,
         Quorum,
         Rate,
+        Recovery,
         Retain,
         Retry,
         Timeout,
@@ -78,6 +79,7 @@ if _TYPE_CHECKING:
     from .workflows.graph import Changes, Goto, Graph
     from .workflows.hooks import Hooks, Occasion
     from .workflows.migration import MigrationInfo
+    from .workflows.recovery import RecoveryInfo, recovery_handler
 
 __version__ = "0.1.0"
 
@@ -106,7 +108,7 @@ _HOMES = {
         "StoreUnavailable TimedOut UnknownToken WaitFailed"
     ),
     "model": "Checkpoint Event Run RunQuery State Status",
-    "policies": "All Any Budget Cron Durability Every Queue Quorum Rate Retain Retry Timeout Tolerate when",
+    "policies": "All Any Budget Cron Durability Every Queue Quorum Rate Recovery Retain Retry Timeout Tolerate when",
     "records.keys": "Keys",
     "stores.open": "register_store",
     "values": "Redactor Secret register",
@@ -117,6 +119,7 @@ _HOMES = {
     "workflows.graph": "Changes Goto Graph",
     "workflows.hooks": "Hooks Occasion",
     "workflows.migration": "MigrationInfo",
+    "workflows.recovery": "RecoveryInfo recovery_handler",
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 #: The parts of the package, which need no import of their own: `keepstep.errors.StoreFull`.
@@ -176,6 +179,8 @@ __all__ = [
     "QueueFull",
     "Quorum",
     "Rate",
+    "Recovery",
+    "RecoveryInfo",
     "Redactor",
     "ReplayMismatch",
     "Request",
@@ -230,6 +235,7 @@ __all__ = [
     "publish",
     "race",
     "random",
+    "recovery_handler",
     "register",
     "register_store",
     "replaying",

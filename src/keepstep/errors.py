@@ -8,8 +8,8 @@ KeepstepError
 ├─ StepError              catch in the workflow   StepFailed · StepTimedOut · StepInDoubt · BudgetExceeded
 │                                                 WaitFailed · BatchFailed
 ├─ ReplayMismatch         version the workflow
-├─ RecoveryError          read its list           LoadFailed · ValidationFailed · RebuildFailed · HandlerMissing
-│                                                 ResumeFailed
+├─ RecoveryError          read its list           LoadFailed · ValidationFailed · RebuildFailed · HandlerFailed
+│                                                 HandlerMissing · ResumeFailed
 └─ StoreError             look at storage         StoreUnavailable · StoreFull · CheckpointCorrupt · SchemaMismatch
                                                   EncryptionError · EraseUnfinished
 
@@ -204,14 +204,16 @@ class ReplayMismatch(KeepstepError):
 class RecoveryError(KeepstepError):
     """A run could not be recovered. `phase` names the phase that failed; `problems` lists everything found.
 
-    This error is the cause of the `RunSetAside` that `result()` raises for the run.
+    `kind` is the type of the error that is stored with the run. This error is the cause of the `RunSetAside` that
+    `result()` raises for the run.
     """
 
     phase = ""
 
-    def __init__(self, message: str, problems: tuple[str, ...] = ()) -> None:
+    def __init__(self, message: str, problems: Sequence[str] = (), kind: str = "") -> None:
         super().__init__(message)
-        self.problems = problems
+        self.problems = tuple(problems) or (message,)
+        self.kind = kind or type(self).__name__
 
 
 class LoadFailed(RecoveryError):
@@ -232,10 +234,14 @@ class RebuildFailed(RecoveryError):
     phase = "rebuild"
 
 
-class HandlerMissing(RecoveryError):
-    """The code of the next step is missing."""
+class HandlerFailed(RecoveryError):
+    """The recovery handler raised an error, answered with something unknown, or its answer cannot be carried out."""
 
     phase = "handler"
+
+
+class HandlerMissing(HandlerFailed):
+    """No recovery handler has this name, or the code of the next step is missing."""
 
 
 class ResumeFailed(RecoveryError):
@@ -246,7 +252,7 @@ class ResumeFailed(RecoveryError):
 
 #: Recovery errors by phase, in the order of the phases.
 RECOVERY_PHASES: dict[str, type[RecoveryError]] = {
-    one.phase: one for one in (LoadFailed, ValidationFailed, RebuildFailed, HandlerMissing, ResumeFailed)
+    one.phase: one for one in (LoadFailed, ValidationFailed, RebuildFailed, HandlerFailed, ResumeFailed)
 }
 
 

@@ -13,6 +13,7 @@ import keepstep as ks
 from keepstep.kernel import replay, wakeups
 from keepstep.kernel.inbox import Inbox
 from keepstep.kernel.parking import SHORT_WAIT_SECONDS
+from keepstep.kernel import recovery as phases
 from keepstep.kernel.runner import Runner
 from keepstep.kernel.wakeups import receive
 from keepstep.model import Signal
@@ -590,21 +591,21 @@ async def test_signal_during_a_look_for_signals_is_read(world, monkeypatch):
 
 
 async def test_signal_during_loading_brings_no_read_ones_back(world, monkeypatch):
-    load = Runner._load
+    load = phases.load_history
 
-    async def loading(runner, context):
-        engine = runner.host
+    async def loading(context):
+        engine = context.host
         if context.run.signals == 1:
             engine.store.commit([Send(Signal("r", "go", b"2"))])
             engine.signalled("r")
             await until(lambda: not engine.signal_reader._fetching)
-        await load(runner, context)
+        await load(context)
 
     engine = await world.started(linger_seconds=60)
     run = await engine.start(listening, "go", 2, run_id="r")
     await run.signal("go", 1)
     await until_recorded(run, "wait_for:go#1")
-    monkeypatch.setattr(Runner, "_load", loading)
+    monkeypatch.setattr(phases, "load_history", loading)
     engine = await world.crash_and_recover(engine, linger_seconds=60)
     assert await (await engine.get("r")).result(30) == [1, 2]
     await engine.close()

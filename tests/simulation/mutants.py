@@ -109,7 +109,6 @@ MEMORY = "stores.memory:MemoryStore"
 TRANSITION = "stores.transition:Transition"
 JOURNAL = "engine.journal:Journal"
 CONTEXT = "kernel.driver:RunDriver"
-RUNNER = "kernel.runner:Runner"
 ENDING = "kernel.finish:Ending"
 WORKER = "engine.worker:Worker"
 LISTED = "stores.queues:Listed"
@@ -245,9 +244,9 @@ MUTANTS = [
         "that a run was recovered is written at once, and counts as progress",
         (f"{JOURNAL}._change", "change.progress = False", "pass"),
         (
-            f"{RUNNER}.begin",
-            '        host.events.observe("run.recovering", context, taken_from=context.claim.taken_from)\n',
-            "        host.journal.add(context)\n",
+            "kernel.recovery:begin",
+            '        host.events.observe("run.recovering", run, taken_from=run.claim.taken_from)\n',
+            "        host.journal.add(run)\n",
         ),
     ),
     mutant(
@@ -417,7 +416,7 @@ MUTANTS = [
     mutant(
         "deadline ignored",
         "a run goes on after its deadline",
-        (f"{RUNNER}._arm_deadline", "if deadline is None:", "if True:"),
+        ("kernel.recovery:_arm_deadline", "if deadline is None:", "if True:"),
     ),
     mutant(
         "deadline slept through",
@@ -515,7 +514,7 @@ MUTANTS = [
     mutant(
         "ended run is driven again",
         "a run that had ended is driven again if a command has taken its lease and died",
-        ("kernel.runner:Runner._goes_back", "if ended_as not in ENDED:", "if True:"),
+        ("kernel.recovery:_goes_back", "if ended_as not in ENDED:", "if True:"),
     ),
     mutant(
         "fork waits for a cancelled child",

@@ -182,6 +182,7 @@ class BlockingHandle(BlockingPart[RunHandle[R]], Generic[R]):
     resolve = blocking(RunHandle.resolve)
     resume = blocking(RunHandle.resume)
     retry = blocking(RunHandle.retry)
+    recover = blocking(RunHandle.recover)
     rewind = blocking(RunHandle.rewind)
     signal = blocking(RunHandle.signal)
     skip = blocking(RunHandle.skip)

@@ -66,7 +66,7 @@ from .poll_interval import PollInterval
 from .process import Process
 from .queues import Queues
 from .reader import Reader
-from .set_aside import set_aside
+from .set_aside import Reason, set_aside
 from .signal_reader import SignalReader
 from .start import Options, check_same, definition_of, new_run
 from .waiting import Waiting
@@ -517,9 +517,20 @@ class Engine(Process):
         )
         return RunHandle(self, name, self.workflows.get(workflow))
 
-    def set_aside(self, run: RunDriver, kind: str, reason: str, *, phase: str = "resume", traceback: str = "") -> None:
+    def set_aside(
+        self,
+        run: RunDriver,
+        kind: str,
+        reason: str,
+        *,
+        phase: str = "resume",
+        traceback: str = "",
+        problems: Sequence[str] = (),
+        handler: str = "",
+    ) -> None:
         """Leave a run to a person, with the reason; whatever its code does no longer counts."""
-        set_aside(self, run, kind, reason, phase=phase, traceback=traceback)
+        error = Reason(kind, reason, phase, traceback, tuple(problems), handler)
+        set_aside(self, run, error)
 
     async def cancel_successor(self, run_id: str) -> None:
         """Cancel the successor of an ended run, if there is one."""

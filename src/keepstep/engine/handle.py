@@ -7,7 +7,7 @@ import contextlib
 import getpass
 import os
 import socket
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -21,8 +21,11 @@ from ..errors import (
     CheckpointCorrupt,
     DefinitionError,
     ExecutionError,
+    HandlerFailed,
+    HandlerMissing,
     NotSerializable,
     RecoveryError,
+    ReplayMismatch,
     RunCancelled,
     RunConflict,
     RunFailed,
@@ -44,7 +47,7 @@ from ..model.event import EventName, event_of_record
 from ..model.ids import new_id
 from ..model.signal import CANCEL, GO, MAX_UNREAD, PAUSE, RESERVED, RESOLVE, RESUME
 from ..ports import Send, Verdict, instant
-from ..records.data import ChildData, PublishedData, ReplyData, RunFinishedData, data_of
+from ..records.data import ChildData, ErrorData, PublishedData, ReplyData, RunFinishedData, data_of
 from ..records.keys import is_encrypted
 from ..records.progress import report_in
 from ..records.record import Record, checkpoint, unseal
@@ -59,6 +62,7 @@ if TYPE_CHECKING:
     from ..history.run_info import RunInfo
     from ..kernel.driver import RunDriver
     from ..kernel.ledger import Spending
+    from ..workflows.recovery import RecoveryInfo
     from .process import Process
     from .waiting import RunReader
 
@@ -359,10 +363,19 @@ class RunHandle(Generic[R]):
         values = self._values(workflow)
         if status is Status.SET_ASIDE:
             aside = RunSetAside(f"run {self.id!r} is set aside: {reason}", self.id, error)
-            raise await explained(self._engine, aside, values) from _recovery_error(error)
+            raise await explained(self._engine, aside, values) from _recovery_error(error, await self._problems())
         if error is not None and error.code == "ks:run-timed-out":
             raise await explained(self._engine, RunTimedOut(error.message, self.id, error), values)
         raise await explained(self._engine, RunFailed(f"run {self.id!r} failed: {reason}", self.id, error), values)
+
+    async def _problems(self) -> Sequence[str]:
+        """Return everything that a recovery found, if the run is set aside and there were several problems."""
+        from .failures import record_at  # noqa: PLC0415 - only needed for a run that was set aside
+
+        with contextlib.suppress(StoreError):
+            last = await record_at(self._engine, self.id, (await self.run()).seq)
+            return () if last is None else data_of(last, ErrorData).get("problems", ())
+        return ()
 
     async def _execution_error(self, error: ErrorInfo, workflow: str) -> ExecutionError:
         """Build the error of a failed graph or dag from the last record of its run."""
@@ -484,6 +497,36 @@ class RunHandle(Generic[R]):
         """
         self._context = None  # it is no longer set aside
         return await self._engine.skip(self.id, *steps, reason=reason, actor=self._actor)
+
+    async def recover(
+        self,
+        handler: str = "",
+        *,
+        step: str = "",
+        value: Any = None,
+        skip_validation: bool = False,
+        reason: str = "",
+        dry_run: bool = False,
+    ) -> RecoveryInfo:
+        """Let the next worker recover the run, with a handler by name or the one of its workflow.
+
+        For "skip step", `step` names the step and `value` is its result. With `skip_validation`, the run goes on
+        although its definition has changed. The answer tells what the recovery does; with `dry_run` nothing is changed.
+        """
+        from ..history.recovery import Wish, recovery_info  # noqa: PLC0415 - rarely needed
+
+        info = await recovery_info(self._engine, self.id, handler, step, self._workflow)
+        if dry_run:
+            return info
+        data = b""
+        if handler == "skip step":
+            if step and self._workflow is not None:
+                self._workflow.check_result(step, value, f"the value for step {step!r}")
+            data = await self._engine.encode(value, "value for a skipped step", step or "step", "step")
+        wish = Wish(handler, step, data, skip_validation, reason)
+        await self._engine.recover(self.id, wish, self._actor)
+        self._context = None  # the earlier end no longer counts
+        return info
 
     async def rewind(
         self,
@@ -695,11 +738,15 @@ def _signal_name(name: str) -> str:
     return name
 
 
-def _recovery_error(error: ErrorInfo | None) -> RecoveryError | None:
+def _recovery_error(error: ErrorInfo | None, problems: Sequence[str]) -> RecoveryError | None:
     """Return the error that prevented the recovery of the run, or None."""
     phase = (error.code or "").rpartition("-")[2] if error is not None else ""
-    kind = RECOVERY_PHASES.get(phase)
-    return None if kind is None or error is None else kind(f"{error.type}: {error.message}", (error.message,))
+    cls = RECOVERY_PHASES.get(phase)
+    if cls is None or error is None:
+        return None
+    if cls is HandlerFailed and error.type in (HandlerMissing.__name__, ReplayMismatch.__name__):
+        cls = HandlerMissing
+    return cls(f"{error.type}: {error.message}", problems or (error.message,), error.type)
 
 
 def _events(one: Checkpoint, workflow: str, values: Values) -> list[Event]:

@@ -22,17 +22,20 @@ from ..workflows.definition import KNOWN, Workflow
 
 if TYPE_CHECKING:
     from ..executors.thread import Threads
+    from ..history.recovery import Wish
     from ..history.rewind import Rewound
     from ..kernel import host
     from ..kernel.driver import RunDriver
     from ..kernel.forgetting import Forgetting
     from ..kernel.idle_watch import IdleWatch
+    from ..kernel.log import RecoveryPlan
     from ..kernel.redaction import Redaction
     from ..kernel.runner import Runner
     from ..kernel.saved import StepsProgress
     from ..policies.classify import Rule
-    from ..policies.recovery import RecoveryLimit
+    from ..policies.recovery import Recovery, RecoveryLimit
     from ..ports import Clock, Executor, Row, Store, Tracer
+    from ..workflows.recovery import RecoveryInfo
     from .encryption import Encryption
     from .journal import Journal
     from .outage import Outage
@@ -399,6 +402,27 @@ class Process:
         )
         self.claim_soon()
         return skipped
+
+    async def recover(self, run_id: str, wish: Wish, actor: str = "") -> str:
+        """Ask for the recovery of a run, which the next worker carries out. Return the id of the run."""
+        from ..history.recovery import request_recovery  # noqa: PLC0415 - rarely needed
+
+        self._must_be_open()
+        run = await self.shielded(request_recovery(self, run_id, wish, actor or self.actor))
+        self.claim_soon()
+        return run
+
+    async def recovery_info(self, run: RunDriver, handler: str) -> RecoveryInfo:
+        """Return what a recovery handler is told about a run that was taken up here."""
+        from ..history.recovery import told_to_handler  # noqa: PLC0415 - only with a handler
+
+        return await told_to_handler(self, run, handler)
+
+    async def plan_recovery(self, run: RunDriver, answer: Recovery) -> RecoveryPlan:
+        """Return what the answer of a recovery handler takes."""
+        from ..history.recovery import plan_for  # noqa: PLC0415 - only with a handler
+
+        return await plan_for(self, run, answer)
 
     async def rewind(
         self,

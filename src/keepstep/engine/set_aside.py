@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import CheckpointCorrupt, StoreError
 from ..kernel.log import Draft
@@ -14,6 +14,7 @@ from ..model import Kind, Outcome, Status
 from ..model.frames import own_frames
 from ..model.ids import new_id
 from ..ports import Advance, Verdict, instant
+from ..records.data import Data
 from ..records.record import Record, StoredError
 from .journal import sealed
 
@@ -27,22 +28,36 @@ log = logging.getLogger("keepstep")
 RECOVERY = "ks:recovery-"
 
 
-def set_aside(host: Process, run: RunDriver, kind: str, reason: str, *, phase: str, traceback: str = "") -> None:
+class Reason(NamedTuple):
+    """Why a run is set aside: the type and the text of its error, the phase, and everything that the phase found."""
+
+    kind: str
+    text: str
+    phase: str
+    traceback: str = ""
+    problems: tuple[str, ...] = ()
+    handler: str = ""
+
+
+def set_aside(host: Process, run: RunDriver, reason: Reason) -> None:
     """Detach the run and set it aside for a person, with the reason."""
     if run.stop.detached:
         return
-    run.detach(f"set aside: {reason}")
+    run.detach(f"set aside: {reason.text}")
     redact = host.redaction.redact
     error = StoredError(
-        type=clean(kind),
-        message=clean(redact(reason)),
+        type=clean(reason.kind),
+        message=clean(redact(reason.text)),
         error_class="permanent",
-        code=f"{RECOVERY}{phase}",
-        traceback=clean(redact(traceback)),
+        code=f"{RECOVERY}{reason.phase}",
+        traceback=clean(redact(reason.traceback)),
         id=new_id("error"),
     )
+    data: Data = {"handler": reason.handler} if reason.handler else {}
+    if len(reason.problems) > 1:  # a single one is the message
+        data["problems"] = [clean(redact(one)) for one in reason.problems]
     log.error("run %s is set aside: %s", run.id, _reason(error))
-    host.background(_write(host, run, error, cut_short(run)))
+    host.background(_write(host, run, error, data or None, cut_short(run)))
 
 
 def _reason(error: StoredError) -> str:
@@ -51,9 +66,10 @@ def _reason(error: StoredError) -> str:
     return f"{error.message} ({frames[-1].brief})" if frames else error.message
 
 
-async def _write(host: Process, run: RunDriver, error: StoredError, saved: list[Draft]) -> None:
+async def _write(host: Process, run: RunDriver, error: StoredError, data: Data | None, saved: list[Draft]) -> None:
     def change(*, with_record: bool = True) -> Advance:
         record = Record(run.id, Kind.ERROR.value, outcome=Outcome.FAILURE.value, worker=run.worker, error=error)
+        record.data = data
         record.finished_at = instant(host.clock.now())
         rows, checksum = sealed(run, [*saved, Draft(record)])
         return Advance(

@@ -25,12 +25,15 @@ from .virtual_time import VirtualClock, VirtualLoop
 
 if TYPE_CHECKING:
     from ..kernel.driver import End, RunDriver
+    from ..kernel.log import RecoveryPlan
     from ..model import Run, Signal
     from ..policies.classify import Rule
+    from ..policies.recovery import Recovery
     from ..ports import Clock, Create, Row
     from ..records.keys import Cipher
     from ..records.record import Record
     from ..workflows.definition import Workflow
+    from ..workflows.recovery import RecoveryInfo
 
 T = TypeVar("T")
 
@@ -53,7 +56,8 @@ class DryHost:
     """The host of one run that is only replayed. Steps without a recorded outcome are held.
 
     `run` is the run in memory, once it has been entered. `asked` holds the keys of steps that the code has begun in
-    the middle of its history. `broken` is called instead of setting the run aside, with the kind and the reason.
+    the middle of its history. `broken` is called instead of setting the run aside, with the kind, the
+    reason and all problems.
     """
 
     url = "a dry replay"
@@ -69,7 +73,7 @@ class DryHost:
         self,
         workflow: Workflow[..., Any],
         create: Create,
-        broken: Callable[[str, str], None],
+        broken: Callable[[str, str, tuple[str, ...]], None],
         *,
         may_hold_secrets: bool = False,
     ) -> None:
@@ -164,10 +168,26 @@ class DryHost:
     def is_full(self) -> bool:
         return False
 
-    def set_aside(self, run: RunDriver, kind: str, reason: str, *, phase: str = "resume", traceback: str = "") -> None:
+    def set_aside(
+        self,
+        run: RunDriver,
+        kind: str,
+        reason: str,
+        *,
+        phase: str = "resume",
+        traceback: str = "",
+        problems: Sequence[str] = (),
+        handler: str = "",
+    ) -> None:
         if not run.stop.detached:
-            self._broken(kind, reason)
+            self._broken(kind, reason, tuple(problems) or (reason,))
             run.detach(reason)
+
+    async def recovery_info(self, run: RunDriver, handler: str) -> RecoveryInfo:
+        raise NotImplementedError("a dry replay asks no recovery handler")
+
+    async def plan_recovery(self, run: RunDriver, answer: Recovery) -> RecoveryPlan:
+        raise NotImplementedError("a dry replay asks no recovery handler")
 
     async def perform(self, call: Any) -> None:
         """Hold a step that begins in the middle of the history, because only a worker can perform it."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DefinitionError, RunNotFound
+from ..kernel.calls import StepCall
 from ..kernel.code_place import code_frames
 from ..kernel.replay import check_end
 from ..kernel.stop import FINISHING
@@ -50,6 +51,7 @@ class Replayed:
 
     `ended` means that the code has returned or raised. `asks` are the calls that a worker would begin now. `problem`
     is the reason why a worker would set the run aside, and `kind` its error type; both are empty if the code fits.
+    `problems` lists everything that was found. `steps` are those of the calls that are steps.
     """
 
     run: str
@@ -58,6 +60,8 @@ class Replayed:
     asks: tuple[str, ...] = ()
     problem: str = ""
     kind: str = ""
+    problems: tuple[str, ...] = ()
+    steps: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -133,6 +137,7 @@ class _Replay:
         self.end = _end_of(history)
         self.compatible = workflow.on_change == "compatible"
         self.broken: tuple[str, str, str] | None = None
+        self.problems: tuple[str, ...] = ()
         self.host = DryHost(workflow, self._copy(), self._broke, may_hold_secrets=history.encrypted)
 
     async def replayed(self) -> Replayed:
@@ -141,9 +146,12 @@ class _Replay:
         name, records = self.history.run.id, len(self.history.rows)
         if self.broken is not None:
             kind, *words = self.broken
-            return Replayed(name, records, problem=" ".join(filter(None, words)), kind=kind)
+            text = " ".join(filter(None, words))
+            return Replayed(name, records, problem=text, kind=kind, problems=self.problems or (text,))
         ended, problem = self.host.end is not None, self._other_end()
-        return Replayed(name, records, ended, tuple(self._asks()), problem, MISMATCH if problem else "")
+        kind, problems = (MISMATCH, (problem,)) if problem else ("", ())
+        steps = tuple(key for key in self._asks() if self._is_step(key))
+        return Replayed(name, records, ended, tuple(self._asks()), problem, kind, problems, steps)
 
     def _copy(self) -> Create:
         """Return a copy of the run as if it had just been claimed, without the record of its end."""
@@ -200,6 +208,12 @@ class _Replay:
             return self.host.asked
         return sorted({*self.host.asked, *(call.key for call in context.held)})
 
+    def _is_step(self, key: str) -> bool:
+        """Whether a call that a worker would begin is a step, which has a body."""
+        context = self.host.run
+        held = () if context is None else context.held
+        return key in self.host.asked or any(call.key == key and isinstance(call, StepCall) for call in held)
+
     def _other_end(self) -> str:
         """Return how the end of the replay differs from the recorded end; empty if it does not."""
         end, now = self.end, self.host.end
@@ -223,9 +237,10 @@ class _Replay:
             return f"the run had failed with {end.error.type}, and now fails with {error.type}"
         return ""
 
-    def _broke(self, kind: str, reason: str) -> None:
+    def _broke(self, kind: str, reason: str, problems: tuple[str, ...]) -> None:
         """Note why a worker would set the run aside."""
         if self.broken is None:
+            self.problems = problems if len(problems) > 1 else ()
             self.broken = (kind, reason.removeprefix("replay mismatch: "), self._place())
 
     def _place(self) -> str:

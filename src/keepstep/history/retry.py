@@ -102,10 +102,11 @@ async def retry_children(host: CommandHost, plan: RetryPlan, reason: str, actor:
             await retry(host, child, reason, actor)
 
 
-async def plan_retry(host: CommandHost, run: Run) -> RetryPlan:
-    """Return the effects that a retry of a run would have."""
+async def plan_retry(host: CommandHost, run: Run, *, has_failed: bool = False) -> RetryPlan:
+    """Return the effects that a retry of a run would have. `has_failed` tells about one whose recovery has begun."""
     records = [record async for record, _ in read_records(host, run)]
     is_ended = run.status is Status.FAILED or any(record.kind == Kind.RUN_FINISHED for record in records[-1:])
+    is_ended = is_ended or has_failed
     gone = Superseded()
     for record in records:
         if record.seq == run.kept_from:
@@ -168,7 +169,7 @@ class _Point:
         left = {record.seq for record in counting if self._leaves(record)}
         ended = {record.step for record in counting if record.seq not in left and _is_final(record)}
         left -= {one.seq for one in counting if one.kind in SAID_IN_STEP and one.step in ended}
-        return left.union(_of_unfinished(counting, left))
+        return left.union(of_unfinished(counting, left))
 
     def _leaves(self, record: Record) -> bool:
         if record.seq in self.named:
@@ -191,7 +192,7 @@ class _Point:
         return record.seq - 1 >= self.seq and not (begun is not None and self.at is not None and begun < self.at)
 
 
-def _of_unfinished(counting: Sequence[Record], left: set[int]) -> Iterator[int]:
+def of_unfinished(counting: Sequence[Record], left: set[int]) -> Iterator[int]:
     """Yield records of calls that no longer have an outcome: these calls begin again with all their attempts.
 
     The start mark of an at-most-once step stays, because the step may have happened, unless it reported a failure.

@@ -80,13 +80,13 @@ async def rewind(
     await _check(host, run, force=force)
     host.encryption.cipher(run)  # nothing can be written without the run's key
     # Plan before the claim, so that an unreadable history leaves the run untouched.
-    plan = await _plan(host, run, to, step)
+    plan = await plan_rewind(host, run, to, step)
     if dry_run:
         return plan
     claim = await claim_by_name(host, run, _REWINDABLE)
     async with hand_back_on_error(host, claim):
         if claim.run.seq != run.seq:
-            plan = await _plan(host, claim.run, to, step)
+            plan = await plan_rewind(host, claim.run, to, step)
         data = new_data(
             SupersededData,
             beyond=plan.to,
@@ -137,7 +137,8 @@ async def _check(host: CommandHost, run: Run, *, force: bool) -> None:
             )
 
 
-async def _plan(host: CommandHost, run: Run, to: int | None, step: str | None) -> Rewound:
+async def plan_rewind(host: CommandHost, run: Run, to: int | None, step: str | None = None) -> Rewound:
+    """Return the effects that a rewind of a run would have."""
     gone, then = Superseded(), Superseded()
     outlines: list[RecordOutline] = []
     marks: list[Record] = []

@@ -27,7 +27,7 @@ class RunInfo:
     `recoverable` means that a worker with its code goes on without a person's help, now or after the awaited event.
     `why` names what the run waits for, or the obstacle. `last_success` and `failed` are keys of steps, and `error` is
     the message of the failure. `next` are the calls that a worker would begin. It is empty unless `checked`, which
-    means that the loaded code was used to find them.
+    means that the loaded code was used to find them. `problems` lists everything that keeps the run from going on.
     """
 
     run: str
@@ -42,6 +42,9 @@ class RunInfo:
     seq: int = 0
     generation: int = 0
     recoveries: int = 0
+    problems: tuple[str, ...] = ()
+    #: The calls among `next` that are steps, which have a body.
+    steps: tuple[str, ...] = ()
 
 
 async def info(host: CommandHost, run_id: str, workflow: Workflow[..., Any] | None = None) -> RunInfo:
@@ -56,20 +59,23 @@ async def info(host: CommandHost, run_id: str, workflow: Workflow[..., Any] | No
     except KeepstepError as error:
         if await _can_be_loaded(host, run):
             return RunInfo(run.id, run.status, recoverable, f"{why}; part of its history is lost: {error}", seq=run.seq)
-        return RunInfo(run.id, run.status, recoverable=False, why=f"its history cannot be read: {error}", seq=run.seq)
+        lost = f"its history cannot be read: {error}"
+        return RunInfo(run.id, run.status, recoverable=False, why=lost, seq=run.seq, problems=(lost,))
     done = next((one.step for one in reversed(records) if _is_success(one)), "")
     failed = next((one for one in reversed(records) if one.kind == Kind.STEP_FAILED.value), None)
     if failed is not None and any(one.seq > failed.seq and one.step == failed.step for one in records):
         failed = None  # a later record of the step exists
     code = workflow or host.workflows.get(run.workflow)
     asks: tuple[str, ...] = ()
+    steps: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
     if code is None:
         why = f"{why}; its workflow {run.workflow!r} is not loaded here"
     elif code.on_change == "pin" and code.version != run.version and not run.status.active and recoverable:
         why = f"{why}; it is pinned to version {run.version!r}, and the code here has {code.version!r}"
     elif run.status is not Status.COMPLETED and run.status is not Status.CANCELLED:
         result = await replay(host, run_id, code)
-        asks = result.asks
+        asks, steps, problems = result.asks, result.steps, result.problems
         if result.problem:
             recoverable, why = False, f"{result.kind}: {result.problem}"
     return RunInfo(
@@ -85,6 +91,8 @@ async def info(host: CommandHost, run_id: str, workflow: Workflow[..., Any] | No
         seq=run.seq,
         generation=then.history.generation,
         recoveries=run.recoveries,
+        problems=problems,
+        steps=steps,
     )
 
 

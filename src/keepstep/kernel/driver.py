@@ -130,6 +130,7 @@ class RunDriver:
         self.generation = 0
         self.retried_at: datetime | None = None  # open waits count their full time again from the last retry
         self.tried: dict[str, Any] = {}
+        self.skips: dict[str, bytes] = {}  # values that a recovery gives to steps as their results, by key
         self.marks: dict[str, Record] = {}
         self.doubts: list[str] = []  # at-most-once steps that a cancel has left in doubt
         self.notes: dict[str, Record] = {}
@@ -181,6 +182,7 @@ class RunDriver:
         self.generation = history.generation
         self.retried_at = history.retried_at
         self.tried, self.marks, self.notes = history.tried, history.marks, history.notes
+        self.skips = history.recoveries.skips(history.superseded.__contains__)
         self.inbox.loaded(history.signals)
         self.steps = history.steps
         self.exact_time, self.nests, self.typed = history.exact_time, history.nests, history.typed
@@ -668,6 +670,10 @@ class RunDriver:
     def take_attempts(self, key: str) -> Any:
         """Return and remove the recorded failed attempts of a step, which goes on after them."""
         return self.tried.pop(key, None)
+
+    def take_skipped(self, key: str) -> bytes | None:
+        """Return and remove the value that a recovery gives to a step as its result."""
+        return self.skips.pop(key, None)
 
     def take_mark(self, key: str) -> Record | None:
         """Return and remove the start mark of a step, whose doubt is resolved now."""

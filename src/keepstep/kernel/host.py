@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextvars import Context
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
@@ -13,13 +14,15 @@ if TYPE_CHECKING:
     from ..model import Claim, Event, Run, Signal
     from ..model.event import EventName
     from ..policies.classify import Rule
-    from ..policies.recovery import RecoveryLimit
+    from ..policies.recovery import Recovery, RecoveryLimit
     from ..ports import Answer, Change, Clock, Create, Executor, Row, Tracer
     from ..records.keys import Cipher
     from ..records.record import Record
     from ..workflows.dag import Dag
     from ..workflows.definition import Workflow
     from ..workflows.graph import Graph
+    from ..workflows.recovery import RecoveryInfo
+    from .log import RecoveryPlan
     from .saved import StepsProgress
 
 T = TypeVar("T")
@@ -102,6 +105,12 @@ class Conductor(Protocol):
 
     def settle(self, run: Driven) -> None:
         """Cancel the code if that waited for a step which has now ended."""
+
+    def code_ended(self, run: Driven, future: asyncio.Future[Any]) -> None:
+        """The code has returned or raised."""
+
+    def started(self, run: str, workflow: Workflow[..., Any], worker: str, at: datetime) -> Record:
+        """The first record of a run."""
 
     def call_workflow(
         self, branch: Any, workflow: Workflow[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -248,12 +257,28 @@ class Host(StoredRuns, Notices, Protocol):
     async def is_newer(self, run: Run) -> bool:
         """Whether a newer Keepstep has written part of a run that cannot be read."""
 
-    def set_aside(self, run: Driven, kind: str, reason: str, *, phase: str = "resume", traceback: str = "") -> None:
+    def set_aside(
+        self,
+        run: Driven,
+        kind: str,
+        reason: str,
+        *,
+        phase: str = "resume",
+        traceback: str = "",
+        problems: Sequence[str] = (),
+        handler: str = "",
+    ) -> None:
         """Leave the run to a person, with the reason; whatever its code does no longer counts.
 
         `phase` says how far taking it up had come: load, validate, rebuild, handler, resume. `traceback` has the lines
-        of the code that do not fit.
+        of the code that do not fit, and `problems` everything that the phase found. `handler` has answered so.
         """
+
+    async def recovery_info(self, run: Driven, handler: str) -> RecoveryInfo:
+        """What a recovery handler is told about the run."""
+
+    async def plan_recovery(self, run: Driven, answer: Recovery) -> RecoveryPlan:
+        """What the answer of a recovery handler takes: the records of the verb of that name."""
 
     # -- the loop
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from ..ports import Answer
+from ..ports import Answer, Send
 from ..records.record import Record
 
 if TYPE_CHECKING:
@@ -33,6 +33,18 @@ class Draft(msgspec.Struct, gc=False):
     change: dict[str, Any] | None = None
     packed: bytes | None = None
     takes_along: bool = False
+
+
+class RecoveryPlan(msgspec.Struct):
+    """The effect of a recovery handler's answer: records, signals, and the key of the step to skip.
+
+    `again` are calls whose bodies run although they ran before, or may have.
+    """
+
+    records: list[Record] = []
+    sends: list[Send] = []
+    skips: str = ""
+    again: tuple[str, ...] = ()
 
 
 def head_move(

@@ -23,6 +23,7 @@ from ..values import large
 from .graph.position import EDITS, Position, Whole, facts
 from .inbox import AT_STOP, Reads
 from .ledger import Spent
+from .recoveries import Recoveries
 from .saved import saved_value
 
 if TYPE_CHECKING:
@@ -379,6 +380,7 @@ class History:
         self._steps_before = self._generation_before = self._copied = 0
         self.spent = Spent(run.created_at)
         self.last_at = run.created_at
+        self.recoveries = Recoveries()
         #: The newest lease in the records; None if only records before this history contain it.
         self.last_epoch: int | None = None if after else 0
         self._newest = ("", "")  # kind and outcome of the newest record
@@ -417,6 +419,7 @@ class History:
                 self.last_epoch = 1  # created with a lease
             if record.data is not None and "undo" in record.data:
                 self.has_undo = True
+            self.recoveries.add(record)
             self._take(record)
             self._newest = record.kind, record.outcome
             self._begins_here = False

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..errors import DefinitionError, NotSerializable, StepTimedOut
+from ..errors import DefinitionError, KeepstepError, NotSerializable, StepTimedOut
 from ..model import Kind, Outcome
+from ..model.checkpoint import Trigger
 from ..policies import Again
 from ..ports import CURRENT, Answer, BodyTimedOut, Span, Verdict, instant
 from ..records.data import Data, data_of
@@ -59,6 +60,8 @@ async def perform(call: StepCall[Any]) -> None:
     try:
         if run.tried:
             await resume(attempt)
+        if run.skips and await skip(attempt):
+            return
         while await admit(attempt) and await mark(attempt):
             outcome = await execute(attempt)
             if await conclude(attempt, outcome):
@@ -97,6 +100,28 @@ async def resume(attempt: Attempt) -> None:
         if tried.retry_at is not None:
             await _back_off(attempt, tried.retry_at.timestamp())
         attempt.first_at = tried.first_at
+
+
+async def skip(attempt: Attempt) -> bool:
+    """Append the result that a recovery gives to the step instead of a call of its body. Return whether it did."""
+    call, run = attempt.call, attempt.run
+    given = run.take_skipped(attempt.key)
+    if given is None:
+        return False
+    run.take_mark(attempt.key)
+    attempt.started_at = datetime.fromtimestamp(run.host.clock.now(), UTC)
+    try:
+        stored = await _encoded(call, call.fitted(call.step.values.decode(given, attempt.key)))
+    except KeepstepError as error:
+        text = f"the value given for skipped step {attempt.key!r} cannot be its result: {error}"
+        run.host.set_aside(run, type(error).__name__, text)
+        return True
+    record = call.completed(stored.data, attempt.number, attempt.started_at)
+    record.trigger = Trigger.RECOVERY.value
+    if record.data is not None and "undo" in record.data:  # a step that was skipped is not undone
+        record.data = {name: value for name, value in record.data.items() if name not in ("undo", "input")}
+    run.append(record, call, last=True, state=call.after, packed=stored.packed)
+    return True
 
 
 # -- admit -------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import msgspec
 from ..errors import StoreError
 from ..model import Kind
 from ..model.signal import RESERVED
-from ..ports import Advance, Verdict
+from ..ports import Advance, Send, Verdict
 from ..records.data import Data, DefinitionData, RunStartedData, SupersededData, data_of, new_data
 from ..records.record import Record, seal, unseal
 from .replay import Superseded, kept_state
@@ -300,8 +300,19 @@ def _renames(context: RunDriver, answer: Any) -> dict[str, str]:
     return renames
 
 
-async def write_migration(context: RunDriver, records: Sequence[Record]) -> bool:
-    """Make the migration durable before any code is called. Return False if the lease is lost."""
+def accepted(context: RunDriver) -> list[Record]:
+    """Return the record that lets a run go on under a changed definition as it is."""
+    workflow = context.workflow
+    fits = new_data(SupersededData, act="migrate", version=workflow.version, fingerprint=workflow.fingerprint)
+    data: Data = {**fits, "from": context.run.version, **definition_of(workflow)}
+    record = Record(context.id, Kind.SUPERSEDED.value, worker=context.worker, trigger="recovery", data=data)
+    if workflow.carries_state:
+        record.value = msgspec.Raw(b"{}")
+    return [record]
+
+
+async def write_first(context: RunDriver, records: Sequence[Record], sends: Sequence[Send] = ()) -> bool:
+    """Make records durable before any code is called, as no progress. Return False if the lease is lost."""
     host = context.host
     rows: list[Row] = []
     checksum, claimed = context.checksum, context.claimed
@@ -311,7 +322,7 @@ async def write_migration(context: RunDriver, records: Sequence[Record]) -> bool
         row, checksum = seal(record, context.seq + len(rows) + 1, checksum, context.cipher)
         rows.append(row)
     change = Advance(context.id, context.worker, context.epoch, context.seq, rows=rows, checksum=checksum)
-    change.progress = False
+    change.progress, change.sends = False, list(sends)
     answer = await host.journal.write(change)
     if answer.verdict is not Verdict.DONE:
         return False

@@ -16,7 +16,7 @@ from .classify import (
 from .durability import Durability
 from .queue import Queue
 from .rate import Rate
-from .recovery import Recover, RecoverAlone, RecoveryLimit, SetAside
+from .recovery import Recover, RecoverAlone, Recovery, RecoveryLimit, SetAside
 from .retry import Again, Backoff, ClassRetry, Decision, GiveUp, Retry
 from .timeout import Timeout
 
@@ -48,6 +48,7 @@ __all__ = [
     "Rate",
     "Recover",
     "RecoverAlone",
+    "Recovery",
     "RecoveryLimit",
     "Retain",
     "Retry",

@@ -1,10 +1,14 @@
-"""Recovery of a run whose worker died: drive it, drive it alone, or set it aside."""
+"""Recovery of a run whose worker died: whether it is driven on, driven alone or set aside, and by which handler."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+from datetime import timedelta
+from typing import Any
 
-from ..checks import check_count
+from ..checks import check_count, check_seconds, check_text, seconds_of
+from ..errors import DefinitionError
 
 #: Number of recoveries from which the run is driven alone in its process, so that a crash hits no other run.
 ALONE_FROM = 2
@@ -43,3 +47,60 @@ class RecoveryLimit:
             reason = f"its worker died {times} while executing it, without progress"
             return SetAside(f"{reason} (recovery_limit={self.limit})")
         return RecoverAlone() if recoveries >= ALONE_FROM else Recover()
+
+
+#: The built-in handlers of a recovery, by name, in the order in which the documentation explains them.
+HANDLERS = ("continue", "retry step", "skip step", "restart", "undo", "set aside")
+#: Seconds that a recovery may take up to the call of the code, so that a hanging handler does not hold its run.
+RECOVERY_SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """How a run goes on after its worker has died, or when a person recovers it.
+
+    `handler` is a built-in name, the name of a function under `@ks.recovery_handler`, or a function itself. A function
+    takes a `ks.RecoveryInfo` and returns a built-in name, or a `Recovery` with one. "skip step" takes the `step`, by
+    default the only one that was under way, and the `value` that becomes its result. "set aside" takes a `reason`.
+    `timeout` limits the recovery up to the call of the workflow's code.
+    """
+
+    handler: str | Callable[[Any], Any] = HANDLERS[0]
+    _: KW_ONLY
+    step: str = ""
+    value: Any = None
+    reason: str = ""
+    timeout: float | timedelta = RECOVERY_SECONDS
+
+    def __post_init__(self) -> None:
+        if not callable(self.handler) and not (isinstance(self.handler, str) and self.handler.strip()):
+            raise DefinitionError(
+                f"recovery: the handler must be a name or a function, got {self.handler!r}; built-in names are "
+                f"{', '.join(HANDLERS)}"
+            )
+        if isinstance(self.handler, str):
+            check_text(self.handler, "recovery: the handler")
+        check_text(self.step, "recovery: step")
+        check_text(self.reason, "recovery: reason")
+        check_seconds(self.timeout, "recovery: timeout", 0.001)
+        if self.step and self.handler in HANDLERS and self.handler != "skip step":
+            raise DefinitionError(f"recovery: step= belongs to the handler 'skip step', not to {self.handler!r}")
+
+    @property
+    def timeout_seconds(self) -> float:
+        """The timeout in seconds."""
+        return float(seconds_of(self.timeout))
+
+    @property
+    def name(self) -> str:
+        """The name of the handler, for messages."""
+        return self.handler if isinstance(self.handler, str) else getattr(self.handler, "__name__", "a function")
+
+    @classmethod
+    def of(cls, given: Any, owner: str) -> Recovery | None:
+        """Return the policy that a definition gives as a policy, a name or a function; None if it gives none."""
+        if given is None or isinstance(given, Recovery):
+            return given
+        if isinstance(given, str) or callable(given):
+            return cls(given)
+        raise DefinitionError(f"{owner}: recovery= takes a ks.Recovery(...), a name or a function, not {given!r}")

@@ -84,6 +84,13 @@ class Data(_From, total=False):
     epoch: Annotated[int, Key("The epoch of the lease.")]
     recoveries: Annotated[int, Key("How often in a row the run was recovered.")]
     unrecorded: Annotated[int, Key("How many leases before it recorded nothing.")]
+    # recoveries
+    handler: Annotated[
+        str, Key("The recovery handler that a person asks for, or the answer of one.", checked=True, steers=True)
+    ]
+    skips: Annotated[str, Key("The step that gets the record's value as its result.", checked=True, steers=True)]
+    skip_validation: Annotated[bool, Key("A person lets the run go on unvalidated.", checked=True, steers=True)]
+    problems: Annotated[list[str], Key("Everything that a phase of a recovery found.", hidden=True, checked=True)]
     # commands
     act: Annotated[str, Key("What a person or a migration did.", checked=True)]
     actor: Annotated[str, Key("Who did it.")]
@@ -243,12 +250,15 @@ class ReplyData(TypedDict, total=False):
     ask: str
 
 
-class RecoveredData(_From, total=False):
-    """A recovery."""
+class RecoveredData(CommandData, _From, total=False):
+    """A recovery: with `act`, a person asks for it; with `handler` alone, its handler has answered."""
 
     epoch: int
     recoveries: int
     unrecorded: int
+    handler: str
+    skips: str
+    skip_validation: bool
 
 
 class SupersededData(CommandData, DefinitionData, _From, total=False):
@@ -263,8 +273,10 @@ class SupersededData(CommandData, DefinitionData, _From, total=False):
 
 
 class ErrorData(CommandData, total=False):
-    """A run that was set aside: by the engine, a repair, or a move to another store."""
+    """A run that was set aside: by the engine, a recovery handler, a repair, or a move to another store."""
 
+    handler: str
+    problems: list[str]
     repeats: list[str]
     aside: str
     due_at: float | None

@@ -27,7 +27,7 @@ from .source import Place, place_here
 from .validate import Validated, problems
 
 if TYPE_CHECKING:
-    from ..policies import Schedule
+    from ..policies import Recovery, Schedule
 
 Needs = Iterable[str | Step[..., Any]] | Mapping[str, str | Step[..., Any]]
 
@@ -39,7 +39,7 @@ class Dag(Workflow[..., dict[str, Any]]):
     `when` function reads. Its result maps the names of its last steps, those that no other step needs, to their
     results. `concurrency` limits the steps in progress, and `place` is the place of the definition for messages. The
     other options are those of `ks.workflow`: `name`, `version`, `on_change`, `migrate`, `durability`, `budget`,
-    `retain`, `schedule`, `hooks`, `step_hooks`, `record_input`, `classify` and `undo`.
+    `retain`, `schedule`, `hooks`, `step_hooks`, `record_input`, `classify`, `undo` and `recovery`.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class Dag(Workflow[..., dict[str, Any]]):
         record_input: bool = False,
         classify: Classify | None = None,
         undo: Callable[..., Any] | None = None,
+        recovery: Recovery | str | Callable[..., Any] | None = None,
         concurrency: int | None = None,
         inputs: Iterable[str] = (),
         place: Place | None = None,
@@ -83,6 +84,7 @@ class Dag(Workflow[..., dict[str, Any]]):
                 record_input=record_input,
                 classify=classify,
                 undo=undo,
+                recovery=recovery,
             )
         except DefinitionError as error:
             raise DefinitionError(f"{place}: {error}") from None

@@ -11,7 +11,7 @@ from ..errors import DefinitionError
 from .definition import READY_EVERY, InDoubt, Step, Workflow, check_scheduled, remember
 
 if TYPE_CHECKING:
-    from ..policies import Budget, Durability, Retry, Schedule, Timeout
+    from ..policies import Budget, Durability, Recovery, Retry, Schedule, Timeout
     from ..policies.classify import Classify
     from ..policies.queue import Queue
     from ..policies.retention import Retain
@@ -157,6 +157,7 @@ def workflow(
     classify: Classify | None = None,
     undo: Callable[..., Any] | None = None,
     queue: Queue | str | None = None,
+    recovery: Recovery | str | Callable[..., Any] | None = None,
 ) -> _WorkflowDecorator: ...
 def workflow(fn: Any = None, /, **options: Any) -> Any:
     """Make a function a workflow, registered in this process by its name.
@@ -177,6 +178,7 @@ def workflow(fn: Any = None, /, **options: Any) -> Any:
     | `classify` | rules for the classes of errors, as for a step, for all its steps |
     | `undo` | a function or step `undo(result, *args)`: how a parent that fails undoes a finished child |
     | `queue` | the queue of its runs: a `ks.Queue(...)` or a name; `"default"` by default |
+    | `recovery` | a `ks.Recovery(...)`, a name or a function: how a run goes on after its worker has died |
     """
 
     def decorate(function: Callable[..., Any]) -> Workflow[..., Any]:

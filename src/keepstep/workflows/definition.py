@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 from ..checks import check_key, check_name, check_seconds
 from ..errors import DefinitionError, DuplicateName
 from ..model.keepers import is_reserved
-from ..policies import Budget, Durability, Retry, Timeout, checked_rules
+from ..policies import Budget, Durability, Recovery, Retry, Timeout, checked_rules
 from ..policies.queue import Queue, queue_name
 from ..ports import CURRENT
 from ..values import VALUES, Values
@@ -309,6 +309,7 @@ class Workflow(Generic[P, R]):
         classify: Classify | None = None,
         undo: Callable[..., Any] | None = None,
         queue: Queue | str | None = None,
+        recovery: Recovery | str | Callable[..., Any] | None = None,
     ) -> None:
         if not callable(fn):
             raise DefinitionError(f"a workflow must be a function, not {type(fn).__name__}")
@@ -339,6 +340,8 @@ class Workflow(Generic[P, R]):
         self.rules = checked_rules(classify, f"workflow {self.name!r}: classify=")
         #: The step with which a parent undoes a finished run of this workflow.
         self.undo = None if undo is None else undo_step(undo, f"workflow {self.name!r}")
+        #: How its runs go on after their worker has died; None lets them continue.
+        self.recovery = Recovery.of(recovery, f"workflow {self.name!r}")
         if queue is not None:
             self.starting = {"queue": check_name(queue_name(queue), "queue")}
         self.is_async = inspect.iscoroutinefunction(fn)

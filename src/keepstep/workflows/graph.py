@@ -36,7 +36,7 @@ from .validate import check, problems
 if TYPE_CHECKING:
     from typing_extensions import TypeVar  # a type checker has it; without a schema, steps and edges see a State
 
-    from ..policies import Schedule
+    from ..policies import Recovery, Schedule
 
     S = TypeVar("S", default=State)
     R = TypeVar("R", default=dict[str, Any])
@@ -234,7 +234,7 @@ class Graph(Workflow[..., R], Generic[S, R]):
     the steps named in `interrupt_before` and after those named in `interrupt_after`. With `keep="newest"`, a run
     removes records that are older than its newest whole states. The other options are those of
     `ks.workflow`: `name`, `version`, `on_change`, `migrate`, `durability`, `budget`, `retain`, `schedule`,
-    `hooks`, `step_hooks`, `classify` and `undo`.
+    `hooks`, `step_hooks`, `classify`, `undo` and `recovery`.
     """
 
     carries_state = True
@@ -267,6 +267,7 @@ class Graph(Workflow[..., R], Generic[S, R]):
         step_hooks: Hooks | None = None,
         classify: Classify | None = None,
         undo: Callable[..., Any] | None = None,
+        recovery: Recovery | str | Callable[..., Any] | None = None,
     ) -> None:
         async def walk(state: Mapping[str, Any] | None = None, /, **values: Any) -> Any:
             scope = CURRENT.get()
@@ -290,6 +291,7 @@ class Graph(Workflow[..., R], Generic[S, R]):
             step_hooks=step_hooks,
             classify=classify,
             undo=undo,
+            recovery=recovery,
         )
         self.place = place_here(self.name)
         if type(max_iterations) is not int or max_iterations < 1:
