@@ -58,6 +58,8 @@ ASKED = [
     ("graph graphs.py:graph", {}),
     ("fork done --id f", {"run": "f"}),
     ("rewind f --to 1", {"run": "f"}),
+    ("aside", {"runs": []}),
+    ("recover failed --dry-run", {"run": "failed", "recoverable": True, "handler": "continue"}),
     ("retry failed", {"run": "failed", "status": "queued"}),
     ("validate flow.json", {}),
     ("export all.jsonl done", {"written": 1}),

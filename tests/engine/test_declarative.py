@@ -610,3 +610,41 @@ steps:
 """)
     graph = ks.load(flow, functions={"end": nothing})
     assert (await done(world, graph))["ask"] is False
+
+
+@pytest.mark.parametrize(
+    "written, handler, seconds",
+    [("restart", "restart", 300.0), ("{handler: ask ops, timeout: 2m}", "ask ops", 120.0)],
+)
+def test_recovery_of_a_file_is_that_of_its_workflow(file, written, handler, seconds):
+    for steps in ("a: {function: nothing, exit: true}", "a: {function: nothing}, b: {function: nothing, needs: [a]}"):
+        flow = file(f"""
+keepstep: 1
+metadata: {{name: recovering}}
+steps: {{{steps}}}
+policies: {{resilience: {{recovery: {written}}}}}
+""")
+        made = ks.load(flow, functions={"nothing": nothing})
+        assert (made.recovery.handler, made.recovery.timeout_seconds) == (handler, seconds)
+
+
+async def test_step_of_a_file_is_skipped_after_a_crash(world, file):
+    begun = asyncio.Event()
+
+    async def fetch(state):
+        begun.set()
+        await asyncio.Event().wait()
+
+    flow = file("""
+keepstep: 1
+metadata: {name: fetching}
+steps: {fetch: {function: fetch, next: use}, use: {function: nothing, exit: true}}
+policies: {resilience: {recovery: {handler: skip step, value: {text: none}}}}
+""")
+    graph = ks.load(flow, functions={"fetch": fetch, "nothing": nothing})
+    engine = await world.started()
+    await engine.start(graph, run_id="r")
+    await begun.wait()
+    engine = await world.crash_and_recover(engine)
+    assert (await (await engine.get("r")).result(30))["text"] == "none"
+    await engine.close()

@@ -1376,7 +1376,7 @@ async def test_superseded_rewind_does_not_keep_the_run(world, monkeypatch):
             monkeypatch.setattr(rewinding, "claim_by_name", claims)
             await engine.rewind("r", to=2)
             await (await engine.get("r")).reached("waiting")
-            monkeypatch.setattr(rewinding, "_plan", _refuses)
+            monkeypatch.setattr(rewinding, "plan_rewind", _refuses)
             return await claims(engine, await engine.read(engine.store.get_run, "r"), statuses)
 
         monkeypatch.setattr(rewinding, "claim_by_name", late)

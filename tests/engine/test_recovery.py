@@ -1,4 +1,4 @@
-"""Recovery handlers: asked after a worker has died or by a person, recorded, and carried out by the verb of their name."""
+"""Recovery handlers: asked after a worker died or by a person, recorded, and carried out by the verb of that name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 import keepstep as ks
 from keepstep import errors
 from keepstep.model import Kind
-from tests.engine.world import until, until_status
 
 pytestmark = pytest.mark.live_only
 
@@ -79,7 +78,7 @@ async def test_run_continues_without_a_handler(world):
 
 
 @pytest.mark.parametrize(
-    ("handler", "done"),
+    "handler, done",
     [
         ("continue", ["charge", "pack", "pack", "ship"]),
         ("retry step", ["charge", "pack", "pack", "ship"]),

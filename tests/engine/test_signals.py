@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import keepstep as ks
+from keepstep.kernel import recovery as phases
 from keepstep.kernel import replay, wakeups
 from keepstep.kernel.inbox import Inbox
 from keepstep.kernel.parking import SHORT_WAIT_SECONDS
-from keepstep.kernel import recovery as phases
 from keepstep.kernel.runner import Runner
 from keepstep.kernel.wakeups import receive
 from keepstep.model import Signal

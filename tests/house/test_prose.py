@@ -62,7 +62,6 @@ NOT_YET = {
 #: Modules with a local name that says nothing about its value. The list may only become shorter.
 NOT_YET_NAMED = {
     "kernel/replay.py",
-    "kernel/runner.py",
     "stores/sqlite/claims.py",
     "testing/events.py",
     "testing/histories.py",

@@ -422,6 +422,7 @@ def test_the_reference_is_the_schema():
         "budget": defs["budget"],
         "tolerate": defs["tolerate"],
         "schedule": defs["schedule"],
+        "recovery": defs["recovery"],
     }
     rules |= {"resources": defs["spec"]["properties"]["resources"], "branches": defs["branches"]["items"]}
     rules |= {kind: defs[kind] for kind in kinds()} | {"policies": defs["policies"]} | policies

@@ -42,6 +42,8 @@ COMMANDS = {
     "resume": ("control:resume", "Let a run go on from a pause or a breakpoint."),
     "cancel": ("control:cancel", "Cancel a run, for good."),
     "retry": ("control:retry", "Let a failed or set-aside run go on."),
+    "recover": ("recover:recover", "Let a worker recover a run, or show what that would do."),
+    "aside": ("aside:aside", "List runs that are set aside; retry, edit or drop them."),
     "rewind": ("travel:rewind", "Let a run go on from an earlier checkpoint."),
     "fork": ("travel:fork", "Start a new run with a copy of another's records."),
     "diff": ("travel:diff", "Show what changed between two records, or two runs."),

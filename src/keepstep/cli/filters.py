@@ -1,4 +1,4 @@
-"""The options that select runs, shared by `list`, `retry`, `cancel`, `export` and `copy`."""
+"""The options that select runs, shared by `list`, `aside`, `retry`, `cancel`, `export` and `copy`."""
 
 from __future__ import annotations
 

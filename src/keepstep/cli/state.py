@@ -61,7 +61,7 @@ def edit(
 
     The history keeps the old state, the actor and the reason. A graph with a schema must be named: --workflow.
     """
-    change = dict(map(_value, values))
+    change = dict(map(value_of, values))
     if target is not None:
         from .target import load_workflow, with_names
 
@@ -86,7 +86,8 @@ def edit(
     settings.answer(value, f"the state of {run_id} is changed{later}")
 
 
-def _value(text: str) -> tuple[str, Any]:
+def value_of(text: str) -> tuple[str, Any]:
+    """Return the key and the value of a change written KEY=JSON."""
     from .target import read_json
 
     key, equals, value = text.partition("=")

@@ -193,6 +193,10 @@ class _Story:
             return before, ends[record.outcome]
         if record.kind == Kind.ERROR:
             return before, Status.SET_ASIDE
+        if record.kind == Kind.RECOVERED and "act" in data:
+            return before, Status.QUEUED
+        if record.kind == Kind.SUPERSEDED and record.trigger == "recovery" and data.get("act") != "migrate":
+            return self.status, self.status  # the verb that a recovery handler has chosen
         if record.kind == Kind.SUPERSEDED:  # editing the state of a paused run keeps it paused
             return before, Status.PAUSED if before is Status.PAUSED and data.get("act") == "edit" else Status.QUEUED
         if record.kind == Kind.UNDO and "act" in data:
@@ -206,7 +210,9 @@ class _Story:
     def _who_and_why(self, record: Record, data: Data) -> tuple[str, str]:
         actor = str(data.get("actor") or data.get("sender") or record.worker)
         reason = str(data.get("reason") or "")
-        if record.kind == Kind.RECOVERED and "from" not in data:
+        if record.kind == Kind.RECOVERED and ("act" in data or ("handler" in data and "from" not in data)):
+            pass  # its own reason, if a person has given one
+        elif record.kind == Kind.RECOVERED and "from" not in data:
             reason = f"{data.get('unrecorded', 'some')} leases before it recorded nothing"  # older records hide it
         elif record.kind == Kind.RECOVERED:
             reason = f"its owner {data.get('from')} was dead (recovery {data.get('recoveries')})"
@@ -264,6 +270,9 @@ def _what(record: Record, data: Data) -> str:
         return f"{data.get('act', 'superseded')}, {count} record{'' if count == 1 else 's'} superseded"
     if record.kind == Kind.SIGNAL:
         return _received(record.step)
+    if record.kind == Kind.RECOVERED and ("act" in data or "handler" in data):
+        handler = f", handler {data['handler']}" if "handler" in data else ""
+        return f"{'recovery asked for' if 'act' in data else 'recovered'}{handler}"
     if record.kind == Kind.UNDO:
         return _undo_in_words(record, data)
     if record.kind == Kind.RUN_FINISHED and data.get("not_undone"):

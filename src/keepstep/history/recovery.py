@@ -248,7 +248,7 @@ async def _check_limit(host: CommandHost, run: RunDriver, answer: Recovery) -> N
     times = 0
     async for record, _ in read_records(host, run.run):
         data = data_of(record, RecoveredData)
-        is_person = record.kind in (Kind.SUPERSEDED, Kind.RECOVERED) and record.trigger == "manual"
+        is_person = record.trigger == "manual" and "act" in data
         is_success = answer.handler == "retry step" and record.kind in PASSES_STEP
         if is_person or is_success:
             times = 0

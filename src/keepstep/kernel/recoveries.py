@@ -10,8 +10,6 @@ from ..records.data import RecoveredData, data_of
 from ..records.record import Record
 
 _RECOVERY = Trigger.RECOVERY.value
-#: Kinds of record that ask for a recovery, answer it, or make a request void.
-_KINDS = frozenset((Kind.RECOVERED.value, Kind.SUPERSEDED.value, Kind.ERROR.value))
 
 
 class Recoveries:
@@ -29,8 +27,8 @@ class Recoveries:
     def add(self, record: Record) -> None:
         """Take in the next record of the run."""
         kind = record.kind
-        if kind not in _KINDS and self.answered is None:
-            return
+        if kind != Kind.RECOVERED and self.answered is None and self.request is None and not self._skipping:
+            return  # the common case
         if kind not in NO_PROGRESS and record.trigger != _RECOVERY:
             self.request = self.answered = None
             if kind == Kind.SUPERSEDED:  # after a person's command, each step that begins again runs its body

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...errors import DefinitionError, KeepstepError
 from ...model.problem import Problem
-from ...policies import Budget, Retain, Schedule
+from ...policies import Budget, Recovery, Retain, Schedule
 from ..dag import Dag
 from ..definition import KNOWN, Step, Workflow
 from ..graph import Graph
@@ -159,6 +159,7 @@ class Builder:
             retain=self._retain(),
             schedule=self._schedule(),
             on_change=self._text("policies", "resilience", "on_change") or "fail",  # type: ignore[arg-type]
+            recovery=self._recovery(),
             keep=self._text("policies", "resilience", "keep") or "all",  # type: ignore[arg-type]
             interrupt_before=self._plain("policies", "observability", "interrupt_before") or (),
             interrupt_after=self._plain("policies", "observability", "interrupt_after") or (),
@@ -234,6 +235,7 @@ class Builder:
             retain=self._retain(),
             schedule=self._schedule(),
             on_change=self._text("policies", "resilience", "on_change") or "fail",  # type: ignore[arg-type]
+            recovery=self._recovery(),
             concurrency=self._whole("spec", "resources", "concurrency"),
             place=self.place,
         )
@@ -374,6 +376,19 @@ class Builder:
         limits = {name: one.data for name, one in given.data.items() if name != "seconds"}
         limits |= {name: int(limits[name]) for name in ("steps", "tokens") if name in limits}
         return Budget(seconds=seconds(given.data["seconds"]) if "seconds" in given.data else None, **limits)
+
+    def _recovery(self) -> Recovery | None:
+        given = inside(self.root, "policies", "resilience", "recovery")
+        if given is None:
+            return None
+        options = {} if isinstance(given.data, str) else {name: one.plain() for name, one in given.data.items()}
+        if "timeout" in options:
+            options["timeout"] = seconds(given.data["timeout"])
+        try:
+            return Recovery(given.data) if isinstance(given.data, str) else Recovery(options.pop("handler"), **options)
+        except DefinitionError as error:
+            self.problems.append(problem("policies.resilience.recovery", str(error), "", given.at))
+            return None
 
     def _retain(self) -> Retain | str | None:
         given: Any = self._plain("policies", "retention")

@@ -1,0 +1,160 @@
+"""`recover` and `aside`: what a recovery would do, asking for it, and the runs that wait for a person."""
+
+from __future__ import annotations
+
+import pytest
+
+ASKING = """
+import keepstep as ks
+
+
+@ks.step
+async def prepare():
+    return 1
+
+
+@ks.workflow(name="asking", version="1")
+async def asking():
+    await prepare()
+    return await ks.wait_for("approved")
+"""
+
+GRAPH = """
+import keepstep as ks
+
+graph = ks.Graph("review")
+
+
+@graph.step
+async def draft(state):
+    return {"text": "first"}
+
+
+@graph.step
+async def judge(state):
+    if "score" not in state:
+        raise LookupError("no score")
+    return {"done": True}
+
+
+graph.edge("draft", "judge")
+graph.entry("draft")
+graph.exit("judge")
+"""
+
+
+@pytest.fixture
+def status(keepstep):
+    return lambda run: keepstep("show", run, "--json").json["status"]
+
+
+@pytest.fixture
+def aside(keepstep, folder):
+    """Two runs that are set aside, because their workflow has another version now."""
+    (folder / "first.py").write_text(ASKING, encoding="utf-8")
+    (folder / "changed.py").write_text(ASKING.replace('version="1"', 'version="2"'), encoding="utf-8")
+    for name in ("a", "b"):
+        assert keepstep("start", "first.py:asking", "--id", name, "--tag", f"letter={name}").code == 0
+    assert keepstep("worker", "first.py", "--until-idle").code == 0
+    for name in ("a", "b"):
+        keepstep("signal", name, "approved")
+    keepstep("worker", "changed.py", "--until-idle")
+
+
+@pytest.mark.usefixtures("aside")
+def test_aside_lists_reason_phase_and_attempts(keepstep):
+    done = keepstep("aside")
+    assert done.code == 0
+    assert done.out.count("workflow 'asking' has changed") == 2
+    answer = keepstep("aside", "list", "--tag", "letter=a", "--json").json
+    [one] = answer["runs"]
+    assert (one["id"], one["kind"], one["phase"], one["attempts"]) == ("a", "DefinitionChanged", "validate", 1)
+    assert one["problems"] == [one["reason"]]
+    assert keepstep("aside", "list", "--status", "failed").code == 2
+    assert keepstep("aside", "lst").code == 2
+
+
+@pytest.mark.usefixtures("aside")
+def test_aside_retry_and_drop_take_a_run_or_filters(keepstep, status):
+    assert keepstep("aside", "retry").code == 2
+    assert keepstep("aside", "retry", "--tag", "letter=a").code == 2  # without --yes
+    assert keepstep("aside", "retry", "--tag", "letter=a", "--yes").out == "1 run retried\n"
+    assert [status(name) for name in "ab"] == ["queued", "set aside"]
+    refused = keepstep("aside", "drop", "a")
+    assert (refused.code, "not set aside" in refused.err) == (7, True)
+    assert keepstep("aside", "drop", "b", "--reason", "a test").out == "b is dropped\n"
+    assert status("b") == "cancelled"
+    assert keepstep("aside", "drop", "nobody").code == 3
+    assert keepstep("aside", "drop", "--workflow", "asking", "--yes").out.startswith("no run in ")
+    assert keepstep("worker", "first.py", "--until-idle").code == 0
+    assert status("a") == "completed"
+
+
+def test_aside_edit_changes_states_in_bulk(keepstep, folder, status):
+    (folder / "graphs.py").write_text(GRAPH, encoding="utf-8")
+    (folder / "other.py").write_text(GRAPH.replace('"review"', '"review", version="2"'), encoding="utf-8")
+    for name in ("x", "y"):
+        keepstep("start", "graphs.py:graph", "--id", name)
+    keepstep("worker", "graphs.py", "--until-idle")
+    for name in ("x", "y"):
+        keepstep("retry", name)
+    keepstep("worker", "other.py", "--until-idle")
+    assert [status(name) for name in "xy"] == ["set aside", "set aside"]
+    assert "LookupError: no score" in keepstep("aside").out
+    assert keepstep("aside", "edit", "x").code == 2
+    done = keepstep("aside", "edit", "--workflow", "review", "--set", "score=1", "--yes", "--json").json
+    assert (done["matched"], done["changed"]) == (2, 2)
+    assert keepstep("worker", "graphs.py", "--until-idle").code == 0
+    assert [status(name) for name in "xy"] == ["completed", "completed"]
+
+
+@pytest.mark.usefixtures("aside")
+def test_dry_run_tells_whether_and_how_and_changes_nothing(keepstep, status):
+    can = keepstep("recover", "a", "first.py:asking", "--dry-run", "--json")
+    assert can.code == 0
+    assert {name: can.json[name] for name in ("recoverable", "handler", "next", "checked")} == {
+        "recoverable": True,
+        "handler": "continue",
+        "next": ["wait_for:approved#1"],
+        "checked": True,
+    }
+    cannot = keepstep("recover", "a", "changed.py:asking", "--dry-run")
+    assert (cannot.code, "cannot be recovered" in cannot.out) == (1, True)
+    assert "has changed since the run began" in cannot.out
+    assert status("a") == "set aside"
+
+
+@pytest.mark.usefixtures("aside")
+def test_recover_lets_a_run_go_on_unvalidated(keepstep, status):
+    done = keepstep("recover", "a", "--skip-validation", "--reason", "only a comment changed")
+    assert (done.code, "asked a worker to recover a" in done.out) == (0, True)
+    twice = keepstep("recover", "a")
+    assert (twice.code, "is being recovered already" in twice.err) == (7, True)
+    assert keepstep("worker", "changed.py", "--until-idle").code == 0
+    assert status("a") == "completed"
+    complete = keepstep("recover", "a", "--json")
+    assert (complete.code, "already complete" in complete.err) == (7, True)
+    assert keepstep("recover", "a", "--dry-run").code == 7
+    assert "only a comment changed" in keepstep("audit", "a").out
+
+
+def test_recover_skips_a_failed_step_with_a_value(keepstep, status):
+    assert keepstep("run", "program.py:call", "--id", "r").code == 1
+    assert keepstep("recover", "r", "--value", "1").code == 2
+    assert keepstep("recover", "r", "--handler", "skip step", "--value", "nonsense{").code == 2
+    assert keepstep("recover", "nobody").code == 3
+    assert (
+        keepstep("recover", "r", "--handler", "skip step", "--value", '"by hand"', "--json").json["asked"] == "recover"
+    )
+    keepstep("worker", "program.py", "--until-idle")
+    assert status("r") == "completed"
+
+
+def test_unknown_handler_sets_the_run_aside_and_tells_what_to_register(keepstep, status):
+    keepstep("run", "program.py:call", "--id", "r")
+    assert keepstep("recover", "r", "--handler", "page ops").code == 0
+    keepstep("worker", "program.py", "--until-idle")
+    assert status("r") == "set aside"
+    [one] = keepstep("aside", "list", "--json").json["runs"]
+    assert (one["kind"], one["phase"]) == ("HandlerMissing", "handler")
+    assert "@ks.recovery_handler('page ops')" in one["reason"]
