@@ -73,6 +73,7 @@ if _TYPE_CHECKING:
     from .stores.open import register_store
     from .values import Redactor, Secret, register
     from .workflows.call import Call
+    from .workflows.channel import Channel
     from .workflows.dag import Dag
     from .workflows.decorators import step, workflow
     from .workflows.files.load import load
@@ -112,6 +113,7 @@ _HOMES = {
     "records.keys": "Keys",
     "stores.open": "register_store",
     "values": "Redactor Secret register",
+    "workflows.channel": "Channel",
     "workflows.dag": "Dag",
     "workflows.files.load": "load",
     "workflows.call": "Call",
@@ -155,6 +157,7 @@ __all__ = [
     "Call",
     "Callback",
     "Changes",
+    "Channel",
     "Checkpoint",
     "Cron",
     "Dag",

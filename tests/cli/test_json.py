@@ -44,6 +44,7 @@ ASKED = [
     ("doctor", {"healthy": True}),
     ("queues", {"queues": []}),
     ("workers", {"workers": []}),
+    ("channels", {"channels": []}),
     ("drain --all", {"drained": [], "alive": []}),
     ("verify", {"sound": True}),
     ("repair", {}),

@@ -22,7 +22,7 @@ from ..model import FINISHED, Kind, Run, RunQuery, Signal, Status, WorkerInfo
 from ..model.checkpoint import CARRIES_SIGNAL, ENDS_STEP
 from ..model.gate import QUEUE
 from ..model.ids import module_in
-from ..model.keepers import is_declared, schedule_name
+from ..model.keepers import TELL, channel_name, is_declared, schedule_name
 from ..model.lease import versions_instead
 from ..model.run import handed_over
 from ..model.signal import CHILD, GO, RESERVED, RESOLVE, RESUME, stop_at
@@ -263,6 +263,9 @@ class _Doctor:
             if waits and schedule_name(run.id) is not None and self._key_wanted(run) is None:
                 await self._schedule(run)
                 return
+            if waits and channel_name(run.id) is not None and (run.due_at is not None or TELL in run.wakes):
+                self._channel(run)
+                return
             await self._look_at_run(run)
             # The run was handed back, perhaps by a worker that cannot read it.
             if run.status is Status.QUEUED and run.seq > 1:
@@ -346,6 +349,18 @@ class _Doctor:
                 "schedule-late",
                 f"schedule {name} has waited for over two intervals with its tick {late:%Y-%m-%d %H:%M:%S} UTC: {why}",
                 advice,
+                runs=[run.id],
+            )
+
+    def _channel(self, run: Run) -> None:
+        """Examine a channel that no worker holds: a living one must serve it if it has notices to deliver."""
+        if run.due_at is not None and run.workflow not in self.known:
+            name, end = channel_name(run.id) or "", f"end the channel: keepstep cancel {quote(run.id)} --force"
+            self.find(
+                Severity.WARNING,
+                "channel-unattended",
+                f"channel {quote(name)} delivers no notices: no living worker declares it",
+                f"start a worker whose code has ks.Channel({name!r}), or {end}",
                 runs=[run.id],
             )
 

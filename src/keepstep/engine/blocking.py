@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..policies.queue import Queue
     from ..workflows.definition import Bound
     from .blocking_care import BlockingCare, BlockingSchedules
-    from .blocking_queues import BlockingQueues
+    from .blocking_queues import BlockingChannels, BlockingQueues
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -326,6 +326,13 @@ class BlockingEngine(Blocking[Engine]):
         from .blocking_queues import BlockingQueues  # noqa: PLC0415 - rarely needed
 
         return BlockingQueues(self, self._target.queues)
+
+    @property
+    def channels(self) -> BlockingChannels:
+        """The channels that tell people about runs: list them, and test one."""
+        from .blocking_queues import BlockingChannels  # noqa: PLC0415 - rarely needed
+
+        return BlockingChannels(self, self._target.channels)
 
     @property
     def care(self) -> BlockingCare:

@@ -1,8 +1,9 @@
-"""The queues of a store for blocking code."""
+"""The queues and channels of a store for blocking code."""
 
 from __future__ import annotations
 
 from .blocking_calls import BlockingPart, blocking
+from .channels import Channels
 from .queues import Queues
 
 
@@ -13,3 +14,10 @@ class BlockingQueues(BlockingPart[Queues]):
     list = blocking(Queues.list)
     reset = blocking(Queues.reset)
     set = blocking(Queues.set)
+
+
+class BlockingChannels(BlockingPart[Channels]):
+    """The channels of a blocking engine: the methods of `engine.channels`, without `await`."""
+
+    list = blocking(Channels.list)
+    test = blocking(Channels.test)

@@ -41,6 +41,7 @@ from ..ports import (
     Create,
     JumpingClock,
     OptionalStore,
+    Send,
     Store,
     SystemClock,
     Tracer,
@@ -54,6 +55,7 @@ from ..stores.open import is_store, open_store
 from ..values import Redactor
 from ..values.large import is_large, is_large_text
 from ..workflows import definition
+from ..workflows.channel import CHANNELS
 from ..workflows.definition import Bound, Workflow
 from .encryption import Encryption
 from .events import Events
@@ -77,10 +79,12 @@ if TYPE_CHECKING:
 
     from ..care.facade import Care
     from ..care.retention import Rules
+    from ..model.notices import Topic
     from ..policies import Schedule
     from ..policies.classify import Classify
     from ..policies.retention import Retain
     from ..stores.encrypted import Rekeyed
+    from .channels import Channels
     from .schedules import Schedules
 
 P = ParamSpec("P")
@@ -110,6 +114,7 @@ DOCUMENTED = (
     *(
         "beat",
         "care",
+        "channels",
         "close",
         "complete",
         "drain",
@@ -170,6 +175,7 @@ class Engine(Process):
         self._given = given_workflows(workflows)
         self._queues = given_queues(queues)
         self._queue_limits = Queues(self)
+        self._channels: Channels | None = None
         self._clock = clock
         self.clock = clock or SystemClock()
         self.max_runs = max_runs
@@ -223,6 +229,8 @@ class Engine(Process):
         """Open the store and start the worker, if there is one; it recovers interrupted runs."""
         if not self.closed:
             raise DefinitionError("the engine is already open")
+        if self._given is not None:  # a worker of some workflows delivers the notices about them, too
+            self._given |= {channel.delivery.name: channel.delivery for channel in CHANNELS.values()}
         self._pid = os.getpid()
         self.actor = self._actor or this_process()
         self.loop = asyncio.get_running_loop()
@@ -254,6 +262,8 @@ class Engine(Process):
         self._begin_polling = self._others.begin
         try:
             await self.queues.open()
+            if CHANNELS and self._with_worker:
+                await self.channels.open()
             if self._with_worker:
                 self.worker = worker
                 await worker.start()
@@ -300,6 +310,8 @@ class Engine(Process):
             self.worker.stop_claiming()
             await self._hand_everything_back(grace)
         try:
+            if self._channels is not None:
+                await asyncio.wait_for(self._channels.close(), DRAIN_SECONDS)
             await asyncio.wait_for(self.journal.drained(), DRAIN_SECONDS)
         except TimeoutError:
             log.warning("the store did not accept the last writes; recovery repeats them")
@@ -558,6 +570,20 @@ class Engine(Process):
         `name` identifies the schedule: the same name changes it.
         """
         await self.schedules.add(name, workflow, when, args, kwargs)
+
+    def notices(
+        self, topic: Topic, run: Run, *, text: str = "", key: str = "", at: datetime | None = None
+    ) -> Sequence[Send]:
+        return self.channels.notices(topic, run, text=text, key=key, at=at) if CHANNELS else []
+
+    @property
+    def channels(self) -> Channels:
+        """The channels that tell people about runs: list them, and test one."""
+        from .channels import Channels  # noqa: PLC0415 - only with a channel
+
+        if self._channels is None:
+            self._channels = Channels(self)
+        return self._channels
 
     @property
     def schedules(self) -> Schedules:

@@ -1,4 +1,4 @@
-"""The keepers of a worker: which ones it claims, and the schedules that its code declares."""
+"""The keepers of a worker: which ones it claims, and the schedules and channels that its code declares."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DefinitionError, StoreError
 from ..model import FINISHED
-from ..model.keepers import declared_schedule, served
+from ..model.keepers import channel_name, channel_workflow, declared_schedule, served
 from ..ports import instant
+from ..workflows.channel import CHANNELS
 from ..workflows.definition import check_scheduled
 
 if TYPE_CHECKING:
+    from ..kernel.keeper import Kept
     from ..model import Claim
     from ..workflows.definition import Workflow
     from .process import Process
@@ -40,22 +42,21 @@ class Keepers:
 
     @property
     def names(self) -> frozenset[str]:
-        """The workflows of the keepers to claim: of declared schedules, and of added ones whose workflow is known."""
+        """The workflows of the keepers to claim: of what the code declares, and of added schedules that it serves."""
         declared = (declared_schedule(one.name) for one in self._scheduled())
-        return self._added.union(declared)
+        return self._added.union(declared, map(channel_workflow, CHANNELS))
 
     def _scheduled(self) -> list[Workflow[..., Any]]:
         return [one for one in tuple(self._engine.workflows.values()) if getattr(one, "schedule", None) is not None]
 
     async def drive(self, claim: Claim) -> None:
         """Let a claimed keeper answer."""
-        from ..kernel.keeper import keep  # noqa: PLC0415 - only with a schedule
-        from ..kernel.schedule import ScheduleKeeper  # noqa: PLC0415 - only with a schedule
+        from ..kernel.keeper import keep  # noqa: PLC0415 - only with a keeper
 
         run = claim.run.id
         self.driven.add(run)
         try:
-            await keep(self._engine, ScheduleKeeper(), claim)
+            await keep(self._engine, _kept(run), claim)
         finally:
             self.driven.discard(run)
 
@@ -133,3 +134,15 @@ class Keepers:
         except BaseException:  # the next look tries again
             del self._declared[workflow.name]
             raise
+
+
+def _kept(run_id: str) -> Kept:
+    """Return the kind of a keeper that this process declares or serves."""
+    name = channel_name(run_id)
+    if name is not None:
+        from ..kernel.channel import ChannelKeeper  # noqa: PLC0415 - only with a channel
+
+        return ChannelKeeper(CHANNELS[name].gather_seconds)
+    from ..kernel.schedule import ScheduleKeeper  # noqa: PLC0415 - only with a schedule
+
+    return ScheduleKeeper()

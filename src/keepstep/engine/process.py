@@ -21,6 +21,8 @@ from ..values.large import is_large, is_large_text
 from ..workflows.definition import KNOWN, Workflow
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from ..executors.thread import Threads
     from ..history.recovery import Wish
     from ..history.rewind import Rewound
@@ -32,9 +34,10 @@ if TYPE_CHECKING:
     from ..kernel.redaction import Redaction
     from ..kernel.runner import Runner
     from ..kernel.saved import StepsProgress
+    from ..model.notices import Topic
     from ..policies.classify import Rule
     from ..policies.recovery import Recovery, RecoveryLimit
-    from ..ports import Clock, Executor, Row, Store, Tracer
+    from ..ports import Clock, Executor, Row, Send, Store, Tracer
     from ..workflows.recovery import RecoveryInfo
     from .encryption import Encryption
     from .journal import Journal
@@ -327,6 +330,12 @@ class Process:
 
     def drain_requested(self) -> None:
         """Hand the runs of the worker back, because a person told it to drain."""
+        raise NotImplementedError
+
+    def notices(
+        self, topic: Topic, run: Run, *, text: str = "", key: str = "", at: datetime | None = None
+    ) -> Sequence[Send]:
+        """Return the signals with which a commit also tells channels about a run."""
         raise NotImplementedError
 
     def keepers_changed(self) -> None:

@@ -72,6 +72,7 @@ async def _write(host: Process, run: RunDriver, error: StoredError, data: Data |
         record.data = data
         record.finished_at = instant(host.clock.now())
         rows, checksum = sealed(run, [*saved, Draft(record)])
+        text = f"{error.type}: {error.message}"
         return Advance(
             run.id,
             run.worker,
@@ -82,6 +83,7 @@ async def _write(host: Process, run: RunDriver, error: StoredError, data: Data |
             status=Status.SET_ASIDE,
             release=True,
             progress=False,
+            sends=host.notices("set_aside", run.run, text=text, key=str(run.epoch), at=record.finished_at),
         )
 
     try:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..model import Run, Signal
     from ..policies.classify import Rule
     from ..policies.recovery import Recovery
-    from ..ports import Clock, Create, Row
+    from ..ports import Clock, Create, Row, Send
     from ..records.keys import Cipher
     from ..records.record import Record
     from ..workflows.definition import Workflow
@@ -127,6 +127,9 @@ class DryHost:
         return busy or self.hook_threads.at_work > 0
 
     # -- the recorded run
+
+    def notices(self, *_: Any, **__: Any) -> Sequence[Send]:
+        return ()
 
     async def stored_run(self, run_id: str) -> Run | None:
         return self._create.run if run_id == self._create.run.id else None

@@ -247,6 +247,10 @@ class Ending:
         if context.run.tags and not creates:
             notice = notice_of(context.run, context.generation, record.finished_at)
             sends += [] if notice is None else [Send(notice, optional=True)]
+        if status is Status.FAILED and record.error is not None:
+            text = f"{record.error.type}: {record.error.message}"
+            key = str(context.generation)
+            sends += self.host.notices("failed", context.run, text=text, key=key, at=record.finished_at)
         if status is Status.COMPLETED and context.workflow.durability.choice == "off":
             _drop_steps(context)
         change = head_move(status, release=True, signals_seen=context.inbox.seen, creates=creates, sends=sends)

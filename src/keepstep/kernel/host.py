@@ -9,13 +9,16 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from ..errors import EncryptionError, SchemaMismatch
     from ..executors.thread import Threads
     from ..model import Claim, Event, Run, Signal
     from ..model.event import EventName
+    from ..model.notices import Topic
     from ..policies.classify import Rule
     from ..policies.recovery import Recovery, RecoveryLimit
-    from ..ports import Answer, Change, Clock, Create, Executor, Row, Tracer
+    from ..ports import Answer, Change, Clock, Create, Executor, Row, Send, Tracer
     from ..records.keys import Cipher
     from ..records.record import Record
     from ..workflows.dag import Dag
@@ -279,6 +282,11 @@ class Host(StoredRuns, Notices, Protocol):
 
     async def plan_recovery(self, run: Driven, answer: Recovery) -> RecoveryPlan:
         """What the answer of a recovery handler takes: the records of the verb of that name."""
+
+    def notices(
+        self, topic: Topic, run: Run, *, text: str = "", key: str = "", at: datetime | None = None
+    ) -> Sequence[Send]:
+        """Return the signals with which a commit also tells channels about a run; none for Keepstep's own runs."""
 
     # -- the loop
 

@@ -44,6 +44,8 @@ TRIM_EVERY = 100
 MOST_AFTER = 3
 #: Signals that wake a keeper.
 WAKES = (TELL, CANCEL, PAUSE, RESUME)
+#: Signals that wake a keeper while it gathers others.
+COMMANDS = (CANCEL, PAUSE, RESUME)
 _ENDS = {Status.COMPLETED: Outcome.SUCCESS, Status.FAILED: Outcome.FAILURE, Status.CANCELLED: Outcome.CANCELLED}
 
 
@@ -83,7 +85,10 @@ class Start:
 
 @dataclass(slots=True)
 class Reaction:
-    """The answer of a keeper. `wake_at` None waits for a signal. With `more`, it is asked again at once."""
+    """The answer of a keeper. `wake_at` None waits for a signal. With `more`, it is asked again at once.
+
+    With `gathers`, only the time and commands of people wake it, and signals wait unread until then.
+    """
 
     state: Any
     sends: list[tuple[str, str, Any]] = field(default_factory=list)
@@ -92,6 +97,7 @@ class Reaction:
     paused: bool = False
     end: Status | None = None
     more: bool = False
+    gathers: bool = False
     events: list[tuple[EventName, dict[str, Any]]] = field(default_factory=list)
 
 
@@ -294,6 +300,8 @@ class Keeper:
             change.release = True
             change.status = reaction.end or (Status.PAUSED if reaction.paused else Status.WAITING)
             change.due_at, change.wakes, change.signals_seen = reaction.wake_at, WAKES, signals_read
+            if reaction.gathers and reaction.end is None:
+                change.wakes, change.signals_seen = COMMANDS, None
             if self._seq and signals_read == self._signals_read and self._is_idle(reaction):
                 change.progress = False
                 return change
@@ -418,10 +426,22 @@ def stored_state(record: Record) -> _Held:
 
 
 def birth(
-    host: Any, run_id: str, workflow: str, given: Any, *, actor: str, at: datetime, over: int | None = None
+    host: Any,
+    run_id: str,
+    workflow: str,
+    given: Any,
+    *,
+    actor: str,
+    at: datetime,
+    over: int | None = None,
+    waits: bool = False,
 ) -> Create:
-    """Return the creation of a keeper; `over` is the epoch of an ended one that it replaces."""
-    run = Run(run_id, workflow, Status.QUEUED, at, created_by=actor, updated_at=at, due_at=at, wakes=WAKES)
+    """Return the creation of a keeper; `over` is the epoch of an ended one that it replaces.
+
+    A keeper that `waits` has nothing to do before its first signal.
+    """
+    status, due = (Status.WAITING, None) if waits else (Status.QUEUED, at)
+    run = Run(run_id, workflow, status, at, created_by=actor, updated_at=at, due_at=due, wakes=WAKES)
     object.__setattr__(run, "queue", KEEPER_QUEUE)
     object.__setattr__(run, "input", _encode(given))
     object.__setattr__(run, "seed", new_id("seed"))

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from ..model import Status
 from ..model.event import STATUS_EVENTS
-from ..model.signal import CANCEL, GO, RESUME
+from ..model.signal import CANCEL, GO, RESERVED, RESOLVE, RESUME, stop_at
 from ..policies import RecoverAlone
-from ..ports import Answer, Verdict, instant
+from ..ports import Answer, Send, Verdict, instant
 from ..records.record import Record
 from .idle import only_waits
 from .inbox import Wait
@@ -116,6 +116,23 @@ def hand_back(run: RunDriver) -> None:
         move(run, Status.QUEUED, run.host.clock.now(), (), reason="handed back")
 
 
+def _notices(run: RunDriver) -> list[Send]:
+    """Return the notices about steps in doubt and about waits for a signal, each once."""
+    found: list[Send] = []
+    at = instant(run.host.clock.now())
+    for wait in run.waits.values():
+        name = wait.name or RESERVED
+        if name.startswith(f"{RESOLVE}:"):
+            step = name.removeprefix(f"{RESOLVE}:")
+            text = f"step {step} may or may not have happened"
+            found += run.host.notices("in_doubt", run.run, text=text, key=f"{run.generation}:{step}", at=at)
+        elif not name.startswith(RESERVED) or name.startswith(GO):
+            key = getattr(wait.call, "key", name)
+            text = f"waits {stop_at(name)}" if name.startswith(GO) else f"waits for signal {name!r}"
+            found += run.host.notices("waiting", run.run, text=text, key=f"{run.generation}:{key}", at=at)
+    return found
+
+
 def move(
     run: RunDriver,
     status: Status,
@@ -152,6 +169,8 @@ def move(
     )
     if run.inbox.seen:
         change["signals_read"] = run.inbox.counted()
+    if status is Status.WAITING:
+        change["sends"] = _notices(run)
     for start in unrecorded_starts(run):  # written in the same commit
         run.ride(Draft(start))
     record_saved(run, list(run.progress.values))

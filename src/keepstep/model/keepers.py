@@ -21,6 +21,7 @@ TELLS = "ks:tells"
 SCHEDULED_BY = "ks:schedule"
 
 _SCHEDULE = f"{KEEPER_ID}schedule:"
+_CHANNEL = f"{KEEPER_ID}channel:"
 _DECLARED = f"{KEEPER_WORKFLOW}schedule:"
 _ADDED = f"{KEEPER_WORKFLOW}added:"
 
@@ -51,6 +52,26 @@ def schedule_id(name: str) -> str:
 def schedule_name(run_id: str) -> str | None:
     """Return the name of the schedule that a keeper keeps; None for another run."""
     return run_id.removeprefix(_SCHEDULE) if run_id.startswith(_SCHEDULE) else None
+
+
+def channel_id(name: str) -> str:
+    """Return the id of the keeper of a channel."""
+    return f"{_CHANNEL}{name}"
+
+
+def channel_name(run_id: str) -> str | None:
+    """Return the name of the channel that a keeper keeps; None for another run."""
+    return run_id.removeprefix(_CHANNEL) if run_id.startswith(_CHANNEL) else None
+
+
+def channel_workflow(name: str) -> str:
+    """Return the workflow of a channel's keeper. The workers of the code that declares the channel claim it."""
+    return f"{KEEPER_WORKFLOW}channel:{name}"
+
+
+def delivery_workflow(name: str) -> str:
+    """Return the workflow of the runs that deliver the notices of a channel."""
+    return f"{KEEPER_WORKFLOW}deliver:{name}"
 
 
 def declared_schedule(name: str) -> str:

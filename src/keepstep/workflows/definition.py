@@ -290,6 +290,8 @@ class Workflow(Generic[P, R]):
 
     #: Whether its runs carry a state from which they continue after a crash.
     carries_state = False
+    #: Whether it is part of Keepstep, so that its name may be a reserved one.
+    is_built_in = False
 
     def __init__(
         self,
@@ -315,7 +317,7 @@ class Workflow(Generic[P, R]):
             raise DefinitionError(f"a workflow must be a function, not {type(fn).__name__}")
         self.fn = fn
         self.name = check_name(name or fn.__name__.strip("<>"), "workflow")
-        if is_reserved(self.name):
+        if is_reserved(self.name) and not self.is_built_in:
             raise DefinitionError(f"workflow name {self.name!r} is refused: names that begin so are Keepstep's own")
         self.version = str(version)
         if on_change not in ("fail", "compatible", "pin"):

@@ -1,0 +1,68 @@
+"""The command `channels`: lists the channels that tell people about runs, and tests one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from .settings import Settings, command
+
+if TYPE_CHECKING:
+    from ..engine.channels import ChannelInfo
+    from ..engine.engine import Engine
+
+
+@command("channels")
+@click.argument("act", default="list", type=click.Choice(["list", "test"]), metavar="[ACT]")
+@click.argument("name", required=False, metavar="[NAME]")
+def channels(settings: Settings, *, act: str, name: str | None) -> None:
+    """List the channels of the store, or test one.
+
+    ACT is list or test. A test sends the channel a notice; a worker whose code declares the channel delivers it.
+    """
+    from . import formatting
+
+    if act == "test":
+        if name is None:
+            raise click.UsageError("name the channel: keepstep channels test NAME")
+        chosen = name
+
+        async def send(engine: Engine) -> None:
+            await engine.channels.test(chosen)
+
+        settings.talk(send)
+        settings.answer({"channel": name, "sent": True}, f"sent; its worker delivers the notice to {name} in a moment")
+        return
+
+    async def look(engine: Engine) -> list[ChannelInfo]:
+        return [one for one in await engine.channels.list() if name in (None, one.name)]
+
+    found = settings.talk(look)
+
+    def shown() -> str:
+        if not found:
+            return "no channel; declare one with ks.Channel(...) in the code of a worker"
+        rows = [
+            (one.name, _state(one), str(one.gathered), str(one.delivered), str(one.deliveries), one.open)
+            for one in found
+        ]
+        return formatting.table(("CHANNEL", "STATE", "GATHERED", "DELIVERED", "DELIVERIES", "UNDER WAY"), rows)
+
+    settings.answer({"channels": [_as_json(one) for one in found]}, shown)
+
+
+def _state(channel: ChannelInfo) -> str:
+    return channel.status.value if channel.attended else "no worker declares it"
+
+
+def _as_json(channel: ChannelInfo) -> dict[str, object]:
+    return {
+        "channel": channel.name,
+        "status": channel.status.value,
+        "attended": channel.attended,
+        "gathered": channel.gathered,
+        "delivered": channel.delivered,
+        "deliveries": channel.deliveries,
+        "open": channel.open or None,
+    }

@@ -1,0 +1,63 @@
+"""`channels`: what there is, and a test of one."""
+
+from __future__ import annotations
+
+import pytest
+
+from keepstep.workflows.channel import CHANNELS
+from keepstep.workflows.definition import KNOWN
+
+PROGRAM = """
+import keepstep as ks
+
+def tell(digest):
+    with open("told", "a") as out:
+        out.write(digest["notices"][0]["text"])
+
+ks.Channel("ops", notify=tell, gather=0.1)
+
+@ks.workflow
+async def fine():
+    pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_channels():
+    yield
+    for one in CHANNELS.values():
+        KNOWN.pop(one.delivery.name, None)
+    CHANNELS.clear()
+
+
+def test_channels_are_listed_and_tested(keepstep, folder):
+    (folder / "told.py").write_text(PROGRAM, encoding="utf-8")
+    assert keepstep("run", "told.py:fine").code == 0
+    idle = {"gathered": 0, "delivered": 0, "deliveries": 0, "open": None}
+    assert keepstep("channels", "--json").json["channels"] == [
+        {"channel": "ops", "status": "waiting", "attended": False, **idle}
+    ]
+    assert keepstep("doctor", "--strict").code == 0, "an idle channel needs no worker"
+    assert keepstep("channels", "test", "ops", "--json").json == {"channel": "ops", "sent": True}
+    (gathered,) = [one["code"] for one in keepstep("doctor", "--json").json["findings"]]
+    assert gathered == "channel-unattended"
+    assert keepstep("worker", "told.py", "--until-idle", "-q").code == 0
+    wait_until_told(folder, keepstep)
+    assert (folder / "told").read_text(encoding="utf-8") == "this is a test"
+    assert "no worker declares it" in keepstep("channels").out
+
+
+def wait_until_told(folder, keepstep):
+    """A worker that is idle may leave before the time of the channel has come; the next one goes on."""
+    for _ in range(50):
+        if (folder / "told").exists():
+            return
+        assert keepstep("worker", "told.py", "--until-idle", "-q").code == 0
+
+
+def test_wrong_names_are_refused(keepstep):
+    keepstep("run", "program.py:total", "1")
+    unknown = keepstep("channels", "test", "nobody")
+    assert (unknown.code, "no channel 'nobody'" in unknown.err) == (2, True)
+    assert keepstep("channels", "test").code == 2
+    assert keepstep("channels").out.startswith("no channel")
