@@ -21,7 +21,7 @@ from tests.postgres import empty_store
 ROOT = Path(__file__).parents[2]
 
 PROGRAM = """
-import asyncio, os, time
+import asyncio, os, random, time
 from pathlib import Path
 import keepstep as ks
 
@@ -32,13 +32,13 @@ def note(text):
 
 @ks.step
 async def soon(number):
-    await asyncio.sleep(0.05)
     note(f"{ks.run_id()} {number}")
+    await asyncio.sleep(random.uniform(0.05, 0.2))
 
 @ks.step
 def in_thread(number):
-    time.sleep(0.05)
     note(f"{ks.run_id()} {number}")
+    time.sleep(random.uniform(0.05, 0.2))
 
 @ks.workflow
 async def job():
@@ -46,7 +46,7 @@ async def job():
         await soon(number)
         await in_thread(number + 1)
         await ks.sleep(0.02)
-        await ks.gather(soon(number + 2), ks.sleep(0.3))
+        await ks.gather(soon(number + 2), ks.sleep(0.1))
 
 @ks.step
 async def endless():
