@@ -2,7 +2,8 @@
 
 Every test that asks for `world` runs in memory and on SQLite, some on PostgreSQL and some on files too, and in two
 modes: `live`, and `replay`, where the engine forgets a run after every new outcome and goes on from its history. What
-passes live and fails in replay is a bug in replay.
+passes live and fails in replay is a bug in replay. A replay needs of a store only that it keeps records in order, so
+`make test` replays on SQLite only where runs meet, wait, crash and are steered.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import uvloop
 
 from keepstep.workflows.definition import KNOWN
 from tests.engine.world import ALL_ENCRYPTED, World
+from tests.nightly import case
 from tests.postgres import empty_store
 
 #: Set it to run every test that asks for `world` on PostgreSQL too, in both modes: that takes minutes.
@@ -52,11 +54,14 @@ def pytest_generate_tests(metafunc):
         marked = metafunc.definition.get_closest_marker
         if len(stores) > 1 and (EVERYWHERE or marked("on_postgres")) and not marked("quick_store"):
             cases += [("postgres", mode) for mode in modes if mode == "live" or EVERYWHERE]
-        if "sqlite" in stores and metafunc.module.__name__.rpartition(".")[2] in ON_FILES:
+        is_shared = metafunc.module.__name__.rpartition(".")[2] in ON_FILES
+        if "sqlite" in stores and is_shared:
             cases += [("files", mode) for mode in modes if mode == "live" or EVERYWHERE]
         if marked("every_loop"):
             cases += [("memory", mode, loop) for mode in modes for loop in OTHER_LOOPS]
-        metafunc.parametrize("world", cases, ids=["-".join(case) for case in cases], indirect=True)
+        nightly = set() if is_shared else {("sqlite", "replay")}
+        given = [case(one, id="-".join(one), nightly=one in nightly) for one in cases]
+        metafunc.parametrize("world", given, indirect=True)
 
 
 @pytest.hookimpl(tryfirst=True)

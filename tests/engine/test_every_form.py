@@ -1,5 +1,6 @@
 """Budgets and readiness hold for every form of workflow (C14, C17)."""
 
+from collections import Counter
 from itertools import pairwise
 
 import pytest
@@ -203,7 +204,10 @@ async def test_readiness_holds_for_every_form(world, made, form):
         await run.result(30)
         performed = len([key for key in await steps_of(run) if key != "form#1"])
     assert performed >= 3
-    assert len(ASKED) == 2 * len({tuple(one) for one in ASKED}), "each step is asked until it is ready"
+    asked = Counter(tuple(one) for one in ASKED)
+    # A run that is forgotten while a step is not ready asks again when it goes on.
+    at_most = 2 if world.mode == "live" else 4
+    assert all(2 <= count <= at_most for count in asked.values()), "each step is asked until it is ready"
     assert len(ASKED) >= 6
 
 

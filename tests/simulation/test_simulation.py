@@ -1,4 +1,4 @@
-"""The simulated world: kept plans, a thousand seeds, and that nothing of the real world leaks in."""
+"""The simulated world: kept plans, many seeds, and that nothing of the real world leaks in."""
 
 from __future__ import annotations
 

@@ -47,6 +47,9 @@ from keepstep.testing.store_contract import (
     record,
     started,
 )
+from keepstep.testing.store_contract.trimming import Trimming
+from keepstep.testing.store_contract.waking import Waking
+from keepstep.testing.store_contract.writing import Writing
 from tests.network import Proxy
 from tests.postgres import empty_store, session_dsn
 
@@ -100,7 +103,9 @@ class Beginning(Attentive):
         return answers
 
 
-class TestBegunCommits(StoreContract):
+class TestBegunCommits(Writing, Waking, Trimming):
+    """The groups of the contract that are about commits, with commits that are begun on the event loop."""
+
     @pytest.fixture(autouse=True)
     def _place(self, url):
         self.url = url
