@@ -13,7 +13,7 @@ import apsw
 import pytest
 
 from keepstep.errors import DefinitionError, StoreError, StoreUnavailable
-from keepstep.model import Kind, RunQuery, Signal, Status, WorkerInfo
+from keepstep.model import Ask, Kind, RunQuery, Signal, Status, WorkerInfo
 from keepstep.ports import ClaimRequest, Create, Send, Verdict, WouldBlock
 from keepstep.stores.os_locks import network_file_system
 from keepstep.stores.sqlite.connection import refuse_old_sqlite
@@ -385,8 +385,29 @@ def test_a_claim_costs_the_same_before_a_long_queue_of_others(store):
             "INDEX keepstep_head_time (workflow=? AND queue=? AND due_at>? AND due_at<?)",
             "COVERING INDEX keepstep_head_owner (worker>?)",
             "INDEX keepstep_head_owner (worker=? AND workflow=? AND queue=?)",
+            "INDEX keepstep_head_ready (gate>? AND gate<?)",
         )
     }
+
+
+@pytest.mark.parametrize("keys", [0, 1, 1000])
+def test_a_claim_costs_the_same_before_many_runs_at_services(store, keys):
+    filled(store, [("parked-", "mine", 0, None, 30_000), ("other-", "mine", 0, None, 10_000)])
+    key = f"'key ' || (number % {keys})" if keys else "NULL"
+    store._writer.connection.execute(
+        f"UPDATE keepstep_head SET status = 'waiting', epoch = 1, key = {key}, since = 1000.0 + number, "
+        "gate = iif(run < 'parked', 'service/post', 'service/bank'), due_at = iif(number % 2, 4e9, NULL)"
+    )
+    store.pass_gates("w1", [Ask("bank"), Ask("post")])
+    workflows = frozenset({"mine"})
+    with Watch(store) as idle:
+        claims = store.claim_runs(ClaimRequest("w1", workflows, 10, rooms={"bank": 0, "post": 0}))
+    assert [one.runs for one in claims.at_services] == [100, 100]
+    assert idle.steps < 10_000, f"an idle claim took {idle.steps} steps"
+    with Watch(store) as busy:
+        claims = store.claim_runs(ClaimRequest("w1", workflows, 10, rooms={"bank": 6, "post": 0}))
+    assert [claim.service for claim in claims.claims] == ["bank"] * 6
+    assert busy.steps < 30_000, f"a claim took {busy.steps} steps"
 
 
 def test_a_claim_takes_one_step_for_each_queue(store):

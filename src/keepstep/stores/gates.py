@@ -45,13 +45,21 @@ def texts_of(gate: GateInfo) -> tuple[str, str, str]:
     return declared, set_by_hand, _encode(gate.log).decode() if gate.log else ""
 
 
+def state_text(gate: GateInfo) -> str:
+    """Return the stored form of the spend and the breaker of a service; empty for a queue."""
+    state = {"spent_until": gate.spent_until, "breaker": gate.breaker}
+    return _encode({name: value for name, value in state.items() if value}).decode() if any(state.values()) else ""
+
+
 #: Columns of a gate, in the order of `gate_of`.
-GATE_COLUMNS = ("kind", "name", "declared", "changed", "log", "tat", "turn", "parity")
+GATE_COLUMNS = ("kind", "name", "declared", "changed", "log", "tat", "turn", "parity", "breaker")
 
 
 def gate_of(row: Sequence[Any]) -> GateInfo:
     """Return the gate in a stored row. A damaged row must not stop claims, so it limits nothing."""
-    kind, name, declared, set_by_hand, log, used_until, turn, parity = row
+    kind, name, declared, set_by_hand, log, used_until, turn, parity, state = row
+    found = _read(_plain, state) or {}
+    spent_until, breaker = found.get("spent_until"), found.get("breaker")
     return GateInfo(
         str(kind),
         str(name),
@@ -61,6 +69,8 @@ def gate_of(row: Sequence[Any]) -> GateInfo:
         used_until if isinstance(used_until, float) else 0.0,
         turn if isinstance(turn, str) else "",
         bool(parity),
+        spent_until if isinstance(spent_until, float) else 0.0,
+        breaker if isinstance(breaker, dict) else None,
     )
 
 
@@ -80,10 +90,12 @@ def limits_of(gate: GateInfo) -> Limits:
 
 
 def waits_at(run: Run, limited: Container[str]) -> str | None:
-    """Return the limited queue at which a new run waits, or whose place it holds; None if it is in no such queue.
+    """Return the gate at which a new run waits, or the limited queue whose place it holds; None if there is none.
 
     A run that is not due yet, or has begun elsewhere, waits for its time first. The claim that finds it moves it.
     """
+    if run.service is not None and run.worker is None:
+        return services.gate_text(run.service)
     if run.queue not in limited:
         return None
     if run.worker is not None:

@@ -211,10 +211,11 @@ class MemoryStore:
         if (SERVICE, service) in self._gates:
             self._gates[SERVICE, service] = decision.gate
         taken: list[Claim] = []
+        through = service if service in request.rooms else None
         for run in decision.runs:
             entry = self._runs[run]
             if self._may_drive(entry, request, dead, now):
-                taken.append(self._claim(run, request.worker, now, service=service))
+                taken.append(self._claim(run, request.worker, now, service=through))
             else:
                 entry.head = claims.left_service(entry.head)
         return tuple(taken)

@@ -216,6 +216,8 @@ class _Claim:
         used_until = self._gate.used_until
         if rate is not None and self._fresh:
             used_until = self._tokens.spend(rate, self._fresh)
+        elif rate is not None:  # written once, after the clock was set back: otherwise each claim would wait anew
+            used_until = min(used_until, self._tokens.used_until)
         if (used_until, self._turn, self._line_next) == (
             self._gate.used_until,
             self._gate.turn,

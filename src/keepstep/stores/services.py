@@ -30,6 +30,12 @@ TOKEN_SECONDS = 0.5
 
 #: Prefix of `gate` in the head of a run that waits at a service. No queue has such a name.
 _AT_SERVICE = "service/"
+#: Names between which the gates of services lie. The character after the last one of the prefix ends the range.
+FIRST_SERVICE, AFTER_SERVICES = _AT_SERVICE, "service0"
+#: SQL condition of a run that waits at a service and for a time.
+TIMED_SQL = "worker IS NULL AND due_at IS NOT NULL AND gate >= 'service/' AND gate < 'service0'"
+#: Runs at services whose time has come that one claim lets go on.
+TIMED = 500
 #: Number up to which a claim counts the parked runs that it had no room for.
 MOST_COUNTED = 100
 
@@ -42,6 +48,13 @@ def gate_text(service: str | None) -> str | None:
 def service_in(gate: str | None) -> str | None:
     """Return the service in the stored form of a gate; None for a queue."""
     return gate.removeprefix(_AT_SERVICE) if gate is not None and gate.startswith(_AT_SERVICE) else None
+
+
+def share_of(row: Sequence[Any]) -> Share:
+    """Return the share in a stored row; damaged numbers count as none."""
+    worker, held, need, since = row
+    held, need = (value if isinstance(value, int) else 0 for value in (held, need))
+    return Share(str(worker), held, need, since if isinstance(since, float) else None)
 
 
 class Passage(NamedTuple):
@@ -117,6 +130,9 @@ class _Decision:
         self._others = [share for share in shares if share.worker != worker]
         self._before = next((share for share in shares if share.worker == worker), Share(worker))
         since = now - max(ask.waited_seconds, 0.0) if ask.waiting else None
+        known = self._before.since
+        if since is not None and known is not None and abs(since - known) < SOON_SECONDS:
+            since = known  # an ask that tells nothing new is not written
         self._want = Share(worker, ask.running, ask.running + ask.waiting, since)
         self._why, self._again_seconds, self._moved = "", LOOK_SECONDS, ""
 
@@ -190,23 +206,27 @@ class _Decision:
         if places is not None and places < max(ask.running, 1):
             wanted = 0  # none of them could begin
         count = wanted
+        # A time that lies too far ahead, because the clock was set back, is written once: otherwise each ask would wait
+        # anew.
         used_until, spent_until = gate.used_until, gate.spent_until
         if rate is not None:
             there = tokens(rate, used_until, now, saved_seconds=TOKEN_SECONDS)
+            used_until = min(used_until, there.used_until)
             count = min(count, self._part(there.left, wanted))
             if count < min(ask.waiting, wanted):
                 self._lacks("rate", next_token_at(rate, there.used_until) - now)
         if spend is not None:
-            room, spent_until = spend_left(spend, spent_until, now, saved_seconds=TOKEN_SECONDS)
+            room, spent_from = spend_left(spend, spent_until, now, saved_seconds=TOKEN_SECONDS)
+            spent_until = min(spent_until, spent_from)
             affordable = 0 if room <= 0 else wanted if ask.estimate <= 0 else math.ceil(room / ask.estimate)
             count = min(count, self._part(affordable, wanted))
             if count < min(ask.waiting, wanted):
-                self._lacks("spend", spent_until - now)
-            spent_until += count * max(ask.estimate, 0.0) * spend.interval
+                self._lacks("spend", spent_from - now)
+            if count:
+                spent_until = spent_from + count * max(ask.estimate, 0.0) * spend.interval
         if count and rate is not None:
             used_until = there.spend(rate, count)
-        if count:
-            self._gate = replace(gate, used_until=used_until, spent_until=spent_until)
+        self._gate = replace(gate, used_until=used_until, spent_until=spent_until)
         return count
 
     def _part(self, there: int, wanted: int) -> int:

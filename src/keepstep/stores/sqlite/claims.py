@@ -35,6 +35,7 @@ class Found(NamedTuple):
     updated_at: float
     owner: str | None = None
     gate: str | None = None  # the limited queue whose place the run takes
+    service: str | None = None  # the service from which the run is claimed
 
 
 class Section(NamedTuple):

@@ -12,7 +12,7 @@ import msgspec
 from ...errors import CheckpointCorrupt, StoreError
 from ...model import Run, Signal, Status
 from ...ports import Advance, Answer, Change, Clock, Create, Row, Verdict, instant
-from .. import gates, rules
+from .. import gates, rules, services
 from ..transition import Head, Transition, Writes, may_replace
 from .connection import Cursor
 from .rows import names, names_text, read_run, seconds
@@ -29,18 +29,22 @@ _EXTEND = (
 _ADD_ROW = "INSERT INTO keepstep_checkpoint (run, seq, kind, record, body) VALUES (?, ?, ?, CAST(? AS TEXT), ?)"
 _HEAD = (
     "SELECT status, seq, checksum, epoch, worker, due_at, wakes, signals, recoveries, signals_read, kept_from,"
-    " signals_from, holds FROM keepstep_head WHERE run = ?"
+    " signals_from, holds, gate FROM keepstep_head WHERE run = ?"
 )
 _MOVE = (
     "UPDATE keepstep_head SET status = ?, seq = ?, checksum = ?, worker = ?, due_at = ?, wakes = ?, signals = ?,"
-    " recoveries = ?, updated_at = ?, signals_read = ?, holds = ?, gate = iif(?4 IS NULL, NULL, gate) WHERE run = ?"
+    " recoveries = ?, updated_at = ?, signals_read = ?, holds = ?, gate = iif(?4 IS NULL, ?, gate),"
+    " since = iif(?12 IS NULL, NULL, ?9) WHERE run = ?"
 )
 _KEEP = "UPDATE keepstep_head SET signals_read = ?, kept_from = ?, signals_from = ? WHERE run = ?"
 _TRIM = "DELETE FROM keepstep_checkpoint WHERE run = ? AND seq > 1 AND seq < ?"
 _TRIM_SIGNALS = "DELETE FROM keepstep_signal WHERE run = ? AND seq < ?"
 # A signal touches no index unless it wakes the run.
 _RECEIVE = "UPDATE keepstep_head SET signals = ? WHERE run = ?"
-_WAKE = "UPDATE keepstep_head SET signals = ?, due_at = ? WHERE run = ?"
+_WAKE = (
+    "UPDATE keepstep_head SET signals = ?, due_at = ?, gate = iif(gate LIKE 'service/%', ?, gate),"
+    " since = iif(gate LIKE 'service/%' AND ?3 IS NULL, NULL, since) WHERE run = ?"
+)
 _LEASE = "SELECT worker, epoch, signals FROM keepstep_head WHERE run = ?"
 _SIGNAL_SEQ = "SELECT seq FROM keepstep_signal WHERE run = ? AND id = ? AND id <> ''"
 _ADD_RUN = (
@@ -96,6 +100,7 @@ class _Stored(NamedTuple):
     kept_from: int
     signals_from: int
     holds: int
+    gate: str | None
 
 
 def _is_common(change: Advance) -> bool:
@@ -291,6 +296,7 @@ class Batch:
                 stored.kept_from,
                 stored.signals_from,
                 stored.holds,
+                None if stored.worker is not None else services.service_in(stored.gate),
             )
         except (msgspec.MsgspecError, ValueError, OverflowError) as error:
             raise CheckpointCorrupt(f"run {run!r}: its head cannot be read: {error}") from None
@@ -342,7 +348,8 @@ class Batch:
     def _move(self, run: str, head: Head) -> None:
         if head.updated_at is None:  # the run has only received signals
             if head.worker is None and head.due_at is not None:
-                self._cursor.execute(_WAKE, (head.signals, seconds(head.due_at), run))
+                gate = services.gate_text(head.service)
+                self._cursor.execute(_WAKE, (head.signals, seconds(head.due_at), gate, run))
             else:
                 self._cursor.execute(_RECEIVE, (head.signals, run))
             return
@@ -358,6 +365,7 @@ class Batch:
             seconds(head.updated_at),
             head.signals_read,
             head.holds,
+            services.gate_text(head.service),
             run,
         )
         self._cursor.execute(_MOVE, values)
@@ -391,7 +399,7 @@ class Batch:
         )
         if not self._connection.changes():
             return False
-        gate = gates.waits_at(run, self._limited) if self._limited else None
+        gate = gates.waits_at(run, self._limited) if self._limited or run.service is not None else None
         cursor.execute(
             _ADD_HEAD,
             (
@@ -415,7 +423,7 @@ class Batch:
                 run.dedupe,
                 run.holds,
                 gate,
-                None if gate is None else seconds(run.due_at),
+                None if gate is None else seconds(run.due_at if run.service is None else run.updated_at),
             ),
         )
         if run.signals_read != 0 or run.kept_from or run.signals_from:  # copied from elsewhere

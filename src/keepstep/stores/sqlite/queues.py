@@ -20,7 +20,7 @@ _PUT_GATE = (
     "INSERT INTO keepstep_gate (kind, name, declared, changed, log) VALUES (?, ?, ?, ?, ?) ON CONFLICT (kind, name)"
     " DO UPDATE SET declared = excluded.declared, changed = excluded.changed, log = excluded.log"
 )
-_MOVE_GATE = "UPDATE keepstep_gate SET tat = ?, turn = ?, parity = ? WHERE kind = ? AND name = ?"
+_MOVE_GATE = "UPDATE keepstep_gate SET tat = ?, turn = ?, parity = ?, breaker = ? WHERE kind = ? AND name = ?"
 #: Runs that workers hold when their queue gets its first limits hold a place from then on.
 _HOLD_PLACES = "UPDATE keepstep_head SET gate = queue WHERE worker IS NOT NULL AND queue = ? AND gate IS NULL"
 _READY = "FROM keepstep_head WHERE worker IS NULL AND gate = ? AND workflow = ?"
@@ -44,11 +44,14 @@ def put_gate(cursor: Cursor, gate: GateInfo, *, is_new: bool) -> None:
     cursor.execute(_PUT_GATE, (gate.kind, gate.name, *gates.texts_of(gate)))
     if is_new and gate.kind == QUEUE:
         cursor.execute(_HOLD_PLACES, (gate.name,))
+    elif gate.kind != QUEUE:
+        move_gate(cursor, gate)
 
 
 def move_gate(cursor: Cursor, gate: GateInfo) -> None:
-    """Write where the rate and the turns of a gate stand."""
-    cursor.execute(_MOVE_GATE, (gate.used_until, gate.turn, int(gate.line_next), gate.kind, gate.name))
+    """Write where the rate, the turns, the spend and the breaker of a gate stand."""
+    state = (gate.used_until, gate.turn, int(gate.line_next), gates.state_text(gate))
+    cursor.execute(_MOVE_GATE, (*state, gate.kind, gate.name))
 
 
 class QueueGround:
@@ -133,6 +136,10 @@ class QueueGround:
         sql = "SELECT status, CAST(updated_at AS REAL) FROM keepstep_head WHERE run = ?"
         ((status, updated_at),) = self._rows(sql, (run,))
         return Found((0, 0.0), run, status, updated_at)
+
+    def queue_of(self, run: str) -> str:
+        """Return the queue of a run."""
+        return str(self._rows("SELECT queue FROM keepstep_head WHERE run = ?", (run,))[0][0])
 
     def holds_key(self, run: str) -> bool:
         """Whether a run need not wait for its key."""

@@ -12,7 +12,7 @@ import msgspec
 from ...errors import CheckpointCorrupt
 from ...model import Run, Signal, Status
 from ...ports import Row, instant
-from .. import rules
+from .. import rules, services
 from .connection import Cursor
 
 T = TypeVar("T")
@@ -60,6 +60,7 @@ _COLUMNS: dict[str, tuple[type, ...]] = {
     "h.signals_from": (int,),
     "r.dedupe": (str, NoneType),
     "h.holds": (int,),
+    "h.gate": (str, NoneType),
 }
 _RUN_COLUMNS = ", ".join([*_COLUMNS][1:])
 #: A stored value with text as bytes, so that text in any column that is not UTF-8 does not stop a query.
@@ -180,6 +181,7 @@ def _run(row: Sequence[Any]) -> Run:
         signals_from=row[31],
         dedupe=row[32],
         holds=row[33],
+        service=None if row[21] is not None else services.service_in(row[34]),
     )
 
 

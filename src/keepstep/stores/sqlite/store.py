@@ -19,6 +19,7 @@ from ...errors import CheckpointCorrupt, DefinitionError, SchemaMismatch, StoreE
 from ...model import (
     LEASE_SECONDS,
     Ask,
+    AtService,
     Claim,
     Claims,
     Flaw,
@@ -34,13 +35,14 @@ from ...model import (
     Status,
     WorkerInfo,
 )
-from ...model.gate import QUEUE
+from ...model.gate import QUEUE, SERVICE
 from ...ports import Answer, Change, ClaimRequest, Clock, Row, SystemClock, instant
-from .. import gates, queues, rules
+from .. import gates, queues, rules, services
 from ..claims import PUT_ASIDE_SQL, claim_of, is_recovery, leased_sql, status_after
 from ..os_locks import WorkerLocks, abandon_in_children, local_path
 from ..watch import Watch
 from ..write_counts import Authors
+from . import services as here
 from .claims import Found, by_name, due_runs, has_due, in_order, next_times, orphans, sections
 from .commit import Undone, apply_changes, forget, lower_position
 from .connection import Cursor, Reader, refuse_old_sqlite, translated
@@ -61,6 +63,7 @@ from .rows import (
     text_or_bytes,
     typed,
 )
+from .services import ParkedGround
 from .writer import Writer
 
 if TYPE_CHECKING:
@@ -346,13 +349,33 @@ class SQLiteStore:
             if request.limit > 0 and queue not in limited and has_due(cursor, section, now):
                 return None
             later += next_times(cursor, section, now)
+        parked = here.parked_at(cursor)
+        if parked and (here.timed_out(cursor, now) or self._has_room_for_parked(cursor, request, parked)):
+            return None
+        later += here.next_times(cursor, now) if parked else []
         for gate in self._served(request, limited):
             ground = QueueGround(cursor, gate.name, request, alive, now)
             decision = queues.decide(gate, ground, request.limit, now)
             if decision.orphans or decision.runs or decision.gate is not gate or ground.unripe():
                 return None
             later += [] if decision.next_at is None else [decision.next_at]
-        return Claims((), instant(min(later)) if later else None)
+        return Claims((), instant(min(later)) if later else None, self._at_services(cursor, request, parked))
+
+    @staticmethod
+    def _rooms(cursor: Cursor, request: ClaimRequest, parked: list[str]) -> dict[str, int]:
+        """Return the services at which runs wait that the request may take, and how many."""
+        rooms = services.rooms_of(request, parked, partial(here.is_used, cursor))
+        return {service: room for service, room in rooms.items() if service in parked and request.limit > 0}
+
+    def _has_room_for_parked(self, cursor: Cursor, request: ClaimRequest, parked: list[str]) -> bool:
+        rooms = self._rooms(cursor, request, parked)
+        return any(ParkedGround(cursor, service, request).priorities() for service in rooms)
+
+    @staticmethod
+    def _at_services(cursor: Cursor, request: ClaimRequest, parked: Iterable[str]) -> tuple[AtService, ...]:
+        mine = [service for service in parked if service in request.rooms]
+        found = [ParkedGround(cursor, service, request).waiting(service) for service in mine]
+        return tuple(one for one in found if one is not None)
 
     def _claim(self, request: ClaimRequest, marked_dead: list[str]) -> Claims:
         cursor = self._writer.cursor
@@ -368,14 +391,42 @@ class SQLiteStore:
         claims: tuple[Claim, ...] = ()
         later: list[float] = []
         served = [gate.name for gate in self._served(request, moment.limited)]
-        for name in queues.in_turn(served, self._claims_made):
+        parked = here.parked_at(cursor)
+        if parked:
+            here.go_on(cursor, here.timed_out(cursor, now))
+            later += here.next_times(cursor, now)
+        rooms = self._rooms(cursor, request, parked)
+        for name in queues.in_turn([*served, *(f"{services.gate_text(one)}" for one in rooms)], self._claims_made):
             rest = replace(request, limit=request.limit - len(claims))
-            if name is None:
-                claims += self._claim_others(moment, rest, later)
-            else:
+            service = services.service_in(name)
+            if service is not None:
+                claims += self._claim_parked(moment, service, min(rooms[service], rest.limit), rest)
+            elif name is not None:
                 claims += self._claim_queue(moment, moment.limited[name], rest, later)
+            else:
+                claims += self._claim_others(moment, rest, later)
         self._claims_made += 1
-        return Claims(claims, instant(min(later)) if later else None)
+        return Claims(claims, instant(min(later)) if later else None, self._at_services(cursor, request, parked))
+
+    def _claim_parked(self, moment: _Moment, service: str, room: int, request: ClaimRequest) -> tuple[Claim, ...]:
+        """Claim runs that wait at a service. One whose queue has no place waits in its queue from now on."""
+        cursor, alive, limited, now = moment
+        gate = here.service_gate(cursor, service)
+        ground = ParkedGround(cursor, service, request)
+        decision = queues.decide_parked(gate or GateInfo(SERVICE, service), ground, room)
+        if gate is not None and decision.gate != gate:
+            move_gate(cursor, decision.gate)
+        claims: tuple[Claim, ...] = ()
+        through = service if service in request.rooms else None
+        for one in map(ground.found, decision.runs):
+            queue = limited.get(ground.queue_of(str(one.run)))
+            if queue is None:
+                claims += self._take_all([one._replace(service=through)], request.worker, now)
+            elif queues.may_drive(queue, QueueGround(cursor, queue.name, request, alive, now), holds_key=True):
+                claims += self._take_all([one._replace(service=through, gate=queue.name)], request.worker, now)
+            else:
+                here.go_to_queue(cursor, str(one.run))
+        return claims
 
     def _claim_others(self, moment: _Moment, request: ClaimRequest, later: list[float]) -> tuple[Claim, ...]:
         """Claim runs of queues without limits, and add the times at which more are due."""
@@ -448,7 +499,7 @@ class SQLiteStore:
             cursor.execute(_PUT_ASIDE, (one.run, one.run))
             return None
         self._authors.wrote({worker})
-        return claim_of(run, one.owner, old, _since(one.updated_at))
+        return claim_of(run, one.owner, old, _since(one.updated_at), one.service)
 
     def _liveness(self, cursor: Cursor, me: str) -> tuple[set[str], list[str]]:
         """Return the workers that are alive, `me` included, and those that must be marked dead."""
@@ -501,9 +552,21 @@ class SQLiteStore:
     # -- gates -------------------------------------------------------------------------------------------------------
 
     def pass_gates(self, worker: str, asks: Sequence[Ask]) -> list[Grant]:
-        raise NotImplementedError
+        def answer(cursor: Cursor, *, writes: bool) -> list[Grant] | None:
+            if self._is_gone(cursor, worker):
+                return [services.refused(ask) for ask in asks]
+            return here.pass_gates(cursor, worker, asks, self._now(), writes=writes)
+
+        # A read first, without the write lock: most asks tell nothing new.
+        grants = self._reader.read(partial(answer, writes=False))
+        if grants is None:
+            grants = self._writer.run(lambda: answer(self._writer.cursor, writes=True), durable=False)
+            self._authors.wrote({worker})
+        return grants or []
 
     def list_gates(self, kind: str) -> list[GateInfo]:
+        if kind == SERVICE:
+            return self._reader.read(here.list_services)
         found = self._reader.read(lambda cursor: read_gates(cursor, kind))
         if kind == QUEUE:
             self._limited = frozenset(gate.name for gate in found)

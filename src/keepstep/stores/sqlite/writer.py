@@ -106,6 +106,7 @@ class Writer:
 
     def __init__(self, path: str, *, synchronous: str, busy_seconds: float) -> None:
         self._path = path
+        self._synchronous = synchronous
         self._busy_seconds = busy_seconds
         self._timeout = busy_seconds
         self._lock = threading.Lock()
@@ -115,11 +116,16 @@ class Writer:
         self._turnstile: Turnstile | None = None
         self._leave_turnstile: Callable[[], None]
 
-    def run(self, work: Callable[[], T], *, wait: bool = True) -> T:
-        """Run `work` in one durable transaction. If it raises, nothing is written."""
+    def run(self, work: Callable[[], T], *, wait: bool = True, durable: bool = True) -> T:
+        """Run `work` in one transaction. If it raises, nothing is written.
+
+        Unless it is `durable`, a loss of power may undo it until the next transaction that is.
+        """
         self._enter(wait=wait)
         cursor, committing = self.cursor, False
         try:
+            if not durable:
+                cursor.execute("PRAGMA synchronous = NORMAL")
             cursor.execute("BEGIN IMMEDIATE")
             result = work()
             committing = True
@@ -135,6 +141,8 @@ class Writer:
         finally:
             if self.connection.in_transaction:
                 self._rollback()
+            if not durable:
+                cursor.execute(f"PRAGMA synchronous = {self._synchronous}")
             self._leave_turnstile()
             self._lock.release()
 

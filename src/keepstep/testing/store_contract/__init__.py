@@ -34,6 +34,7 @@ from .ground import (
 from .keeping import Keeping
 from .queueing import Queueing
 from .reading import Reading
+from .serving import Serving
 from .trimming import Trimming
 from .waking import Waking
 from .writing import Writing
@@ -58,5 +59,5 @@ __all__ = [
 ]
 
 
-class StoreContract(Writing, Waking, Claiming, Queueing, Reading, Keeping, Trimming):
+class StoreContract(Writing, Waking, Claiming, Queueing, Serving, Reading, Keeping, Trimming):
     """Subclass it and write `make_store`; every test of each group must pass."""
