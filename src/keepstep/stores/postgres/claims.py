@@ -9,15 +9,16 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from ...errors import CheckpointCorrupt
-from ...model import FINISHED, Claim, Claims, Status
-from ...model.gate import QUEUE
+from ...model import FINISHED, AtService, Claim, Claims, GateInfo, Status
+from ...model.gate import QUEUE, SERVICE
 from ...ports import ClaimRequest, Clock, instant
-from .. import claims, queues, rules
+from .. import claims, queues, rules, services
 from ..claims import FEW, LEVELS
 from ..watch import Watch, has_ended
 from .pool import Address, Connection
-from .queues import GateStatements, Moment, QueueGround, gate_from
+from .queues import GateStatements, Moment, QueueGround, gate_from, moved
 from .rows import RUN_COLUMNS, RUN_WIDTH, original, plain, run_from, texts
+from .services import ParkedGround, ServiceStatements
 
 log = logging.getLogger("keepstep")
 
@@ -44,6 +45,8 @@ class Liveness(NamedTuple):
     owners: frozenset[str]
     #: The queues with limits.
     limited: tuple[str, ...] = ()
+    #: The services at which runs wait.
+    parked_at: tuple[str, ...] = ()
 
     def dead_owners(self, me: str) -> list[str]:
         """Return owners of runs that are dead or unknown."""
@@ -63,6 +66,7 @@ class Claimer:
         self._watch = watch
         self._sql = _Statements(address)
         self._gates = GateStatements(address)
+        self._services = ServiceStatements(address)
         self._claims_made = 0
         #: The queues with limits, as of the last claim.
         self.limited: frozenset[str] = frozenset()
@@ -84,7 +88,8 @@ class Claimer:
                 dead = gone or boot != boot_id or self._watch.is_silent(me, worker, lease) or has_ended(process)
                 leased = not dead and now - renewed <= self._watch.lease_of(lease)
                 workers[worker] = WorkerLiveness(worker, dead, gone, leased, renewed)
-        return Liveness(workers, frozenset(rows[0][6]), tuple(rows[0][7]))
+        parked_at = tuple(services.service_in(original(gate)) or "" for gate in rows[0][8])
+        return Liveness(workers, frozenset(rows[0][6]), tuple(rows[0][7]), parked_at)
 
     def observe(self, connection: Connection) -> None:
         """Record the heartbeats of all workers."""
@@ -111,13 +116,80 @@ class Claimer:
         taken: tuple[Claim, ...] = ()
         later: datetime | None = None
         served = self.limited if request.queues is None else self.limited & request.queues
-        for name in queues.in_turn(served, self._claims_made) if request.workflows else ():
+        rooms: dict[str, int] = {}
+        if liveness.parked_at:
+            later = self._services.let_timed_go_on(connection, now)
+            used = self._services.used(connection)
+            rooms = services.rooms_of(request, liveness.parked_at, used.__contains__)
+        turns = {*served, *(f"{services.gate_text(name)}" for name in rooms if name in liveness.parked_at)}
+        for name in queues.in_turn(turns, self._claims_made) if request.workflows else ():
             rest = replace(request, limit=max(request.limit - len(taken), 0))
-            claims, at = self._others(moment, rest) if name is None else self._queue(moment, name, rest)
+            service = services.service_in(name)
+            if service is not None:
+                claims, at = self._parked(moment, service, min(rooms[service], rest.limit), rest), None
+            else:
+                claims, at = self._others(moment, rest) if name is None else self._queue(moment, name, rest)
             taken += claims
             later = min(filter(None, (later, at)), default=None)
         self._claims_made += 1
-        return Claims(taken, later)
+        return Claims(taken, later, self._at_services(moment, request, liveness.parked_at))
+
+    def _at_services(self, moment: Moment, request: ClaimRequest, parked_at: Sequence[str]) -> tuple[AtService, ...]:
+        mine = [service for service in parked_at if service in request.rooms]
+        found = [ParkedGround(moment, self._gates, service, request).waiting(self._services) for service in mine]
+        return tuple(one for one in found if one is not None)
+
+    def _parked(self, moment: Moment, service: str, room: int, request: ClaimRequest) -> tuple[Claim, ...]:
+        """Claim runs that wait at a service. One whose queue has no place waits in its queue from now on.
+
+        The gate is not locked: workers wait for its row, and a claim waits for the disk. Two claims may choose the same
+        runs, and then one takes them.
+        """
+        connection = moment.connection
+        rows = connection.execute(self._services.gate, (SERVICE, plain(service)), binary=True).fetchall()
+        gate = gate_from(rows[0]) if rows else GateInfo(SERVICE, service)
+        ground = ParkedGround(moment, self._gates, service, request)
+        decision = queues.decide_parked(gate, ground, room)
+        if not decision.runs:
+            return ()
+        if rows and decision.gate != gate:
+            after = decision.gate
+            connection.execute(self._gates.take_turn, (plain(after.turn), int(after.line_next), SERVICE, rows[0][1]))
+        queue_of = dict(connection.execute(self._services.queues_of, (texts(decision.runs),), binary=True).fetchall())
+        taken: tuple[Claim, ...] = ()
+        for run in decision.runs:
+            queue = queue_of.get(run)
+            if queue in moment.limited:
+                taken += self._take_parked_in_queue(moment, service, run, queue, request)
+            else:
+                taken += self._take_parked(moment, service, run, request)
+        return taken
+
+    def _take_parked_in_queue(
+        self, moment: Moment, service: str, run: str, queue: str, request: ClaimRequest
+    ) -> tuple[Claim, ...]:
+        connection = moment.connection
+        connection.execute("BEGIN")
+        rows = connection.execute(self._gates.lock, (QUEUE, queue), binary=True).fetchall()
+        taken: tuple[Claim, ...] = ()
+        if rows:  # otherwise another worker is claiming there
+            ground = QueueGround(moment, self._gates, original(queue), request)
+            if queues.may_drive(gate_from(rows[0]), ground, holds_key=True):
+                taken = self._take_parked(moment, service, run, request)
+            else:
+                connection.execute(self._services.go_to_queue, (run, plain(services.gate_text(service) or "")))
+        connection.execute("COMMIT")
+        return taken
+
+    def _take_parked(self, moment: Moment, service: str, run: str, request: ClaimRequest) -> tuple[Claim, ...]:
+        values = {
+            **_values(moment, request, 1),
+            "runs": texts([run]),
+            "gate": plain(services.gate_text(service) or ""),
+        }
+        rows = moment.connection.execute(self._sql.take_parked, values, binary=True)
+        taken = self._taken(moment.connection, rows)
+        return tuple(replace(claim, service=service if service in request.rooms else None) for claim in taken)
 
     def _others(self, moment: Moment, request: ClaimRequest) -> tuple[tuple[Claim, ...], datetime | None]:
         """Claim runs of queues without limits."""
@@ -149,9 +221,7 @@ class Claimer:
             values = {**_values(moment, request, request.limit), "runs": runs, "dead": texts(dead)}
             taken = self._taken(connection, connection.execute(self._sql.take, values, binary=True))
         if decision.gate is not gate:
-            after = decision.gate
-            moved = (after.used_until, plain(after.turn), int(after.line_next), QUEUE, plain(name))
-            connection.execute(self._gates.move, moved)
+            connection.execute(self._gates.move, moved(decision.gate))
         connection.execute("COMMIT")
         return taken, None if decision.next_at is None else instant(decision.next_at)
 
@@ -285,14 +355,24 @@ class _Statements:
 
     def __init__(self, address: Address) -> None:
         head, worker, gate = map(address.table, ("head", "worker", "gate"))
+        next_parked = (
+            f"SELECT h.gate FROM {head} h WHERE h.worker IS NULL AND h.gate < '{services.AFTER_SERVICES}'"
+            f" AND h.gate > '{services.FIRST_SERVICE}'"
+        )
         self.liveness_of_workers = f"""
             WITH RECURSIVE owner(id) AS (
                 (SELECT worker FROM {head} WHERE worker IS NOT NULL ORDER BY worker LIMIT 1)
                 UNION ALL
                 SELECT (SELECT h.worker FROM {head} h WHERE h.worker > o.id ORDER BY h.worker LIMIT 1)
-                FROM owner o WHERE o.id IS NOT NULL)
+                FROM owner o WHERE o.id IS NOT NULL),
+            parked(gate) AS (
+                SELECT ({next_parked} ORDER BY h.gate LIMIT 1)
+                UNION ALL
+                SELECT ({next_parked} AND h.gate > p.gate ORDER BY h.gate LIMIT 1)
+                FROM parked p WHERE p.gate IS NOT NULL)
             SELECT w.id, w.boot, w.boot_seconds, w.gone_at IS NOT NULL, w.lease_seconds, w.process,
-                ARRAY(SELECT id FROM owner WHERE id IS NOT NULL), ARRAY(SELECT name FROM {gate} WHERE kind = '{QUEUE}')
+                ARRAY(SELECT id FROM owner WHERE id IS NOT NULL), ARRAY(SELECT name FROM {gate} WHERE kind = '{QUEUE}'),
+                ARRAY(SELECT gate FROM parked WHERE gate IS NOT NULL)
             FROM (SELECT 1) one LEFT JOIN {worker} w ON w.gone_at IS NULL OR w.id = %s"""
         self.beats = f"SELECT id, boot, boot_seconds FROM {worker} WHERE gone_at IS NULL"
         self.mark_dead = (
@@ -312,6 +392,10 @@ class _Statements:
                     AND ((h.worker IS NULL)::int > 0 OR h.worker = ANY(%(dead)s)) FOR UPDATE SKIP LOCKED) h),
             taken AS ({take})
             {show} JOIN unnest(%(runs)s) WITH ORDINALITY i(run, n) ON i.run = h.run ORDER BY i.n"""
+        self.take_parked = self.take.replace(
+            "((h.worker IS NULL)::int > 0 OR h.worker = ANY(%(dead)s))",
+            "(h.worker IS NULL)::int > 0 AND h.gate = %(gate)s",
+        )
         self.by_name = f"""
             WITH found AS (
                 SELECT h.run, h.status, h.worker, h.updated_at, h.due_at FROM {head} h WHERE h.run = %(run)s

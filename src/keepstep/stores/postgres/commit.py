@@ -20,9 +20,10 @@ from ...model import Run, Status
 from ...model.checkpoint import FOLLOWED
 from ...ports import Advance, Answer, Change, Create, Rekey, Send
 from .. import rules
+from ..services import service_in
 from ..transition import Head, Transition, due_after, next_status, releases
 from .pool import Connection, execute_binary, numbered
-from .rows import names, plain, run_from, texts
+from .rows import names, original_or_none, plain, run_from, texts
 from .statements import DUE, LOOK, STEP_TYPES, Move, Statements, Written, step_values
 
 # -- the usual batch ---------------------------------------------------------------------------------------------------
@@ -83,7 +84,7 @@ class _Simple:
         self.runs.add(run.id)
         self.written.runs[run.id] = run
         self.written.rows += [(run.id, row) for row in change.rows]
-        _tell(self.written, run.status, run.worker is None and run.due_at is not None and run.due_at <= now)
+        _tell(self.written, run.status, _may_be_claimed(run, now))
         return True
 
     def _takes_advance(self, change: Advance, now: datetime) -> bool:
@@ -101,7 +102,8 @@ class _Simple:
         if move is None:
             return False
         self.moves.append(move)
-        _tell(self.written, move.status, None if move.due_at is None else move.due_at <= now)
+        is_due = move.due_at is not None and move.due_at <= now
+        _tell(self.written, move.status, is_due or (move.freed and change.service is not None))
         return True
 
 
@@ -122,10 +124,16 @@ def _add_rows(written: Written, change: Advance) -> None:
             written.notifications.add(LOOK)
 
 
-def _tell(written: Written, status: Status, due: bool | None) -> None:
+def _may_be_claimed(head: Head | Run, now: datetime) -> bool:
+    """Whether a run is due, or waits at a service at which a worker may have a place."""
+    is_due = head.due_at is not None and head.due_at <= now
+    return head.worker is None and (is_due or head.service is not None)
+
+
+def _tell(written: Written, status: Status, may_be_claimed: bool) -> None:
     if status in rules.ENDED or status is Status.PAUSED:
         written.notifications.add(LOOK)
-    if due:
+    if may_be_claimed:
         written.notifications.add(DUE)
 
 
@@ -229,7 +237,7 @@ def _notify(written: Written, now: datetime) -> None:
     """Collect the receivers of notifications about a batch's heads, rows and signals."""
     heads: dict[str, Head | Run] = {**written.heads, **written.runs}
     for head in heads.values():
-        _tell(written, head.status, head.worker is None and head.due_at is not None and head.due_at <= now)
+        _tell(written, head.status, _may_be_claimed(head, now))
     if any(row.kind in FOLLOWED for _, row in written.rows):
         written.notifications.add(LOOK)
     for signal in written.signals:
@@ -271,6 +279,7 @@ def head_from(row: Sequence[Any]) -> Head:
     try:
         due_at = None if due_at is None else due_at.astimezone(UTC)
         at = updated_at.astimezone(UTC)
+        kept[-1] = None if worker is not None else service_in(original_or_none(kept[-1]))  # its gate
         return Head(Status(status), seq, checksum, epoch, worker, due_at, names(wakes), signals, recoveries, at, *kept)
     except (ValueError, msgspec.MsgspecError) as error:
         raise CheckpointCorrupt(f"run {run!r}: its head cannot be read: {error}") from None

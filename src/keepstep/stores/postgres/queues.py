@@ -36,10 +36,14 @@ class GateStatements:
         self.hold_places = (
             f"UPDATE {head} SET gate = queue WHERE worker IS NOT NULL AND queue = %s AND gate IS DISTINCT FROM queue"
         )
-        self.move = f"UPDATE {gate} SET tat = %s, turn = %s, parity = %s WHERE kind = %s AND name = %s"
+        self.move = f"UPDATE {gate} SET tat = %s, turn = %s, parity = %s, breaker = %s WHERE kind = %s AND name = %s"
+        self.take_turn = f"UPDATE {gate} SET turn = %s, parity = %s WHERE kind = %s AND name = %s"
         asked = "asked AS MATERIALIZED (SELECT a.* FROM unnest(%(workflows)s, %(versions)s) a(workflow, version))"
         pinned = "(a.version IS NULL OR h.version = a.version)"
-        ready = f"h.worker IS NULL AND h.gate = %(queue)s AND h.workflow = a.workflow AND {pinned}"
+        ready = (
+            f"h.worker IS NULL AND h.gate = %(queue)s AND h.workflow = a.workflow AND {pinned}"
+            " AND (%(only)s::text[] IS NULL OR h.queue = ANY(%(only)s))"
+        )
         here = (
             f"h.due_at IS NOT NULL AND h.gate IS NULL AND h.workflow = a.workflow AND h.queue = %(queue)s AND {pinned}"
         )
@@ -146,6 +150,12 @@ def gate_from(row: Sequence[Any]) -> GateInfo:
     return gates.gate_of([original(value) if isinstance(value, str) else value for value in row])
 
 
+def moved(gate: GateInfo) -> tuple[Any, ...]:
+    """Return the values of `move`: where the rate, the turns, the spend and the breaker of a gate stand."""
+    state = plain(gates.state_text(gate))
+    return gate.used_until, plain(gate.turn), int(gate.line_next), state, gate.kind, plain(gate.name)
+
+
 class Moment(NamedTuple):
     """The state of a store in which one claim is made; the names in `limited` are as stored."""
 
@@ -169,6 +179,7 @@ class QueueGround:
             "worker": request.worker,
             "dead": texts(moment.dead),
             "now": moment.now,
+            "only": None,
         }
         self._has_dead = bool(moment.dead)
 

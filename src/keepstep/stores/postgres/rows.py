@@ -16,6 +16,7 @@ from psycopg.types.datetime import TimestamptzBinaryLoader, TimestamptzLoader
 from ...errors import CheckpointCorrupt
 from ...model import Run, Signal, Status
 from .. import rules
+from ..services import service_in
 
 _json = msgspec.json.Encoder().encode
 _strings = msgspec.json.Decoder(tuple[str, ...]).decode
@@ -232,9 +233,10 @@ RUN_COLUMNS = (
     "coalesce(r.number, h.number), coalesce(r.id, h.run), r.workflow, h.status, r.created_at, r.version,"
     " r.fingerprint, r.input, r.seed, r.parent, r.parent_key, r.origin, r.queue, r.priority, r.key, r.tags,"
     " r.deadline_at, r.traceparent, h.seq, h.checksum, h.epoch, h.worker, h.due_at, h.wakes, h.signals, h.recoveries,"
-    " h.updated_at, r.created_by, r.data_key, h.signals_read, h.kept_from, h.signals_from, r.dedupe, h.holds"
+    " h.updated_at, r.created_by, r.data_key, h.signals_read, h.kept_from, h.signals_from, r.dedupe, h.holds,"
+    " h.gate"
 )
-RUN_WIDTH = 34
+RUN_WIDTH = 35
 
 
 def run_from(row: Sequence[Any]) -> Run:
@@ -276,6 +278,7 @@ def run_from(row: Sequence[Any]) -> Run:
             signals_from=row[31],
             dedupe=original_or_none(row[32]),
             holds=row[33],
+            service=None if row[21] is not None else service_in(original_or_none(row[34])),
         )
     except (ValueError, TypeError, OverflowError, msgspec.MsgspecError) as error:
         raise CheckpointCorrupt(f"run {row[1]!r}: its row cannot be read: {error}") from None

@@ -9,7 +9,7 @@ import msgspec
 
 from ...model import Run, Signal, Status
 from ...ports import Advance, Row
-from .. import gates, rules
+from .. import gates, rules, services
 from ..transition import Head, Writes
 from .pool import DURABLE, Address
 from .rows import (
@@ -29,7 +29,7 @@ from .rows import (
 
 _HEAD_COLUMNS = (
     "run, status, seq, checksum, epoch, worker, due_at, wakes, signals, recoveries, updated_at, signals_read,"
-    " kept_from, signals_from, holds"
+    " kept_from, signals_from, holds, gate"
 )
 
 
@@ -111,31 +111,40 @@ class Statements:
         ended = ", ".join(f"'{status}'" for status in sorted(rules.ENDED))
         ended_holds = f"holds = CASE WHEN excluded.status IN ({ended}) THEN 0 ELSE h.holds END"
         self.move = (
-            f"INSERT INTO {head} AS h ({columns}, signals_read) SELECT run, after, '', '', freed, status, seq,"
-            f" checksum, epoch, worker, due_at, wakes, seen, fresh, at, signals_read"
-            f" FROM unnest({', '.join(['%s'] * 14)})"
-            f" i(run, after, epoch, worker, seq, checksum, at, status, freed, due_at, wakes, fresh, seen, signals_read)"
+            f"INSERT INTO {head} AS h ({columns}, signals_read, gate) SELECT run, after, '', '', freed, status, seq,"
+            f" checksum, epoch, worker, due_at, wakes, seen, fresh, at, signals_read, gate"
+            f" FROM unnest({', '.join(['%s'] * 15)})"
+            f" i(run, after, epoch, worker, seq, checksum, at, status, freed, due_at, wakes, fresh, seen, signals_read,"
+            f" gate)"
             f" ON CONFLICT (run) DO UPDATE SET seq = excluded.seq, updated_at = excluded.updated_at,"
             f" checksum = CASE excluded.checksum WHEN '' THEN h.checksum ELSE excluded.checksum END,"
             f" status = excluded.status,"
             f" worker = CASE excluded.priority WHEN 1 THEN NULL ELSE h.worker END,"
             f" due_at = CASE excluded.priority WHEN 1 THEN excluded.due_at ELSE h.due_at END,"
             f" wakes = CASE excluded.priority WHEN 1 THEN excluded.wakes ELSE h.wakes END,"
-            f" gate = CASE excluded.priority WHEN 1 THEN NULL ELSE h.gate END, {ended_holds},"
+            f" gate = CASE excluded.priority WHEN 1 THEN excluded.gate ELSE h.gate END,"
+            f" since = CASE WHEN excluded.priority = 1 AND excluded.gate IS NOT NULL THEN excluded.updated_at END,"
+            f" {ended_holds},"
             f" recoveries = CASE excluded.recoveries WHEN 1 THEN 0 ELSE h.recoveries END,"
             f" signals_read = CASE WHEN excluded.signals_read < 0 THEN h.signals_read ELSE excluded.signals_read END"
             f" WHERE {as_expected} AND (excluded.signals < 0 OR h.signals <= excluded.signals) RETURNING h.workflow"
         )
+        # A run that is released, or woken at a service. One that waits in its queue stays there.
+        parks = (
+            f"excluded.worker IS NULL AND (h.worker IS NOT NULL OR"
+            f" (h.gate >= '{services.FIRST_SERVICE}' AND h.gate < '{services.AFTER_SERVICES}'))"
+        )
         self.put = (
-            f"INSERT INTO {head} AS h ({columns}, signals_read, kept_from, signals_from) SELECT run, 0, '', '', 0,"
-            f" status, seq, checksum, 0, worker, due_at, wakes, signals, recoveries, at, signals_read, kept_from,"
-            f" signals_from FROM unnest({', '.join(['%s'] * 13)}) i(run, status, seq, checksum, worker, due_at, wakes,"
-            f" signals, recoveries, at, signals_read, kept_from, signals_from)"
+            f"INSERT INTO {head} AS h ({columns}, signals_read, kept_from, signals_from, gate) SELECT run, 0, '', '',"
+            f" 0, status, seq, checksum, 0, worker, due_at, wakes, signals, recoveries, at, signals_read, kept_from,"
+            f" signals_from, gate FROM unnest({', '.join(['%s'] * 14)}) i(run, status, seq, checksum, worker, due_at,"
+            f" wakes, signals, recoveries, at, signals_read, kept_from, signals_from, gate)"
             f" ON CONFLICT (run) DO UPDATE SET status = excluded.status, seq = excluded.seq,"
             f" checksum = excluded.checksum, worker = excluded.worker, due_at = excluded.due_at,"
             f" wakes = excluded.wakes, signals = excluded.signals, recoveries = excluded.recoveries,"
-            f" gate = CASE WHEN h.worker IS NOT NULL AND excluded.worker IS NULL THEN NULL ELSE h.gate END,"
-            f" {ended_holds},"
+            f" gate = CASE WHEN {parks} THEN excluded.gate ELSE h.gate END,"
+            f" since = CASE WHEN {parks} THEN CASE WHEN excluded.gate IS NULL THEN NULL ELSE excluded.updated_at END"
+            f" ELSE h.since END, {ended_holds},"
             f" updated_at = excluded.updated_at, signals_read = excluded.signals_read, kept_from = excluded.kept_from,"
             f" signals_from = excluded.signals_from RETURNING h.workflow"
         )
@@ -273,7 +282,14 @@ def _movement(moves: Sequence[Move]) -> tuple[Array, ...]:
         numbers([int(bool(change.rows) and change.progress) for change in changes]),
         numbers([-1 if change.signals_seen is None else change.signals_seen for change in changes]),
         numbers([-1 if change.signals_read is None else change.signals_read for change in changes]),
+        texts([_gate(move) for move in moves]),
     )
+
+
+def _gate(move: Move) -> str | None:
+    """Return the stored form of the service at which a released run waits."""
+    is_parked = move.freed and move.status not in rules.ENDED
+    return plain_or_none(services.gate_text(move.change.service)) if is_parked else None
 
 
 def _heads(by_run: Mapping[str, Head]) -> tuple[Array, ...]:
@@ -293,11 +309,13 @@ def _heads(by_run: Mapping[str, Head]) -> tuple[Array, ...]:
         numbers([head.signals_read for head in heads]),
         numbers([head.kept_from for head in heads]),
         numbers([head.signals_from for head in heads]),
+        texts([plain_or_none(services.gate_text(head.service)) for head in heads]),
     )
 
 
 def _births(runs: Sequence[Run], limited: Collection[str]) -> tuple[Array, ...]:
-    waits = [gates.waits_at(run, limited) if limited else None for run in runs]
+    waits = [gates.waits_at(run, limited) if limited or run.service is not None else None for run in runs]
+    since = [run.due_at if run.service is None else run.updated_at for run in runs]
     return (
         texts([run.id for run in runs]),
         texts([run.workflow for run in runs]),
@@ -333,7 +351,7 @@ def _births(runs: Sequence[Run], limited: Collection[str]) -> tuple[Array, ...]:
         texts([plain_or_none(run.dedupe) for run in runs]),
         numbers([run.holds for run in runs]),
         texts([plain_or_none(gate) for gate in waits]),
-        times([None if gate is None else run.due_at for run, gate in zip(runs, waits, strict=True)]),
+        times([None if gate is None else at for at, gate in zip(since, waits, strict=True)]),
     )
 
 

@@ -40,7 +40,7 @@ from ...model import (
     Status,
     WorkerInfo,
 )
-from ...model.gate import QUEUE
+from ...model.gate import QUEUE, SERVICE
 from ...ports import Advance, Answer, Change, ClaimRequest, Clock, Create, Row, Verdict, instant
 from .. import gates, rules
 from ..os_locks import abandon_in_children
@@ -55,8 +55,9 @@ from .lists import Lists
 from .liveness import WorkerSession
 from .locks import Locks
 from .pool import TRIES, Address, Connection, Connections, ServerClock, migrate
-from .queues import GateStatements, Moment, QueueGround, gate_from
+from .queues import GateStatements, Moment, QueueGround, gate_from, moved
 from .rows import RUN_COLUMNS, RUN_WIDTH, Array, names, names_text, original, plain, run_from, signal_from, texts
+from .services import ServiceStatements
 from .statements import Statements, Written
 from .user_transaction import commit_within
 from .watchdog import Watchdog
@@ -128,6 +129,7 @@ class PostgresStore:
         self._sql = _Statements(address)
         self._lists = Lists(address)
         self._gates = GateStatements(address)
+        self._services = ServiceStatements(address)
         self._eraser = Eraser(address)
         self._locks = Locks(address)
         self._watch = Watch(self.clock, lease_seconds)
@@ -401,9 +403,11 @@ class PostgresStore:
     # -- gates -------------------------------------------------------------------------------------------------------
 
     def pass_gates(self, worker: str, asks: Sequence[Ask]) -> list[Grant]:
-        raise NotImplementedError
+        return self._pool.run(lambda connection: self._services.pass_gates(connection, worker, asks, self._now()))
 
     def list_gates(self, kind: str) -> list[GateInfo]:
+        if kind == SERVICE:
+            return self._pool.run(self._services.list_all, again=True)
         found = [gate_from(row) for row in self._rows(self._gates.list, (kind,))]
         if kind == QUEUE:
             self._statements.limited = frozenset(gate.name for gate in found)
@@ -422,6 +426,8 @@ class PostgresStore:
         after = gates.changed(before, change)
         if after is not before:
             connection.execute(self._gates.put, (kind, name, *map(plain, gates.texts_of(after))))
+            if kind == SERVICE:
+                connection.execute(self._gates.move, moved(after))
         if kind == QUEUE and not before.log:
             connection.execute(self._gates.hold_places, (name,))
         connection.execute("COMMIT")
