@@ -273,6 +273,7 @@ def freed(run: Run, now: datetime) -> Run:
         due_at=None if paused else later,
         wakes=run.wakes if paused else (),
         recoveries=0,
+        service=None,
         output=None,
         error=None,
         progress=None,

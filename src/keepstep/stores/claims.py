@@ -53,6 +53,8 @@ class Standing(Protocol):
     def worker(self) -> str | None: ...
     @property
     def due_at(self) -> datetime | None: ...
+    @property
+    def service(self) -> str | None: ...
 
 
 # -- candidates --------------------------------------------------------------------------------------------------------
@@ -79,12 +81,19 @@ def may_name(status: Status, wanted: Container[Status]) -> bool:
     return status in wanted and status is not Status.CANCELLED
 
 
-def may_take(request: ClaimRequest, head: Standing, now: datetime, is_dead: Callable[[str], bool]) -> bool:
-    """Whether a request may take the run with this head: its owner is dead, it is due, or the request names it."""
+def may_take(
+    request: ClaimRequest, head: Standing, now: datetime, is_dead: Callable[[str], bool], service: str | None = None
+) -> bool:
+    """Whether a request may take the run with this head: its owner is dead, it is due, or the request names it.
+
+    With `service`, a run that waits there may be taken, too.
+    """
     if head.worker is not None and not is_dead(head.worker):
         return False
     if request.run is not None:
         return may_name(head.status, request.statuses)
+    if service is not None and head.worker is None and head.service == service:
+        return head.status not in ENDED
     return head.worker is not None or (head.due_at is not None and head.due_at <= now and is_free(head))
 
 
@@ -183,12 +192,6 @@ def leased(head: H, worker: str, now: datetime, *, holds: bool = False) -> H:
         holds=head.holds or int(holds),
         service=None,
     )
-
-
-def left_service(head: H) -> H:
-    """Return the head of a run that waits in its queue, and no longer at a service, since the time it was parked."""
-    due_at = head.due_at if head.updated_at is None else min(head.due_at or head.updated_at, head.updated_at)
-    return msgspec.structs.replace(head, due_at=due_at, service=None)
 
 
 def leased_sql(

@@ -204,9 +204,14 @@ class MemoryStore:
     def _claim_parked(
         self, service: str, room: int, request: ClaimRequest, dead: set[str], now: datetime
     ) -> tuple[Claim, ...]:
-        """Claim runs that wait at a service. One whose queue has no place waits in its queue from now on."""
+        """Claim runs that wait at a service and whose queues have a place."""
         gate = self._gates.get((SERVICE, service)) or GateInfo(SERVICE, service)
-        ground = queues.Listed(self._parked(service, request), request.worker, dead.__contains__, now.timestamp())
+        parked = [
+            place
+            for place in self._parked(service, request)
+            if self._may_drive(self._runs[place.run], request, dead, now)
+        ]
+        ground = queues.Listed(parked, request.worker, dead.__contains__, now.timestamp())
         decision = queues.decide_parked(gate, ground, room)
         if (SERVICE, service) in self._gates:
             self._gates[SERVICE, service] = decision.gate
@@ -216,8 +221,6 @@ class MemoryStore:
             entry = self._runs[run]
             if self._may_drive(entry, request, dead, now):
                 taken.append(self._claim(run, request.worker, now, service=through))
-            else:
-                entry.head = claims.left_service(entry.head)
         return tuple(taken)
 
     def _at_services(self, request: ClaimRequest) -> tuple[AtService, ...]:

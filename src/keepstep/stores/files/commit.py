@@ -484,12 +484,8 @@ def _head_in(writes: Writes, run: str) -> Head:
 def _is_news(before: Head, draft: Draft) -> bool:
     """Whether an entry changes its run's line in the index."""
     head = draft.head
-    return bool(draft.signals) or (before.status, before.worker, before.due_at, before.holds) != (
-        head.status,
-        head.worker,
-        head.due_at,
-        head.holds,
-    )
+    was = (before.status, before.worker, before.due_at, before.holds, before.service)
+    return bool(draft.signals) or was != (head.status, head.worker, head.due_at, head.holds, head.service)
 
 
 def _is_plain(change: Change) -> bool:

@@ -162,6 +162,7 @@ def run_of(run_id: str, facts: Facts, head: Head) -> Run:
         signals_from=head.signals_from,
         dedupe=facts.dedupe,
         holds=head.holds,
+        service=head.service,
     )
 
 

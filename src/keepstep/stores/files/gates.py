@@ -1,4 +1,4 @@
-"""The gates of a files store: a folder for each, with its limits and where its rate and turns stand.
+"""The gates of a files store: a folder for each, with its limits and its state.
 
 The folder is also the lock of a claim. It is never waited for: another claim serves the queue then.
 """
@@ -14,8 +14,9 @@ from typing import Any
 import msgspec
 
 from ...errors import StoreUnavailable
-from ...model import GateChange, GateInfo
-from .. import gates
+from ...model import GateChange, GateInfo, Share
+from ...model.gate import SERVICE
+from .. import gates, services
 from .disk import Disk, finish, translating
 from .names import folder_name
 
@@ -60,12 +61,33 @@ class Gates:
             if after is not before:
                 fields = {"kind": kind, "name": name, "declared": after.declared, "changed": after.changed}
                 self._put(f"{folder}/{_LIMITS}", {**fields, "log": msgspec.to_builtins(after.log)}, durably=True)
+                if kind == SERVICE:
+                    self.move(after)
         return before
 
     def move(self, gate: GateInfo) -> None:
-        """Write where the rate and the turns of a gate stand; a restart of the machine may lose it."""
-        state = {"used_until": gate.used_until, "turn": gate.turn, "line_next": gate.line_next}
+        """Write where the rate and the turns of a gate stand, and the shares; a restart of the machine may lose it."""
+        state: dict[str, Any] = {"used_until": gate.used_until, "turn": gate.turn, "line_next": gate.line_next}
+        if gate.kind == SERVICE:
+            shares = [(one.worker, one.held, one.need, one.since) for one in gate.shares]
+            state |= {"spent_until": gate.spent_until, "breaker": gate.breaker, "shares": shares}
         self._put(f"{self._path(gate.kind, gate.name)}/{_STATE}", state)
+
+    def service(self, name: str) -> tuple[GateInfo, bool]:
+        """Return a service with the shares of all workers, and whether it has limits."""
+        folder = self._path(SERVICE, name)
+        gate = self._read(folder)
+        return gate or self._with_state(folder, GateInfo(SERVICE, name)), gate is not None
+
+    @contextlib.contextmanager
+    def passing(self, name: str) -> Iterator[None]:
+        """Hold the lock of a service, for a moment, to change its state."""
+        folder = self._path(SERVICE, name)
+        with translating(self._folder):
+            self._disk.make_folder(self._folder)
+            self._disk.make_folder(folder)
+        with self._turn_at(folder):
+            yield
 
     @contextlib.contextmanager
     def claiming(self, gate: GateInfo) -> Iterator[bool]:
@@ -116,17 +138,23 @@ class Gates:
         limits = self._fields(f"{folder}/{_LIMITS}")
         if limits is None:
             return None
-        state = self._fields(f"{folder}/{_STATE}") or {}
         texts = (
             _encode(limits[name]) if limits.get(name) is not None else "" for name in ("declared", "changed", "log")
         )
-        gate = gates.gate_of((limits.get("kind"), limits.get("name"), *texts, 0.0, "", False))
-        used_until, turn = state.get("used_until"), state.get("turn")
+        gate = gates.gate_of((limits.get("kind"), limits.get("name"), *texts, 0.0, "", False, ""))
+        return self._with_state(folder, gate)
+
+    def _with_state(self, folder: str, gate: GateInfo) -> GateInfo:
+        state = self._fields(f"{folder}/{_STATE}") or {}
+        turn, breaker, shares = state.get("turn"), state.get("breaker"), state.get("shares")
         return replace(
             gate,
-            used_until=float(used_until) if isinstance(used_until, float | int) else 0.0,
+            used_until=_seconds(state.get("used_until")),
             turn=turn if isinstance(turn, str) else "",
             line_next=bool(state.get("line_next")),
+            spent_until=_seconds(state.get("spent_until")),
+            breaker=breaker if isinstance(breaker, dict) else None,
+            shares=tuple(map(_share, shares)) if isinstance(shares, list) else (),
         )
 
     def _fields(self, path: str) -> dict[str, Any] | None:
@@ -134,3 +162,14 @@ class Gates:
             return _decode(self._disk.read(path))
         except (OSError, msgspec.MsgspecError, ValueError):
             return None
+
+
+def _seconds(value: Any) -> float:
+    return float(value) if isinstance(value, float | int) else 0.0
+
+
+def _share(row: Any) -> Share:
+    try:
+        return services.share_of(row)
+    except (TypeError, ValueError):  # damage gives nobody a share
+        return Share("")

@@ -63,6 +63,8 @@ class Line(msgspec.Struct, omit_defaults=True, gc=False):
     status: str = ""
     worker: str | None = None
     due: float | None = None
+    service: str | None = None
+    since: float | None = None
     parent: str | None = None
     tags: dict[str, str] | None = None
     signals: int = 0
@@ -175,6 +177,7 @@ class Index:
         self._sections: dict[str, dict[str, _Section]] = {}  # by workflow and queue
         self._queues: dict[str, dict[str, None]] = {}  # the runs of each queue that have not ended
         self._dedupes: dict[tuple[str, str], dict[str, None]] = {}  # the unfinished runs of each queue and dedupe
+        self._parked: dict[str, dict[str, None]] = {}  # the runs that wait at each service
         self._doubtful: set[str] = set()
         self._position = 0
         self._arrivals: deque[tuple[int, str]] = deque(maxlen=_ARRIVALS)
@@ -296,7 +299,7 @@ class Index:
         """Drop the names of erased runs."""
         for line in [line for line in self._lines.values() if _life(line) in self._erased]:
             self._owned.get(line.worker or "", set()).discard(line.run)
-            self._file(None, Line(run=line.run, queue=line.queue, dedupe=line.dedupe, gone=True))
+            self._file(line, Line(run=line.run, queue=line.queue, dedupe=line.dedupe, gone=True))
             del self._lines[line.run]
 
     def tend(self, *, anew: bool = False) -> None:
@@ -358,7 +361,7 @@ class Index:
 
     def _load(self, *, rebuild: bool) -> None:
         self._lines, self._numbers, self._owned, self._sections = {}, [], {}, {}
-        self._queues, self._dedupes = {}, {}
+        self._queues, self._dedupes, self._parked = {}, {}, {}
         boot = self._clock.boot()[0]
         self._loaded = True
         for file in self._files.values():
@@ -377,7 +380,7 @@ class Index:
     def _rebuild(self, boot: str) -> None:
         """Read every log and write the result into this process's own file; remove untrusted files."""
         self._lines, self._numbers, self._owned, self._sections = {}, [], {}, {}
-        self._queues, self._dedupes = {}, {}
+        self._queues, self._dedupes, self._parked = {}, {}, {}
         for line in self._scan():
             self._apply(line, settled=True)
         if not self._lines and not self._files:
@@ -440,6 +443,10 @@ class Index:
         if old is not None and (old.queue, old.dedupe) != (line.queue, line.dedupe):  # another life of the same id
             self._queues.get(old.queue or "", {}).pop(line.run, None)
             self._dedupes.get((old.queue or "", old.dedupe or ""), {}).pop(line.run, None)
+        if old is not None and old.service is not None:
+            self._parked.get(old.service, {}).pop(line.run, None)
+        if line.service is not None and line.worker is None and not line.gone and line.status not in _ENDED:
+            self._parked.setdefault(line.service, {})[line.run] = None
         if line.gone or line.status in _ENDED:
             self._queues.get(line.queue or "", {}).pop(line.run, None)
         else:
@@ -551,6 +558,17 @@ class Index:
         with self._lock:
             lines = [self._lines[run] for run in self._queues.get(queue, ())]
             return [_place(line, _serves(request, line)) for line in lines]
+
+    def parked_at(self) -> list[str]:
+        """Return the services at which runs wait."""
+        with self._lock:
+            return sorted(service for service, runs in self._parked.items() if runs)
+
+    def parked(self, service: str, request: ClaimRequest | None = None) -> list[Line]:
+        """Return the runs that wait at a service, only those that a request serves if one is given."""
+        with self._lock:
+            lines = [self._lines[run] for run in self._parked.get(service, ())]
+            return [line for line in lines if request is None or _serves(request, line)]
 
     def orphans(self, request: ClaimRequest, alive: set[str], limited: Container[str] = ()) -> list[Line]:
         """Return the runs whose owner is not alive, owner by owner, except those of `limited` queues."""
@@ -701,6 +719,8 @@ def line_of(run: str, facts: Facts | None, state: State, author: str | None = No
         status=head.status.value,
         worker=head.worker,
         due=None if head.due_at is None else head.due_at.timestamp(),
+        service=head.service,
+        since=None if head.service is None or head.updated_at is None else head.updated_at.timestamp(),
         parent=facts.parent,
         tags=facts.tags or None,
         signals=head.signals,
@@ -726,6 +746,11 @@ def _place(line: Line, served: bool) -> queues.Place:
         served,
         (line.worker or "", line.workflow),
     )
+
+
+def parked_place(line: Line) -> queues.Place:
+    """Return the place of a run among those that wait at a service."""
+    return _place(line, served=True)._replace(due=line.since or 0.0, fresh=False, holds=0)
 
 
 def _serves(request: ClaimRequest, line: Line) -> bool:

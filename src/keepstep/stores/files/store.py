@@ -18,6 +18,7 @@ from ...errors import CheckpointCorrupt, DefinitionError, SchemaMismatch, StoreE
 from ...model import (
     LEASE_SECONDS,
     Ask,
+    AtService,
     Claim,
     Claims,
     Flaw,
@@ -33,10 +34,10 @@ from ...model import (
     Status,
     WorkerInfo,
 )
-from ...model.gate import QUEUE
-from ...model.ids import draw
+from ...model.gate import QUEUE, SERVICE, Share
+from ...model.ids import draw, is_id
 from ...ports import Answer, Change, ClaimRequest, Clock, Create, Row, SystemClock, Verdict, WouldBlock, instant
-from .. import queues, rules
+from .. import queues, rules, services
 from ..claims import claim_of, leased, may_take
 from ..os_locks import abandon_in_children, local_path
 from .check import Check
@@ -44,7 +45,7 @@ from .commit import Commits
 from .disk import Disk, Steps, finish, translating
 from .entry import LAYOUT, Draft, Facts, run_of
 from .gates import Gates
-from .index import Index, Line, line_of, may_match
+from .index import Index, Line, line_of, may_match, parked_place
 from .log import Logs, State
 from .workers import Workers
 
@@ -213,9 +214,15 @@ class FilesStore:
         claims: tuple[Claim, ...] = ()
         at: list[float | None] = []
         served = [name for name in limited if request.queues is None or name in request.queues]
-        for name in queues.in_turn(served, self._claims_made):
+        rooms = services.rooms_of(request, self._index.parked_at(), self._is_used)
+        turns = [*served, *(f"{services.gate_text(name)}" for name in rooms)]
+        for name in queues.in_turn(turns, self._claims_made):
             rest = replace(request, limit=request.limit - len(claims))
-            if name is None:
+            service = services.service_in(name)
+            if service is not None:
+                room = min(rooms[service], rest.limit)
+                claims += self._claim_parked(service, room, rest, (alive, limited, now))
+            elif name is None:
                 claims += self._claim_others(rest, alive, limited, now)
             else:
                 more, next_at = self._claim_queue(limited[name], rest, alive, now)
@@ -224,7 +231,7 @@ class FilesStore:
         self._claims_made += 1
         at.append(self._index.next_due(request, now))
         first = min((one for one in at if one is not None), default=None)
-        return Claims(claims, None if first is None else instant(first))
+        return Claims(claims, None if first is None else instant(first), self._at_services(request))
 
     def _claim_by_name(self, request: ClaimRequest, alive: set[str], limited: dict[str, GateInfo]) -> tuple[Claim, ...]:
         run = request.run or ""
@@ -274,12 +281,101 @@ class FilesStore:
             claims += self._take_all([line.run for line in some if not self._is_broken(line)], request, alive)
         return tuple(claims)
 
+    # -- services ----------------------------------------------------------------------------------------------------
+
+    def _claim_parked(
+        self, service: str, room: int, request: ClaimRequest, moment: tuple[set[str], dict[str, GateInfo], float]
+    ) -> tuple[Claim, ...]:
+        """Claim runs that wait at a service and whose queues have a place."""
+        alive, limited, now = moment
+        full = {name for name, gate in limited.items() if not self._has_place(gate, request, alive, now)}
+        lines = [line for line in self._index.parked(service, request) if not self._is_broken(line)]
+        places = [parked_place(line) for line in lines if line.queue not in full]
+        gate, is_declared = self._gates.service(service)
+        ground = queues.Listed(places, request.worker, partial(self._is_dead, alive), now)
+        decision = queues.decide_parked(gate, ground, room)
+        if is_declared and decision.gate != gate:
+            self._take_turn(decision.gate)
+        claims: list[Claim] = []
+        for run in decision.runs:
+            line = self._index.line(run)
+            queue = limited.get(line.queue or "") if line is not None else None
+            if queue is None:
+                claims += self._take_all([run], request, alive, service)
+                continue
+            with self._gates.claiming(queue) as is_mine:
+                self._catch_up()
+                if is_mine and self._has_place(queue, request, alive, now):
+                    claims += self._take_all([run], request, alive, service)
+        through = service if service in request.rooms else None
+        return tuple(replace(claim, service=through) for claim in claims)
+
+    def _take_turn(self, after: GateInfo) -> None:
+        """Write whose turn it is at a service, unless another process is at it."""
+        with self._gates.claiming(after) as is_mine:
+            if is_mine:
+                gate, _ = self._gates.service(after.name)
+                self._gates.move(replace(gate, turn=after.turn, line_next=after.line_next))
+
+    def _has_place(self, gate: GateInfo, request: ClaimRequest, alive: set[str], now: float) -> bool:
+        return queues.may_drive(gate, self._ground(gate.name, request, alive, now), holds_key=True)
+
+    def _is_used(self, service: str) -> bool:
+        return bool(self._living(self._gates.service(service)[0]))
+
+    def _at_services(self, request: ClaimRequest) -> tuple[AtService, ...]:
+        found: list[AtService] = []
+        for service in sorted(request.rooms):
+            since = [line.since or 0.0 for line in self._index.parked(service, request)]
+            if since:
+                found.append(AtService(service, min(len(since), services.MOST_COUNTED), instant(min(since))))
+        return tuple(found)
+
+    def _living(self, gate: GateInfo) -> tuple[Share, ...]:
+        """Return the shares of workers that are not given up."""
+        known = [share for share in gate.shares if is_id(share.worker)]
+        return tuple(share for share in known if not self._workers.is_given_up(share.worker))
+
     def pass_gates(self, worker: str, asks: Sequence[Ask]) -> list[Grant]:
-        raise NotImplementedError
+        self._must_be_open()
+        if self._workers.is_gone(worker):
+            return [services.refused(ask) for ask in asks]
+        return [self._pass_gate(worker, ask) for ask in asks]
+
+    def _pass_gate(self, worker: str, ask: Ask) -> Grant:
+        # Most asks tell nothing new. Its own share is only written by its worker, so that it is read without the lock.
+        before, after, grant = self._decide(worker, ask)
+        if after != before:
+            with self._gates.passing(ask.service):
+                before, after, grant = self._decide(worker, ask)
+                self._gates.move(after)
+        return grant
+
+    def _decide(self, worker: str, ask: Ask) -> tuple[GateInfo, GateInfo, Grant]:
+        """Return a service before and after an ask, and the answer."""
+        before, is_declared = self._gates.service(ask.service)
+        shares = self._living(before)
+        passage = services.decide(before, shares, worker, ask, self._now().timestamp())
+        others = [share for share in shares if share.worker != worker]
+        mine = [] if passage.share is None else [passage.share]
+        after = replace(
+            passage.gate if is_declared else before,
+            shares=tuple(sorted([*others, *mine], key=lambda share: share.worker)),
+        )
+        return before, after, passage.grant
 
     def list_gates(self, kind: str) -> list[GateInfo]:
         self._must_be_open()
-        return self._gates.list(kind)
+        found = self._gates.list(kind)
+        if kind != SERVICE:
+            return found
+        self._catch_up_reading()
+        return [self._with_users(gate) for gate in found]
+
+    def _with_users(self, gate: GateInfo) -> GateInfo:
+        since = [line.since or 0.0 for line in self._index.parked(gate.name)]
+        at = instant(min(since)) if since else None
+        return replace(gate, shares=self._living(gate), parked=len(since), parked_since=at)
 
     def change_gate(self, kind: str, name: str, change: GateChange) -> GateInfo:
         self._must_be_open()
@@ -317,12 +413,14 @@ class FilesStore:
     def _is_broken(self, line: Line) -> bool:
         return self._broken.get(line.run) == line.entry
 
-    def _take_all(self, runs: list[str], request: ClaimRequest, alive: set[str]) -> tuple[Claim, ...]:
+    def _take_all(
+        self, runs: list[str], request: ClaimRequest, alive: set[str], service: str | None = None
+    ) -> tuple[Claim, ...]:
         taken: list[Claim | None] = [None] * len(runs)
         batch = self._index.will(runs)
 
         def take(i: int) -> Steps[None]:
-            taken[i] = yield from self._take(runs[i], request, alive)
+            taken[i] = yield from self._take(runs[i], request, alive, service)
 
         failures = self._commits.at_once([take(i) for i in range(len(runs))])
         if failures:
@@ -333,7 +431,7 @@ class FilesStore:
             self._index.did(batch, {request.worker})
         return tuple(claim for claim in taken if claim is not None)
 
-    def _take(self, run: str, request: ClaimRequest, alive: set[str]) -> Steps[Claim | None]:
+    def _take(self, run: str, request: ClaimRequest, alive: set[str], service: str | None) -> Steps[Claim | None]:
         """Lease one run if it is still free. Skip an unreadable run, so that it does not block the others."""
         before: list[State] = []
         known = self._index.line(run)
@@ -344,7 +442,8 @@ class FilesStore:
                 lost = self._commits.lost(run, known)
                 if lost is not None:
                     raise lost
-            if state is None or not may_take(request, state.head, self._now(), partial(self._is_dead, alive)):
+            is_dead = partial(self._is_dead, alive)
+            if state is None or not may_take(request, state.head, self._now(), is_dead, service):
                 return Answer(Verdict.FENCED)
             has_key = self._logs.facts(run, state.head).key is not None if known is None else known.key is not None
             begins = has_key and (request.run is None or request.drives)

@@ -175,6 +175,11 @@ class Workers:
         with translating(self._folder):
             return self._is_marked(worker) or self._disk.identity(self._path(worker)) is None
 
+    def is_given_up(self, worker: str) -> bool:
+        """Whether a worker has left or is marked dead; one that is being marked may still prove that it is alive."""
+        with translating(self._folder):
+            return self._is_gone(worker) or self._disk.identity(self._path(worker)) is None
+
     def is_alive(self, worker: str) -> bool:
         """Whether a worker is registered and not marked dead."""
         if not is_id(worker):

@@ -481,7 +481,7 @@ class Serving(Ground):
         (held,) = [claim for claim in [get(store, "first")] if claim.worker == "w1"]
         done = Holder(store, held).write(status=Status.COMPLETED, release=True)
         assert done.verdict is Verdict.DONE
-        assert ids(self.claim(store)) == ["r"]
+        assert ids(self.rooms(store, bank=1)) == ["r"]
 
     def test_a_run_at_a_service_can_be_claimed_by_name(self, store: Store) -> None:
         ask(store)
