@@ -104,7 +104,7 @@ class Advance(msgspec.Struct):
 
     `trim` removes the records before that number, except the first one, and `trim_signals` may remove the signals
     before that number; the run must have read them. No later reader may need what is removed. The rows of the change
-    itself always stay.
+    itself and the newest row always stay.
 
     `within`, when given, is called inside the transaction before any other write of this change. It may fill in `rows`
     and `checksum`. If it fails, its own writes are undone and only this change is refused.

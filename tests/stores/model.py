@@ -297,8 +297,9 @@ class ModelStore:
         self._send_all(change)
         if change.signals_read is not None:
             entry.signals_read = change.signals_read
-        if change.trim is not None and min(change.trim, change.after + 1) > max(entry.kept_from, 2):
-            entry.kept_from = min(change.trim, change.after + 1)
+        newest = change.after + bool(change.rows)
+        if change.trim is not None and min(change.trim, newest) > max(entry.kept_from, 2):
+            entry.kept_from = min(change.trim, newest)
             entry.rows = [row for row in entry.rows if row.seq == 1 or row.seq >= entry.kept_from]
 
     def _send_all(self, change: Advance) -> None:

@@ -90,6 +90,7 @@ class RunLine(_Line):
     kept_from: Count = 0
     signals_from: Count = 0
     holds: Count = 0
+    service: str | None = None
 
 
 class CheckpointLine(_Line):

@@ -195,7 +195,7 @@ class MemoryStore:
     def _parked(self, service: str, request: ClaimRequest) -> list[queues.Place]:
         """Return the runs that wait at a service and that the request serves."""
         found = [
-            self._place(entry, request)._replace(due=entry.head.updated_at.timestamp(), fresh=False, holds=0)
+            queues.waiting_place(self._place(entry, request), entry.head.updated_at.timestamp())
             for entry in self._open.values()
             if entry.head.service == service and entry.head.updated_at is not None
         ]

@@ -216,7 +216,7 @@ class _Claim:
         used_until = self._gate.used_until
         if rate is not None and self._fresh:
             used_until = self._tokens.spend(rate, self._fresh)
-        elif rate is not None:  # written once, after the clock was set back: otherwise each claim would wait anew
+        elif rate is not None:  # written once after the clock was set back, because each claim would wait again
             used_until = min(used_until, self._tokens.used_until)
         if (used_until, self._turn, self._line_next) == (
             self._gate.used_until,
@@ -256,6 +256,11 @@ class Place(NamedTuple):
     holds: int
     served: bool = True
     owner_rank: tuple[str, ...] = ()
+
+
+def waiting_place(place: Place, since: float) -> Place:
+    """Return the place of a run among those that wait at a service, all of which have begun before."""
+    return place._replace(due=since, fresh=False, holds=0)
 
 
 class Listed:

@@ -206,8 +206,7 @@ class _Decision:
         if places is not None and places < max(ask.running, 1):
             wanted = 0  # none of them could begin
         count = wanted
-        # A time that lies too far ahead, because the clock was set back, is written once: otherwise each ask would wait
-        # anew.
+        # After the clock was set back, the time is brought back once and written. Otherwise each ask would wait again.
         used_until, spent_until = gate.used_until, gate.spent_until
         if rate is not None:
             there = tokens(rate, used_until, now, saved_seconds=TOKEN_SECONDS)

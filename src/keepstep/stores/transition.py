@@ -202,7 +202,7 @@ class Transition(msgspec.Struct):
         """Return the head with the signals that the run has read, and with the start of what is kept."""
         kept_from, signals_from = head.kept_from, head.signals_from
         if change.trim is not None:
-            kept = min(change.trim, change.after + 1)  # the rows of the change stay
+            kept = min(change.trim, change.after + bool(change.rows))  # the newest row stays
             kept_from = max(kept_from, kept) if kept > _SECOND else kept_from
         if change.trim_signals is not None:
             kept = min(change.trim_signals, head.signals + 1)

@@ -750,7 +750,7 @@ def _place(line: Line, served: bool) -> queues.Place:
 
 def parked_place(line: Line) -> queues.Place:
     """Return the place of a run among those that wait at a service."""
-    return _place(line, served=True)._replace(due=line.since or 0.0, fresh=False, holds=0)
+    return queues.waiting_place(_place(line, served=True), line.since or 0.0)
 
 
 def _serves(request: ClaimRequest, line: Line) -> bool:

@@ -54,6 +54,12 @@ class Trimming(Ground):
         assert _seqs(store.list_checkpoints("r")) == [1, 13, 14]
         assert get(store, "r").kept_from == 13
 
+    def test_a_trim_without_a_record_keeps_the_newest_one(self, store: Store) -> None:
+        writer = _long(store, 3)
+        assert writer.write(rows=(), trim=100).verdict is Verdict.DONE
+        assert _seqs(store.list_checkpoints("r")) == [1, 3]
+        assert (get(store, "r").seq, get(store, "r").kept_from) == (3, 3)
+
     def test_rows_of_the_change_itself_are_never_removed(self, store: Store) -> None:
         writer = _long(store, 3)
         writer.write(record("r"), record("r"), trim=100)
