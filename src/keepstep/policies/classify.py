@@ -182,19 +182,23 @@ _TYPES: tuple[tuple[ErrorClass, tuple[type[BaseException], ...]], ...] = (
 # Client libraries use similar names for their errors, and a type that is not imported is known only by its name.
 # `re` compiles these patterns on first use, because opening a store must be fast.
 _TYPE_NAMES: tuple[tuple[ErrorClass, str], ...] = (
-    (ErrorClass.RATE_LIMITED, r"RateLimit|TooManyRequests|Throttl"),
+    (ErrorClass.RATE_LIMITED, r"RateLimit|TooManyRequests|Throttl|ThroughputExceeded|(Request|Bandwidth)LimitExceeded"),
     (ErrorClass.TIMEOUT, r"Time(d)?[oO]ut|DeadlineExceeded"),
-    (ErrorClass.AUTHENTICATION, r"Authentication|Unauthenticated|Unauthori[sz]ed|CertVerification"),
+    (ErrorClass.AUTHENTICATION, r"Authentication|Unauthenticated|Unauthori[sz]ed|CertVerification|Credential"),
     (ErrorClass.AUTHORIZATION, r"PermissionDenied|Forbidden|AccessDenied|Authori[sz]ation"),
-    (ErrorClass.VALIDATION, r"Validation|BadRequest|Unprocessable"),
+    (ErrorClass.VALIDATION, r"Validation|BadRequest|Unprocessable|InvalidURL|UnsupportedProtocol"),
     (ErrorClass.RESOURCE_EXHAUSTED, r"ResourceExhausted|OutOfMemory|Quota|DiskFull"),
     (ErrorClass.TRANSIENT, r"ServiceUnavailable|Overloaded|SerializationFailure|Deadlock|Transient"),
-    (ErrorClass.INTERNAL, r"InternalServer|InternalError"),
     (
         ErrorClass.NETWORK,
-        r"Connect(ion)?(Error|Refused|Reset|Closed|Lost)|(Network|Proxy|SSL|Read|Write|RemoteProtocol)Error",
+        (
+            r"Connect(ion)?(Error|Refused|Reset|Closed|Lost)|Disconnected|ChunkedEncoding|IncompleteRead"
+            r"|(Network|Proxy|SSL|Read|Write|RemoteProtocol|Payload)Error"
+        ),
     ),
 )
+# Some libraries raise one type for every status from 500 on, so that the status is more precise.
+_INTERNAL_NAME = r"InternalServer|InternalError"
 
 
 def _by_record(error: BaseException) -> ErrorClass | None:
@@ -230,7 +234,9 @@ def _class_of_name(name: str) -> ErrorClass | None:
 
 
 def _by_wide_type(error: BaseException) -> ErrorClass | None:
-    """Classify base types that are so common that an errno or a status is more precise."""
+    """Classify types that are so common that an errno or a status is more precise."""
+    if any(re.search(_INTERNAL_NAME, kind.__name__) for kind in type(error).__mro__):
+        return ErrorClass.INTERNAL
     return ErrorClass.VALIDATION if isinstance(error, ValueError | TypeError) else None
 
 
