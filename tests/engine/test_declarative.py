@@ -10,8 +10,10 @@ import pytest
 import keepstep as ks
 from keepstep.errors import DefinitionError, InvalidGraph
 from keepstep.model import Status
+from keepstep.policies.queue import DECLARED
 from keepstep.workflows.definition import KNOWN, Step
 from keepstep.workflows.files.build import Names
+from keepstep.workflows.files.load import check
 from tests.engine.world import replay_from_every_prefix, steps_of, until_status
 
 pytestmark = pytest.mark.usefixtures("nothing_known")
@@ -338,6 +340,70 @@ policies: {resilience: {durability: every=3, on_change: compatible}}
         assert (other.deadline_at - other.created_at).total_seconds() <= 60
 
 
+async def test_tags_of_a_file_may_be_a_list(world, file):
+    flow = file(
+        "keepstep: 1\nmetadata: {name: listed, tags: [urgent, docs]}\nsteps: {only: {function: nothing, exit: true}}\n"
+    )
+    graph = ks.load(flow, functions={"nothing": nothing})
+    async with world.engine() as engine:
+        run = await (await engine.start(graph, tags={"docs": "mine"})).run()
+        assert run.tags == {"urgent": "true", "docs": "mine"}
+        assert [one.id for one in (await engine.list(tags={"urgent": "true"})).runs] == [run.id]
+
+
+@pytest.mark.parametrize(
+    "tags, problem",
+    [
+        ("[urgent, urgent]", "urgent"),
+        ("[1]", "metadata.tags"),
+        ("urgent", "a mapping of names to texts, or a list of names"),
+    ],
+)
+def test_wrong_tags_of_a_file_are_reported_with_their_place(file, tags, problem):
+    flow = file(
+        f"keepstep: 1\nmetadata: {{name: listed, tags: {tags}}}\nsteps: {{only: {{function: nothing, exit: true}}}}\n"
+    )
+    with pytest.raises(ks.DefinitionError, match=problem):
+        ks.load(flow, functions={"nothing": nothing})
+
+
+async def test_queue_of_a_file_has_its_limits(world, file):
+    """Also if the file is loaded after the store was opened."""
+    most, now = 0, 0
+
+    async def busy(state):
+        nonlocal most, now
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0.02)
+        now -= 1
+        return {}
+
+    flow = file("""
+keepstep: 1
+metadata: {name: limited}
+spec: {resources: {queue: {name: narrow, concurrency: 1, per_key: 1, rate: {count: 1000, per: 1m, burst: 50}}}}
+steps: {only: {function: busy, exit: true}}
+""")
+    try:
+        async with world.engine() as engine:
+            graph = ks.load(flow, functions={"busy": busy})
+            runs = [await engine.start(graph, key="k") for _ in range(3)]
+            for run in runs:
+                await run.result(60)
+            limits = (await engine.queues.get("narrow")).limits
+    finally:
+        DECLARED.pop("narrow", None)
+    assert most == 1
+    assert (limits.concurrency, limits.per_key, limits.rate) == (1, 1, ks.Rate(1000, per=60.0, burst=50))
+
+
+def test_checking_a_file_declares_no_queue(file):
+    flow = file("spec: {resources: {queue: {name: checked}}}\nsteps: {only: {function: nothing, exit: true}}\n")
+    assert not check(flow, Names(functions={"nothing": nothing})).problems
+    assert "checked" not in DECLARED
+
+
 @pytest.mark.plaintext
 async def test_redact_policy_of_a_file_refuses_secrets(world, file):
     flow = file("steps: {only: {function: leak, exit: true}}\npolicies: {security: {redact: ['hush-[0-9]+']}}\n")
@@ -474,6 +540,8 @@ def test_the_file_with_every_field_is_built():
     functions = {"begin": begin, "take_back": take_back, "double": double, "nothing": nothing, "note": nothing}
     graph = ks.load(FILES / "whole.yaml", functions=functions, agents={"thinker": thinker}, workflows=[small])
     graph.close()
+    queue = DECLARED.pop("whole")
+    assert (graph.starting["queue"], queue.limits.rate) == ("whole", ks.Rate(5, per=60.0, burst=2))
     plain = ["start", "mind", "ask-them", "choose", "fan", "left", "right", "both", "done", "stop"]
     assert {name: node.kind for name, node in graph.nodes.items() if "fork" not in name} == {
         **dict.fromkeys(plain, "step"),

@@ -422,6 +422,8 @@ def test_the_reference_is_the_schema():
         "budget": defs["budget"],
         "tolerate": defs["tolerate"],
         "schedule": defs["schedule"],
+        "queue": defs["queue"],
+        "rate": defs["rate"],
         "recovery": defs["recovery"],
     }
     rules |= {"resources": defs["spec"]["properties"]["resources"], "branches": defs["branches"]["items"]}

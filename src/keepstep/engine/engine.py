@@ -33,7 +33,7 @@ from ..model import Claim, Event, Lease, Run, RunPage, RunQuery, Status, WorkerI
 from ..observers import resolve
 from ..observers.log import RedactedLog
 from ..policies.classify import checked_rules
-from ..policies.queue import Queue, queue_name
+from ..policies.queue import DECLARED, Queue, queue_name
 from ..policies.recovery import RecoveryLimit
 from ..ports import (
     Answer,
@@ -432,9 +432,10 @@ class Engine(Process):
         if isinstance(workflow, Bound):
             workflow, args, kwargs = workflow.workflow, workflow.args, workflow.kwargs
         workflow = definition_of(self.workflows, workflow)
-        if isinstance(queue, Queue):
-            await self.queues.declare(queue)
         options = Options(run_id, queue_name(queue), priority, delay, key, deadline, tags, dedupe).checked(workflow)
+        declared = queue if isinstance(queue, Queue) else DECLARED.get(options.queue)
+        if declared is not None:  # it may be newer than this engine
+            await self.queues.declare(declared)
         await self.queues.admit(options.queue)
         payload = None
         if is_large(args) or is_large(kwargs):

@@ -12,6 +12,7 @@ from typing import Any
 from ...errors import DefinitionError, KeepstepError
 from ...model.problem import Problem
 from ...policies import Budget, Recovery, Retain, Schedule
+from ...policies.queue import DECLARED
 from ..dag import Dag
 from ..definition import KNOWN, Step, Workflow
 from ..graph import Graph
@@ -31,6 +32,7 @@ from .parts import (
     nothing,
     own_options,
     parts,
+    queued,
     retried,
     scheduled,
     seconds,
@@ -112,9 +114,11 @@ class Builder:
 
     def check(self) -> list[Problem]:
         """Return everything that prevents the build, without registering the workflow."""
-        before = KNOWN.get(self.name)
+        before, queues = KNOWN.get(self.name), dict(DECLARED)
         self.build()
         _forget(self.name, before)
+        DECLARED.clear()
+        DECLARED.update(queues)
         return self.problems
 
     def build(self) -> Workflow[..., Any] | None:
@@ -408,13 +412,13 @@ class Builder:
         """Return the defaults for options of `start`."""
         found: dict[str, Any] = {}
         tags, limit = self._plain("metadata", "tags"), inside(self.root, "spec", "timeout")
-        queue, priority = self._text("spec", "resources", "queue"), self._plain("spec", "resources", "priority")
+        queue, priority = inside(self.root, "spec", "resources", "queue"), self._plain("spec", "resources", "priority")
         if tags:
-            found["tags"] = tags
+            found["tags"] = tags if isinstance(tags, dict) else dict.fromkeys(tags, "true")
         if limit is not None:
             found["deadline"] = seconds(limit)
         if queue is not None:
-            found["queue"] = queue
+            found["queue"] = queued(queue)
         if priority is not None:
             found["priority"] = int(priority)
         return found

@@ -14,6 +14,8 @@ from typing import Any
 from ...errors import DefinitionError, Permanent
 from ...policies import All, Cron, Every, Quorum, Retry, Schedule, Tolerate, WaitPolicy
 from ...policies import Any as AnyOne
+from ...policies.queue import COUNTS, Queue
+from ...policies.rate import Rate
 from ..definition import Step
 from ..fingerprint import short_hash
 from .check import kind_of
@@ -55,6 +57,18 @@ def waits(value: Value | None) -> WaitPolicy:
         limits = {name: int(given[name].data) for name in ("count", "minimum") if name in given}
         return Tolerate(share=given["share"].data if "share" in given else None, **limits)
     return AnyOne() if value.data == "any" else Quorum(int(value.data))
+
+
+def queued(value: Value) -> str:
+    """Return the name of the queue; declare one that is written with its limits."""
+    if isinstance(value.data, str):
+        return value.data
+    given = {name: data(value, name) for name in ("when_full", *COUNTS) if name in value.data}
+    if "rate" in value.data:
+        rate = value.data["rate"].data
+        per = seconds(rate["per"]) if "per" in rate else 1.0
+        given["rate"] = Rate(rate["count"].data, per, int(rate["burst"].data) if "burst" in rate else 1)
+    return Queue(data(value, "name"), **given).name
 
 
 def scheduled(value: Value) -> Schedule:
