@@ -524,6 +524,13 @@ def queues(effort: Effort) -> list[Finding]:
     return findings(effort)
 
 
+def services(effort: Effort) -> list[Finding]:
+    """Services with limits, on SQLite and on a PostgreSQL server; not imported before they are asked for."""
+    from .services import findings
+
+    return findings(effort)
+
+
 JOBS: dict[str, Callable[[Effort], list[Finding]]] = {
     "j1": j1,
     "j2": j2,
@@ -540,4 +547,5 @@ JOBS: dict[str, Callable[[Effort], list[Finding]]] = {
     "import": importing,
     "postgres": postgres,
     "queues": queues,
+    "services": services,
 }

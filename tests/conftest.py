@@ -12,9 +12,10 @@ import pytest
 from hypothesis import settings
 
 from keepstep.engine.events import Events
-from keepstep.policies.queue import DECLARED
+from keepstep.policies import queue as queues
+from keepstep.policies import service as services
 from keepstep.values import Secret
-from keepstep.workflows.definition import KNOWN
+from keepstep.workflows.definition import KNOWN, SERVICES
 from tests import memory_files, postgres, run_states
 
 # How long an example takes says nothing on a busy machine. `make test` draws the same examples each time, so that its
@@ -42,11 +43,13 @@ def _every_state_of_a_run_is_in_the_table():
 
 @pytest.fixture(autouse=True)
 def nothing_declared():
-    """Queues and schedules that a test declares hold for that test: every engine of this process would serve them."""
-    queues, known = dict(DECLARED), set(KNOWN)
+    """Gates and schedules that a test declares hold for that test: every engine of this process would serve them."""
+    names, before, known = set(SERVICES), [dict(queues.DECLARED), dict(services.DECLARED)], set(KNOWN)
     yield
-    DECLARED.clear()
-    DECLARED.update(queues)
+    for declared, earlier in zip((queues.DECLARED, services.DECLARED), before, strict=True):
+        declared.clear()
+        declared.update(earlier)
+    SERVICES.intersection_update(names)
     for name in [name for name, one in KNOWN.items() if one.schedule is not None and name not in known]:
         del KNOWN[name]
 

@@ -193,7 +193,8 @@ def test_the_fields_of_a_retry_are_the_real_ones():
 def test_the_classes_of_errors_are_the_real_ones():
     rows = table(section(read("reference/policies.md"), "## Classes of errors"))
     real = {str(line.error_class): (line.attempts, line.base_seconds, line.factor) for line in CLASS_RETRIES}
-    for name, attempts, base, factor in rows:
+    for name, attempts, base, factor, breaker in rows:
+        assert Retry().counts_for_breaker(name) == (breaker == "counts"), name
         if attempts == "never":
             assert name not in real
         else:

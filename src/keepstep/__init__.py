@@ -12,6 +12,7 @@ if _TYPE_CHECKING:
     from .errors import (
         AlreadyFinished,
         BatchFailed,
+        BreakerOpen,
         BudgetExceeded,
         DefinitionError,
         ExecutionError,
@@ -55,6 +56,7 @@ if _TYPE_CHECKING:
     from .policies import (
         All,
         Any,
+        Breaker,
         Budget,
         Cron,
         Durability,
@@ -65,6 +67,7 @@ if _TYPE_CHECKING:
         Recovery,
         Retain,
         Retry,
+        Service,
         Timeout,
         Tolerate,
         when,
@@ -103,13 +106,16 @@ _HOMES = {
     "kernel.undo": "saga undo",
     "kernel.waits": "Request sleep timeout wait_for",
     "errors": (
-        "AlreadyFinished BatchFailed BudgetExceeded DefinitionError ExecutionError KeepstepError NotSerializable "
-        "Permanent QueueFull ReplayMismatch RetryAfter RunCancelled RunConflict RunError RunFailed RunNotFound "
-        "RunSetAside RunTimedOut SignalsFull StepError StepFailed StepInDoubt StepTimedOut StoreError "
+        "AlreadyFinished BatchFailed BreakerOpen BudgetExceeded DefinitionError ExecutionError KeepstepError "
+        "NotSerializable Permanent QueueFull ReplayMismatch RetryAfter RunCancelled RunConflict RunError RunFailed "
+        "RunNotFound RunSetAside RunTimedOut SignalsFull StepError StepFailed StepInDoubt StepTimedOut StoreError "
         "StoreUnavailable TimedOut UnknownToken WaitFailed"
     ),
     "model": "Checkpoint Event Run RunQuery State Status",
-    "policies": "All Any Budget Cron Durability Every Queue Quorum Rate Recovery Retain Retry Timeout Tolerate when",
+    "policies": (
+        "All Any Breaker Budget Cron Durability Every Queue Quorum Rate Recovery Retain Retry Service Timeout Tolerate "
+        "when"
+    ),
     "records.keys": "Keys",
     "stores.open": "register_store",
     "values": "Redactor Secret register",
@@ -152,6 +158,8 @@ __all__ = [
     "AlreadyFinished",
     "Any",
     "BatchFailed",
+    "Breaker",
+    "BreakerOpen",
     "Budget",
     "BudgetExceeded",
     "Call",
@@ -201,6 +209,7 @@ __all__ = [
     "RunSetAside",
     "RunTimedOut",
     "Secret",
+    "Service",
     "SignalsFull",
     "State",
     "Status",

@@ -6,7 +6,7 @@ KeepstepError
 │                                                 RunConflict · AlreadyFinished · TimedOut · ExecutionError
 │                                                 UnknownToken · SignalsFull · QueueFull
 ├─ StepError              catch in the workflow   StepFailed · StepTimedOut · StepInDoubt · BudgetExceeded
-│                                                 WaitFailed · BatchFailed
+│                                                 BreakerOpen · WaitFailed · BatchFailed
 ├─ ReplayMismatch         version the workflow
 ├─ RecoveryError          read its list           LoadFailed · ValidationFailed · RebuildFailed · HandlerFailed
 │                                                 HandlerMissing · ResumeFailed
@@ -176,6 +176,10 @@ class StepTimedOut(StepFailed):
 
 class StepInDoubt(StepError):
     """An at-most-once step may have run, and was not repeated."""
+
+
+class BreakerOpen(StepError):
+    """The breaker of the step's service is open, so no attempt is made: the service has failed too often."""
 
 
 class BudgetExceeded(StepError):

@@ -43,6 +43,7 @@ ASKED = [
     ("check program.py", {}),
     ("doctor", {"healthy": True}),
     ("queues", {"queues": []}),
+    ("services", {"services": []}),
     ("workers", {"workers": []}),
     ("channels", {"channels": []}),
     ("drain --all", {"drained": [], "alive": []}),

@@ -716,3 +716,32 @@ policies: {resilience: {recovery: {handler: skip step, value: {text: none}}}}
     engine = await world.crash_and_recover(engine)
     assert (await (await engine.get("r")).result(30))["text"] == "none"
     await engine.close()
+
+
+async def test_a_file_declares_services_and_its_steps_call_them(world, file):
+    flow = file("""
+spec:
+  services:
+    api: {concurrency: 1, rate: {count: 100, per: 1s, burst: 100}, breaker: {failures: 2, open: 1s}, when_open: fail}
+steps:
+  first: {function: call, service: api, cost: 2, next: second}
+  second: {function: nothing}
+""")
+    now, most = [], []
+
+    async def call(state):
+        now.append(1)
+        most.append(len(now))
+        await asyncio.sleep(0.01)
+        now.pop()
+        return {}
+
+    graph = ks.load(flow, functions={"call": call, "nothing": nothing})
+    async with world.engine() as engine:
+        handles = [await engine.start(graph) for _ in range(4)]
+        for handle in handles:
+            await handle.result(60)
+        limits = (await engine.services.get("api")).limits
+    assert (len(most), max(most)) == (4, 1)
+    assert (limits.breaker, limits.when_open) == (ks.Breaker(failures=2, open_seconds=1.0), "fail")
+    assert limits.rate == ks.Rate(100, per=1.0, burst=100)

@@ -20,7 +20,7 @@ from ..kernel.replay import Superseded
 from ..kernel.schedule import ScheduleKeeper, overdue
 from ..model import FINISHED, Kind, Run, RunQuery, Signal, Status, WorkerInfo
 from ..model.checkpoint import CARRIES_SIGNAL, ENDS_STEP
-from ..model.gate import QUEUE
+from ..model.gate import QUEUE, SERVICE
 from ..model.ids import module_in
 from ..model.keepers import TELL, channel_name, is_declared, schedule_name
 from ..model.lease import versions_instead
@@ -32,6 +32,7 @@ from ..records.data import Data, data_of
 from ..records.record import unseal
 from ..stores.encrypted import below
 from .queue_findings import QueueLook
+from .service_findings import service_concerns
 from .verify import check_named
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ async def examine(host: CommandHost, *, stale_seconds: float = STALE_SECONDS, de
     try:
         await doctor.look_at_workers()
         await doctor.look_at_queues()
+        await doctor.look_at_services()
         async for run in doctor.runs(UNFINISHED):
             report.runs[run.status] = report.runs.get(run.status, 0) + 1
             await doctor.look_at_run(run)
@@ -250,6 +252,12 @@ class _Doctor:
         """Find the queues with limits; their runs are noted one by one."""
         for gate in await self.host.call(self.host.store.list_gates, QUEUE):
             self.queues[gate.name] = QueueLook(gate, self.known, self._is_alive, self.now)
+
+    async def look_at_services(self) -> None:
+        """Find services whose limits do not hold, or that hold runs back."""
+        for gate in await self.host.call(self.host.store.list_gates, SERVICE):
+            for concern in service_concerns(gate, self.now):
+                self.find(Severity.WARNING, concern.code, concern.message, concern.advice)
 
     def _is_alive(self, worker: str) -> bool:
         known = self.workers.get(worker)
@@ -440,9 +448,9 @@ class _Doctor:
         )
 
     async def _without_time(self, run: Run) -> None:
-        """Examine a run that no time wakes: a signal or a child must wake it."""
+        """Examine a run that no time wakes: a signal, a child or a place at a service must wake it."""
         waits = [name for name in run.wakes if not name.startswith(RESERVED) or name.startswith((CHILD, RESOLVE, GO))]
-        if not waits:
+        if not waits and run.service is None:
             self._stalled(run, f"it is {run.status.value}, and no time, signal or child can wake it")
             return
         if run.signals and await self._has_unread(run, waits):

@@ -65,6 +65,7 @@ COMMANDS = {
     "import": ("move:import_", "Import the runs of an archive."),
     "copy": ("move:copy", "Copy runs from one store to another."),
     "queues": ("queues:queues", "List queues, and change their limits."),
+    "services": ("services:services", "List services, change their limits, open or close their breakers."),
     "doctor": ("doctor:doctor", "Examine the store, its workers and its runs."),
     "version": ("version:version", "Print the version."),
 }

@@ -183,10 +183,8 @@ def waits_in_words(waits: Iterable[Wait], now: datetime | None = None) -> str:
 def _wait_in_words(wait: Wait, now: datetime) -> str:
     ahead = duration((wait.until - now).total_seconds()) if wait.until is not None else ""
     match wait.kind:
-        case WaitKind.RETRY:
-            return "a person: keepstep retry or cancel"
-        case WaitKind.RESUME:
-            return "a person: keepstep resume"
+        case WaitKind.RETRY | WaitKind.RESUME:
+            return f"a person: keepstep {'resume' if wait.kind is WaitKind.RESUME else 'retry or cancel'}"
         case WaitKind.WORKER:
             return f"a worker{_which(wait)}{f' (handed back, due again in {ahead})' if ahead else ''}"
         case WaitKind.SIGNAL:
@@ -198,6 +196,8 @@ def _wait_in_words(wait: Wait, now: datetime) -> str:
             return f"a decision on {step_name(wait.name)}"
         case WaitKind.READINESS:
             return f"{step_name(wait.name)} to be ready"
+        case WaitKind.SERVICE:
+            return f"{wait.name} ({wait.why})" if wait.why else wait.name
         case WaitKind.BREAKPOINT:
             return f"a person at the breakpoint {wait.name}: keepstep resume"
         case WaitKind.TIME:

@@ -6,54 +6,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .limits import LIMIT, RATE, changed_by, log_as_json, log_table
 from .settings import REASON, Settings, command
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
     from ..engine.queues import QueueInfo
 
-_COUNTS = ("concurrency", "per_worker", "per_key", "max_waiting")
-
-
-class _Limit(click.ParamType[Any]):
-    """A whole number, or `none` for no limit."""
-
-    name = "limit"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value != "none" and isinstance(value, str) and not value.isdecimal():
-            self.fail(f"{value!r} is neither a whole number nor none", param, ctx)
-        return int(value) if isinstance(value, str) and value != "none" else value
-
-
-class _RateLimit(click.ParamType[Any]):
-    """A rate such as `100/60`, `100/60/10` with a burst, or `none`."""
-
-    name = "rate"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from ..errors import DefinitionError
-        from ..policies.rate import Rate
-
-        if value == "none" or not isinstance(value, str):
-            return value
-        try:
-            count, per, *burst = value.split("/")
-            return Rate(float(count), float(per), *(int(one) for one in burst))
-        except (ValueError, TypeError):
-            self.fail(f"{value!r} is no rate; write COUNT/SECONDS or COUNT/SECONDS/BURST, as in 100/60/10", param, ctx)
-        except DefinitionError as error:
-            self.fail(str(error), param, ctx)
-
 
 @command("queues")
 @click.argument("act", default="list", type=click.Choice(["list", "show", "set", "reset"]), metavar="[ACT]")
 @click.argument("name", required=False, metavar="[NAME]")
-@click.option("--concurrency", type=_Limit(), metavar="N", help="Runs that workers drive at once, or none.")
-@click.option("--per-worker", type=_Limit(), metavar="N", help="Runs that one worker drives at once, or none.")
-@click.option("--per-key", type=_Limit(), metavar="N", help="Runs of one key that have begun and not ended, or none.")
-@click.option("--rate", type=_RateLimit(), metavar="N/SECONDS[/BURST]", help="How often runs begin, or none.")
-@click.option("--max-waiting", type=_Limit(), metavar="N", help="Runs that may wait to begin, or none.")
+@click.option("--concurrency", type=LIMIT, metavar="N", help="Runs that workers drive at once, or none.")
+@click.option("--per-worker", type=LIMIT, metavar="N", help="Runs that one worker drives at once, or none.")
+@click.option("--per-key", type=LIMIT, metavar="N", help="Runs of one key that have begun and not ended, or none.")
+@click.option("--rate", type=RATE, metavar="N/SECONDS[/BURST]", help="How often runs begin, or none.")
+@click.option("--max-waiting", type=LIMIT, metavar="N", help="Runs that may wait to begin, or none.")
 @click.option("--when-full", type=click.Choice(["fail", "wait"]), help="What a start does in a full queue.")
 @REASON
 def queues(settings: Settings, *, act: str, name: str | None, reason: str, **options: Any) -> None:
@@ -95,17 +63,13 @@ def _list(settings: Settings, name: str | None) -> None:
     def shown() -> str:
         if not found:
             return "no queue has limits; declare one with ks.Queue(...), or set some with keepstep queues set NAME"
-        rows = [(one.name, str(one.counts.driven), str(one.counts.waiting), str(one.limits), _by(one)) for one in found]
+        rows = [
+            (one.name, str(one.counts.driven), str(one.counts.waiting), str(one.limits), changed_by(one))
+            for one in found
+        ]
         return formatting.table(("QUEUE", "DRIVEN", "WAITING", "LIMITS", "FROM"), rows)
 
     settings.answer({"queues": [_as_json(one) for one in found]}, shown)
-
-
-def _by(info: QueueInfo) -> str:
-    if not info.is_set:
-        return "code" if info.declared is not None else "nobody"
-    last = next((one for one in reversed(info.log) if one.act == "set"), None)
-    return last.actor if last is not None else "a person"
 
 
 def _shown(info: QueueInfo) -> str:
@@ -113,16 +77,13 @@ def _shown(info: QueueInfo) -> str:
 
     lines = [f"queue    {info.name}", f"limits   {info.limits}"]
     if info.is_set:
-        lines.append(f"set by   {_by(info)}; the code declares: {info.declared or 'nothing'}")
+        lines.append(f"set by   {changed_by(info)}; the code declares: {info.declared or 'nothing'}")
     lines.append(f"runs     {info.counts.driven} driven, {info.counts.waiting} waiting to begin")
     if info.counts.keys:
         lines.append(
             "keys     " + ", ".join(f"{formatting.one_line(key)} ({count})" for key, count in info.counts.keys)
         )
-    if info.log:
-        rows = [(formatting.local(one.at), one.act, _change(one.limits), one.actor, one.reason) for one in info.log]
-        lines += ["", formatting.table(("WHEN", "ACT", "LIMITS", "WHO", "WHY"), rows)]
-    return "\n".join(lines)
+    return "\n".join([*lines, *log_table(info.log, _change)])
 
 
 def _change(limits: dict[str, Any] | None) -> str:
@@ -132,8 +93,6 @@ def _change(limits: dict[str, Any] | None) -> str:
 
 
 def _as_json(info: QueueInfo) -> dict[str, Any]:
-    from . import formatting
-
     return {
         "queue": info.name,
         "limits": info.limits.plain(),
@@ -142,14 +101,5 @@ def _as_json(info: QueueInfo) -> dict[str, Any]:
         "driven": info.counts.driven,
         "waiting": info.counts.waiting,
         "keys": dict(info.counts.keys),
-        "log": [
-            {
-                "at": formatting.iso(one.at),
-                "act": one.act,
-                "actor": one.actor,
-                "reason": one.reason,
-                "limits": one.limits,
-            }
-            for one in info.log
-        ],
+        "log": log_as_json(info.log),
     }

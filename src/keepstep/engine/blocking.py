@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..workflows.definition import Bound
     from .blocking_care import BlockingCare, BlockingSchedules
     from .blocking_queues import BlockingChannels, BlockingQueues
+    from .blocking_services import BlockingServices
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -333,6 +334,13 @@ class BlockingEngine(Blocking[Engine]):
         from .blocking_queues import BlockingChannels  # noqa: PLC0415 - rarely needed
 
         return BlockingChannels(self, self._target.channels)
+
+    @property
+    def services(self) -> BlockingServices:
+        """The services: list and get them, set and reset their limits, open and close their breakers."""
+        from .blocking_services import BlockingServices  # noqa: PLC0415 - rarely needed
+
+        return BlockingServices(self, self._target.services)
 
     @property
     def care(self) -> BlockingCare:

@@ -68,7 +68,9 @@ from .poll_interval import PollInterval
 from .process import Process
 from .queues import Queues
 from .reader import Reader
+from .services import Services
 from .set_aside import Reason, set_aside
+from .shares import Shares
 from .signal_reader import SignalReader
 from .start import Options, check_same, definition_of, new_run
 from .waiting import Waiting
@@ -128,6 +130,7 @@ DOCUMENTED = (
         "rewind",
         "schedule",
         "schedules",
+        "services",
         "signal",
         "skip",
         "start",
@@ -176,6 +179,7 @@ class Engine(Process):
         self._queues = given_queues(queues)
         self._queue_limits = Queues(self)
         self._channels: Channels | None = None
+        self._services = Services(self)
         self._clock = clock
         self.clock = clock or SystemClock()
         self.max_runs = max_runs
@@ -209,6 +213,7 @@ class Engine(Process):
         self.outage = Outage(lambda: self.clock.boot()[1])
         self.signal_reader = SignalReader(self)
         self.waiting = Waiting(self)
+        self.shares = Shares(self)
 
     def __dir__(self) -> Iterable[str]:
         """Names for completion: the documented ones, and those with an underscore."""
@@ -264,6 +269,7 @@ class Engine(Process):
             await self.queues.open()
             if CHANNELS and self._with_worker:
                 await self.channels.open()
+            await self.services.open()
             if self._with_worker:
                 self.worker = worker
                 await worker.start()
@@ -601,6 +607,11 @@ class Engine(Process):
     def queues(self) -> Queues:
         """The queues with limits: list and get them, set and reset their limits."""
         return self._queue_limits
+
+    @property
+    def services(self) -> Services:
+        """The services: list and get them, set and reset their limits, open and close their breakers."""
+        return self._services
 
     async def signal(self, run_id: str, name: str, payload: Any = True, *, id: str = "") -> None:  # noqa: A002
         """Send the run `run_id` a durable message: a `name` and a `payload`. With an `id` it is stored once."""

@@ -123,6 +123,7 @@ class Process:
     events: host.Events
     signal_reader: Any
     waiting: Any
+    shares: Any
     _given: dict[str, Workflow[..., Any]] | None
     _pid: int
     _pool: ThreadPoolExecutor
@@ -282,6 +283,7 @@ class Process:
         if self.live.get(context.id) is context:
             del self.live[context.id]
         self.signal_reader.left(context.id)
+        self.shares.left(context)
         if self.forgetting is not None:
             self.forgetting.left(context)
         if worker is not None:

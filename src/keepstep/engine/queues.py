@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..checks import check_name, check_text
-from ..errors import DefinitionError, QueueFull, StoreUnavailable
+from ..errors import QueueFull, StoreUnavailable
 from ..model import GateChange, GateInfo, QueueCounts
 from ..model.gate import QUEUE
-from ..policies.queue import DECLARED, Limits, Queue
-from ..ports import instant
+from ..policies.queue import DECLARED, Limits
+from .gates import Gates
 
 if TYPE_CHECKING:
     from .process import Process
-
-log = logging.getLogger("keepstep")
 
 #: Seconds for which limits and counts are believed.
 LOOK_SECONDS = 1.0
@@ -37,40 +34,27 @@ class QueueInfo:
     counts: QueueCounts
 
 
-class Queues:
+class Queues(Gates[Limits]):
     """The queues of a store that have limits.
 
     `set` takes the options of `ks.Queue`; what it does not name stays as it is. It wins over the code until `reset`.
     """
 
+    kind = QUEUE
+    limits = Limits
+
     def __init__(self, engine: Process) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._known: dict[str, Limits] = {}
         self._looked_at = float("-inf")
         self._waiting: dict[str, tuple[float, int]] = {}
-        self._declared: set[str] = set()
 
     # -- for the engine ------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
         """Write the queues that this process has declared, once, and read the limits of all."""
-        for queue in list(DECLARED.values()):
-            await self.declare(queue)
+        await self.declare_all(DECLARED.values())
         await self._look()
-
-    async def declare(self, queue: Queue) -> None:
-        """Write a queue that the code declares. The last process to open a store wins."""
-        if queue.name in self._declared:
-            return
-        before = await self._change(queue.name, "declare", queue.limits.plain())
-        self._declared.add(queue.name)  # not before it is written: a store that was away is asked again
-        if before.declared is not None and before.declared != queue.limits.plain():
-            log.warning(
-                "queue %s: this process declares other limits than the one before (%s; before: %s); the last one wins",
-                queue.name,
-                queue.limits,
-                Limits.of(before.declared),
-            )
 
     async def _look(self) -> None:
         """Read the limits of all queues. If the store does not answer, those known before are believed for longer."""
@@ -127,41 +111,30 @@ class Queues:
 
     async def list(self) -> list[QueueInfo]:
         """Return all queues with limits, by name."""
-        gates = await self._engine.call(self._engine.store.list_gates, QUEUE)
-        return [await self._info(gate) for gate in gates]
+        return [await self._info(gate) for gate in await self._gates()]
 
     async def get(self, name: str) -> QueueInfo:
         """Return the queue with the name `name`; one that nobody has declared has no limits."""
-        check_name(name, "queue")
-        gates = await self._engine.call(self._engine.store.list_gates, QUEUE)
-        return await self._info(next((gate for gate in gates if gate.name == name), GateInfo(QUEUE, name)))
+        return await self._info(await self._gate(name))
 
     async def _info(self, gate: GateInfo) -> QueueInfo:
         counts = await self._engine.call(self._engine.store.count_queue, gate.name)
-        declared = None if gate.declared is None else Limits.of(gate.declared)
-        return QueueInfo(gate.name, Limits.of(gate.limits), declared, gate.changed is not None, gate.log, counts)
+        limits, declared = self._limits_of(gate)
+        return QueueInfo(gate.name, limits, declared, gate.changed is not None, gate.log, counts)
 
     async def set(self, /, name: str, *, reason: str = "", **limits: Any) -> QueueInfo:
         """Change limits of the queue `name`, by a person, with a `reason`; the `limits` are those of `ks.Queue`."""
-        now = (await self.get(name)).limits
-        unknown = sorted(set(limits) - set(Limits.__slots__))
-        if unknown:
-            raise DefinitionError(f"a queue has no limit {unknown[0]!r}; it has {', '.join(Limits.__slots__)}")
-        if not limits:
-            raise DefinitionError("name a limit to set, for example concurrency=10")
-        await self._change(name, "set", now.changed(limits).plain(), check_text(reason, "reason"))
+        await self._set(name, limits, reason)
         await self._look()  # the next start here must not lease a run that the new limit holds back
         return await self.get(name)
 
     async def reset(self, name: str, *, reason: str = "") -> QueueInfo:
         """Let the limits that code declares for the queue `name` hold again, with a `reason`."""
-        await self._change(name, "reset", None, check_text(reason, "reason"))
+        await self._change(check_name(name, "queue"), "reset", reason=check_text(reason, "reason"))
         await self._look()
         return await self.get(name)
 
-    async def _change(self, name: str, act: str, limits: dict[str, Any] | None, reason: str = "") -> GateInfo:
-        engine = self._engine
-        change = GateChange(instant(engine.clock.now()), engine.actor, act, limits, engine.redaction.redact(reason))
-        before = await engine.call(engine.store.change_gate, QUEUE, name, change)
+    async def _change(self, name: str, act: str, limits: dict[str, Any] | None = None, reason: str = "") -> GateInfo:
+        before = await super()._change(name, act, limits, reason)
         self._looked_at = float("-inf")  # the next start here is held to the new limits
         return before

@@ -115,6 +115,7 @@ class Worker:
         self._thread_id = threading.get_ident()
         self.heart.start()
         self._cursor = (await self.engine.call(self.engine.store.news, self.id, 0)).cursor
+        self.engine.shares.begin()
         on_news = optional(self.engine.store, OptionalStore.on_news)
         if on_news is not None:
             self._silence = on_news(self._alert)
@@ -136,6 +137,7 @@ class Worker:
             await asyncio.sleep(0.005)
         if self._to_give_back:
             await self._give_back()
+        await self.engine.shares.leave()
         self.heart.stop()
         await self.heart.stopped()
         try:
@@ -262,6 +264,7 @@ class Worker:
         self.id = new_id("worker")
         self.engine.fresh_until = 0.0
         self.engine.journal.worker = self.id
+        self.engine.shares.given_up()
         self.heart.hurry()
         self.claim_soon()
 
@@ -379,6 +382,7 @@ class Worker:
             limit=min(room, CLAIM_LIMIT),
             versions=self._pins(),
             queues=None if self.queues is None else self.queues | {KEEPER_QUEUE},
+            rooms=self.engine.shares.rooms(),
         )
         self._asked = request.limit
         try:
@@ -387,6 +391,7 @@ class Worker:
             self._asked = 0
         if request.worker != self.id:  # the store has marked the asking worker dead, and given its leases away
             return True
+        self.engine.shares.claimed(request.rooms, claims)
         before, self._next_due = self._next_due, claims.next_due_at.timestamp() if claims.next_due_at else None
         if self._pace.jumps and before != self._next_due:
             self.look_soon()

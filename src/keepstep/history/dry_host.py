@@ -64,6 +64,7 @@ class DryHost:
     transactional = False
     forgetting = None
     tracer = None
+    shares: Any = None  # no attempt is made
     executors: Mapping[str, Executor] = MappingProxyType({})  # none, because no body runs
     fresh_until = math.inf
     linger_seconds = LINGER_SECONDS

@@ -33,14 +33,15 @@ log = logging.getLogger("keepstep")
 _NESTED: set[tuple[str, str]] = set()
 
 
-def _warn_of_nested(outer: str, inner: str) -> None:
-    """Log once that a step calls another one, which then leaves no record."""
-    if (outer, inner) not in _NESTED:
-        _NESTED.add((outer, inner))
+def _warn_of_nested(outer: str, inner: Step[..., Any]) -> None:
+    """Log once that a step calls another one, which then leaves no record and passes no gate."""
+    if (outer, inner.name) not in _NESTED:
+        _NESTED.add((outer, inner.name))
+        limited = "" if inner.service is None else f", and the limits of service {inner.service!r} do not hold for it"
         log.warning(
             "step %r calls step %r in its body, where that runs as a plain function: nothing of it is recorded or "
-            "retried. Call it in the workflow, or call %s.fn, if that is meant",
-            *(outer, inner, inner),
+            "retried%s. Call it in the workflow, or call %s.fn, if that is meant",
+            *(outer, inner.name, limited, inner.name),
         )
 
 
@@ -69,9 +70,16 @@ class Attempt(msgspec.Struct, eq=False):
     emits_at: float = 0.0
     #: The epoch of the lease under which the body emitted its first tokens.
     life: int = 0
+    #: The place at the step's service that the attempt holds.
+    place: Any = None
+    #: Time of the loop since which the attempt has waited for a place.
+    queued_at: float | None = None
+    #: How the body failed, and what of it still runs in a thread; read by gates when they are left.
+    failure: BaseException | None = None
+    late: asyncio.Future[Any] | None = None
 
     def call_step(self, step: Step[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> PlainCall[Any]:
-        _warn_of_nested(self.call.step.name, step.name)
+        _warn_of_nested(self.call.step.name, step)
         return PlainCall(step.body, args, kwargs)
 
     def idempotency_key(self) -> str:
@@ -96,6 +104,7 @@ class Attempt(msgspec.Struct, eq=False):
 
     def outlived(self, body: asyncio.Future[Any]) -> None:
         """Note that the body goes on in its thread after the step has ended. An undo waits for it."""
+        self.late = body
         if self.call.step.undo is not None:
             self.run.can_undo().outlived.append(body)
 

@@ -65,6 +65,10 @@ class Forgetting:
                     if run.history is not None and key not in run.history.entries:
                         body.share_saved()
 
+    def keeps(self, run: RunDriver) -> bool:
+        """Whether the bodies of a run go on, although it is no longer driven: it will be replayed."""
+        return run.stop.detached == FORGOTTEN
+
     def left(self, run: RunDriver) -> None:
         """Drop the bodies of a run that will not be replayed here."""
         if run.stop.detached != FORGOTTEN and run.id in self._lines:

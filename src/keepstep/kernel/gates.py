@@ -1,26 +1,39 @@
-"""The gates that an attempt passes before its body may run: the budget and `ready=`.
+"""The gates that an attempt passes before its body may run: the budget, `ready=` and the places of a service.
 
 To add a gate, write a class with `enter` and `leave` and name it in `gates_of`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
+from ..model import Kind, Outcome
+from ..model.ids import new_id
 from ..ports import Admission, Gate
+from ..records.record import StoredError
+from .call_states import NotYet
 from .hooks import within
-from .wakeups import pause_until
+from .inbox import Wait
+from .recorded_errors import BREAKER_OPEN
+from .stored_errors import class_of
+from .wakeups import add_wait, end_wait, pause_until
 
 if TYPE_CHECKING:
     from ..workflows.definition import Step
     from .attempt import Attempt
     from .budget import Guard
+    from .host import ServiceShare, Turn
 
 log = logging.getLogger("keepstep")
 
 #: Maximum time in seconds for a `ready=` function. After that the step counts as not ready.
 READY_SECONDS = 30.0
+#: Seconds of waiting for a place after which `ready=` is asked again.
+STALE_SECONDS = 2.0
+#: Seconds that a probe of a breaker may take if its step has no timeout.
+PROBE_SECONDS = 60.0
 
 
 def gates_of(guard: Guard | None, step: Step[..., Any]) -> tuple[Gate, ...]:
@@ -30,8 +43,10 @@ def gates_of(guard: Guard | None, step: Step[..., Any]) -> tuple[Gate, ...]:
         if guard is not None:
             gates.append(BudgetLeft(guard))
         gates.append(Ready())
+    if step.service is not None:
+        gates.append(SERVICE_PLACE)
     if guard is not None:
-        gates.append(BudgetPlace(guard))
+        gates.append(BudgetPlace(guard))  # last, because it never waits: the budget holds when the body begins
     return tuple(gates)
 
 
@@ -56,9 +71,25 @@ async def pass_gates(attempt: Attempt) -> bool:
 
 
 def leave_gates(attempt: Attempt) -> None:
-    """Leave every gate: the body has ended."""
+    """Leave every gate: the body has ended, or does not begin."""
     for gate in attempt.gates:
         gate.leave(attempt)
+
+
+def body_ended(attempt: Attempt) -> None:
+    """Leave every gate, after the body has begun and ended."""
+    if attempt.place is not None:
+        attempt.place.has_begun = True
+    leave_gates(attempt)
+    attempt.failure = attempt.late = None
+
+
+async def pass_service(attempt: Attempt) -> bool:
+    """Wait for a place at the service of a marked step, whose doubt is resolved. The wait does not park the run.
+
+    A parked run would be in doubt once more.
+    """
+    return await SERVICE_PLACE.enter(attempt, may_park=False) is not Admission.REFUSED
 
 
 class BudgetLeft:
@@ -112,3 +143,106 @@ class Ready:
 
     def leave(self, attempt: Attempt) -> None:
         pass
+
+
+class ServicePlace:
+    """Makes an attempt wait for a place at the service that its step calls. A long wait parks the run there."""
+
+    async def enter(self, attempt: Attempt, *, may_park: bool = True) -> Admission:
+        run, step = attempt.run, attempt.call.step
+        share: ServiceShare = run.host.shares.of(step.service)
+        if attempt.number > 1 and attempt.queued_at is None and (seconds := share.retry_seconds()) > 0 and may_park:
+            why = f"too many retries at {share.name}"
+            run.host.events.observe("step.blocked", run, step=attempt.key, why=why, again_seconds=seconds)
+            await pause_until(run, run.host.clock.now() + seconds)
+            return Admission.WAITED
+        since = attempt.queued_at
+        turn = share.turn(
+            run.id, run.run.priority, since, _cost(attempt), step.timeout.attempt_seconds or PROBE_SECONDS
+        )
+        if not turn.done():
+            attempt.queued_at = turn.since
+            run.host.events.observe("step.blocked", run, step=attempt.key, why=share.waits, again_seconds=0.0)
+            await self._wait(attempt, share, turn, may_park=may_park)
+        place = turn.result()
+        if place is None:
+            _refuse(attempt, share)
+            return Admission.REFUSED
+        if step.ready is not None and may_park and run.loop.time() - turn.since > STALE_SECONDS and since is None:
+            place.leave()
+            return Admission.WAITED
+        attempt.place, attempt.queued_at = place, None
+        return Admission.ADMITTED
+
+    async def _wait(self, attempt: Attempt, share: ServiceShare, turn: Turn, *, may_park: bool) -> None:
+        run, token = attempt.run, object()
+        try:
+            if not may_park:
+                await turn
+                return
+            run.work_ended()
+            try:
+                add_wait(run, Wait(token, None, None, at=share))
+                await turn
+            finally:
+                end_wait(run, token)
+                run.work_began()
+        except BaseException:
+            share.withdraw(turn)
+            raise
+
+    def leave(self, attempt: Attempt) -> None:
+        place, attempt.place = attempt.place, None
+        if place is None:
+            return
+        run, late = attempt.run, attempt.late
+        if place.has_begun:
+            place.ended(_counts(attempt), _spent(attempt))
+        if run.host.forgetting is not None and run.host.forgetting.keeps(run):
+            place.leave_to(run.id)
+        elif late is not None and not late.done():  # a thread cannot be stopped: its call is still going on
+            late.add_done_callback(lambda _: place.leave(), context=run.host.context)
+        else:
+            place.leave()
+
+
+SERVICE_PLACE = ServicePlace()
+
+
+def _cost(attempt: Attempt) -> float | None:
+    """Return the spend expected of an attempt by the step's `cost=`; None if there is none."""
+    call = attempt.call
+    cost = call.step.cost
+    if cost is None or isinstance(cost, int | float):
+        return cost
+    try:
+        return max(0.0, float(cost(*call.args, **call.kwargs)))
+    except Exception as error:  # noqa: BLE001 - an estimate that fails is replaced by the mean
+        log.warning("run %s: cost= of step %s failed: %s: %s", attempt.run.id, attempt.key, type(error).__name__, error)
+        return None
+
+
+def _spent(attempt: Attempt) -> float | None:
+    """Return what the body reported with `ks.spend`: its tokens or else its cost; None if it reported nothing."""
+    reported = attempt.run.spent.reported.get(attempt.key)
+    return None if reported is None else float(reported[1] or reported[0])
+
+
+def _counts(attempt: Attempt) -> bool | None:
+    """Whether the attempt failed in a way that counts for the breaker; None if it was cancelled."""
+    failure, step = attempt.failure, attempt.call.step
+    if failure is None or isinstance(failure, NotYet):
+        return False
+    if isinstance(failure, asyncio.CancelledError):
+        return None
+    rules = step.classify + attempt.call.branch.rules + attempt.run.host.rules
+    return bool(step.retry.counts_for_breaker(class_of(failure, rules)))
+
+
+def _refuse(attempt: Attempt, share: ServiceShare) -> None:
+    """Append the failure of a step whose service has an open breaker."""
+    call, number = attempt.call, attempt.number
+    message = f"step {call.key!r} was not attempted: the breaker of service {share.name!r} is open"
+    error = StoredError("keepstep.BreakerOpen", message, "transient", BREAKER_OPEN, attempt=number, id=new_id("error"))
+    record = call.record(Kind.STEP_FAILED, outcome=Outcome.FAILURE.value, attempt=number, error=error)
+    attempt.run.append(record, call)

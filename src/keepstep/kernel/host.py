@@ -134,6 +134,61 @@ class SignalReader(Protocol):
     async def check_missed(self, run: Driven) -> None: ...
 
 
+class Place(Protocol):
+    """A place at a service that one attempt holds."""
+
+    has_begun: bool
+
+    def ended(self, failed: bool | None, spent: float | None) -> None:
+        """The body has ended, or no longer concerns its step: whether that counts for the breaker, and its spend."""
+
+    def leave(self) -> None:
+        """Give the place back; the body has really ended, or does not begin."""
+
+    def leave_to(self, run: str) -> None:
+        """Keep the place for the next attempt of a run."""
+
+
+class Turn(asyncio.Future["Place | None"]):
+    """The wait of an attempt for a place. Its result is None if the breaker is open and attempts fail then."""
+
+    def __init__(self, run: str, since: float, cost: float | None, probe_seconds: float, loop: Any) -> None:
+        super().__init__(loop=loop)
+        self.run = run
+        self.since = since
+        self.cost = cost
+        self.probe_seconds = probe_seconds
+
+
+class ServiceShare(Protocol):
+    """The places of one service that attempts of this process may use."""
+
+    name: str
+
+    @property
+    def waits(self) -> str:
+        """The service and why attempts wait for it, as in `openai (rate)`."""
+
+    @property
+    def why(self) -> str:
+        """Why attempts wait: "concurrency", "rate", "spend", "breaker", or nothing if that is not known yet."""
+
+    def turn(self, run: str, priority: int, since: float | None, cost: float | None, probe_seconds: float) -> Turn:
+        """Return the turn of an attempt, which is done if there is a place. It has waited `since` this time, if any."""
+
+    def withdraw(self, turn: Turn) -> None:
+        """Drop a turn whose attempt no longer waits; a place that it has got already is given back."""
+
+    def retry_seconds(self) -> float:
+        """Return for how long a retry has to wait, so that retries are a small part of the attempts. Count it if 0."""
+
+
+class Shares(Protocol):
+    """The shares of all services that attempts of this process call."""
+
+    def of(self, service: str) -> ServiceShare: ...
+
+
 class StoredRuns(Protocol):
     """Reads runs of the store, beside the loop where that may take time."""
 
@@ -221,6 +276,9 @@ class Host(StoredRuns, Notices, Protocol):
 
     @property
     def journal(self) -> Journal: ...
+
+    @property
+    def shares(self) -> Shares: ...
 
     @property
     def redaction(self) -> Redaction: ...

@@ -19,6 +19,7 @@ from .log import Draft
 
 if TYPE_CHECKING:
     from ..records.record import Record
+    from .host import ServiceShare
 
 #: In the key of a wait at a breakpoint, which a person lets the run pass.
 AT_STOP = f"/wait_for:{GO}"
@@ -210,9 +211,12 @@ class Wait:
 
     `due` is wall time, which a parked run uses. In memory the wait uses the loop's own clock, which nobody sets and
     which may be virtual. It takes no longer than `longest`, so a wall clock that is set back does not extend it.
+    `at` is the share of the service whose place it waits for.
     """
 
-    __slots__ = ("call", "due", "ends", "longest", "mine", "name", "on_due", "on_signal", "riding", "start", "timer")
+    __slots__ = (
+        *("at", "call", "due", "ends", "longest", "mine", "name", "on_due", "on_signal", "riding", "start", "timer"),
+    )
 
     def __init__(
         self,
@@ -225,8 +229,10 @@ class Wait:
         longest: float = math.inf,
         mine: Callable[[Signal], bool] | None = None,
         start: Callable[[], Record] | None = None,
+        at: ServiceShare | None = None,
     ) -> None:
         self.call = call
+        self.at = at
         self.due = due
         self.on_due = on_due
         self.name = name

@@ -17,7 +17,7 @@ from .log import Draft, head_move
 from .progress import record_saved
 from .steering import signal_record, stop_settling
 from .stop import DRIVING, SETTLING
-from .wakeups import arrive, due_at, seconds_left, unrecorded_starts, wakes
+from .wakeups import arrive, due_at, seconds_left, services_waited_for, unrecorded_starts, wakes
 
 if TYPE_CHECKING:
     from .driver import RunDriver
@@ -28,6 +28,10 @@ log = logging.getLogger("keepstep")
 SHORT_WAIT_SECONDS = 2.0
 #: Seconds for which a run that waits for a signal or a child stays in memory, in case the answer comes at once.
 LINGER_SECONDS = 1.0
+#: How much longer than that a run stays in memory that waits for a place at a service: twice as long.
+LINGER_AT_SERVICE = 2.0
+#: Seconds after which a run looks again that waits at several services: it is parked at one of them only.
+MANY_SERVICES_SECONDS = 10.0
 
 
 def idle(run: RunDriver) -> None:
@@ -51,16 +55,21 @@ def idle(run: RunDriver) -> None:
     is_suspect = run.isolated and isinstance(run.host.recovery_limit.decide(run.run.recoveries), RecoverAlone)
     if seconds_left(run) <= (0.0 if is_suspect else SHORT_WAIT_SECONDS):
         return
-    has_lingered = run.lingered == run.moves or run.host.is_full()  # another run may need the place
+    # A run that waits for a place is not parked before its service has answered, unless another run needs its memory.
+    is_answered = all(wait.at is None or wait.at.why for wait in run.waits.values())
+    has_lingered = (run.lingered == run.moves and is_answered) or run.host.is_full()
     if is_suspect or has_lingered or not any(map(_may_be_heard, run.waits.values())):
         _park(run)
     elif _lingered not in run.timers:
-        run.set_timer(run.host.linger_seconds, _lingered, run, run.moves)
+        longer = LINGER_AT_SERVICE if any(wait.at is not None for wait in run.waits.values()) else 1.0
+        run.set_timer(longer * run.host.linger_seconds, _lingered, run, run.moves)
 
 
 def _may_be_heard(wait: Wait) -> bool:
-    """Whether a program may send what a wait waits for, perhaps at once; times and persons are not so quick."""
-    return wait.on_signal is not None and wait.name is not None and not wait.name.startswith(GO)
+    """Whether a wait may end at once: a program may send a signal, or a place may fall free."""
+    return wait.at is not None or (
+        wait.on_signal is not None and wait.name is not None and not wait.name.startswith(GO)
+    )
 
 
 def _idle_while_holding(run: RunDriver) -> None:
@@ -143,6 +152,10 @@ def move(
     record: Record | None = None,
 ) -> None:
     """Release the run with this status, unless there is an unseen signal."""
+    services = services_waited_for(run) if status is Status.WAITING else ()
+    if len(services) > 1:
+        again = run.host.clock.now() + MANY_SERVICES_SECONDS
+        due = again if due is None else min(due, again)
     run.stop.release_begun()
 
     def then(_: Answer) -> None:
@@ -166,6 +179,7 @@ def move(
         wakes=wakes,
         signals_seen=run.inbox.seen,
         progress=record is not None,
+        service=next(iter(services), None),
     )
     if run.inbox.seen:
         change["signals_read"] = run.inbox.counted()

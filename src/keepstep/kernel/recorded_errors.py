@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..errors import BudgetExceeded, StepError, StepFailed, StepInDoubt, StepTimedOut, TimedOut
+from ..errors import BreakerOpen, BudgetExceeded, StepError, StepFailed, StepInDoubt, StepTimedOut, TimedOut
 from ..model import ErrorInfo
 from ..model.frames import add_frames, add_note
 from .ledger import BUDGET
@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
 #: Codes of the engine's own errors, by the classes that workflow code may catch.
 TIMED_OUT = "ks:timed-out"
+BREAKER_OPEN = "ks:breaker-open"
 _ERRORS: dict[str, type[StepError]] = {
     "ks:step-timed-out": StepTimedOut,
     "ks:in-doubt": StepInDoubt,
     BUDGET: BudgetExceeded,
+    BREAKER_OPEN: BreakerOpen,
 }
 
 

@@ -31,7 +31,7 @@ from ..values import large
 from .attempt import Attempt
 from .call_states import ASKED, CANCELLED, NotYet
 from .doubt import resolve
-from .gates import gates_of, leave_gates, pass_gates
+from .gates import body_ended, gates_of, leave_gates, pass_gates, pass_service
 from .hooks import call_cancel_hooks, call_step_hooks
 from .progress import record_saved
 from .steering import cancel_when_settled
@@ -54,7 +54,7 @@ async def perform(call: StepCall[Any]) -> None:
     call.entered = True
     run, step = call.run, call.step
     guard = call.branch.guard
-    gates = () if guard is None and step.ready is None else gates_of(guard, step)
+    gates = () if guard is None and step.ready is None and step.service is None else gates_of(guard, step)
     attempt = Attempt(call, run, call.key, call.branch.hooks + step.hooks, gates)
     CURRENT.set(attempt)
     try:
@@ -73,6 +73,8 @@ async def perform(call: StepCall[Any]) -> None:
     except Exception as error:  # noqa: BLE001 - a failure of the engine; the failure of a body is an outcome
         run.engine_failed(error)
     finally:
+        if attempt.place is not None:  # the body has not begun
+            leave_gates(attempt)
         if call.task is not None:  # None if the append of its last record has ended it
             run.body_ended(call)
 
@@ -151,6 +153,8 @@ async def mark(attempt: Attempt) -> bool:
         elif run.may_start_body():
             kept = None if call.step.undo is None else call.for_undo()
             await run.durable(call.record(Kind.STEP_STARTED, attempt=attempt.number, data=kept))
+    if attempt.marked and call.step.service is not None and attempt.place is None and not await pass_service(attempt):
+        return False
     return not run.stop.detached and (run.host.seconds() < run.host.fresh_until or run.may_start_body())
 
 
@@ -195,6 +199,7 @@ async def execute(attempt: Attempt) -> Stored | Failed | None:
         if attempt.hooks:
             await call_step_hooks(attempt, "after", value)
     except asyncio.CancelledError as error:
+        attempt.failure = error
         if run.stop.detached or call.state != ASKED:
             raise
         return Failed(error)  # the body cancelled itself
@@ -202,10 +207,11 @@ async def execute(attempt: Attempt) -> Stored | Failed | None:
         run.interrupt()
         raise
     except BaseException as error:  # noqa: BLE001 - a body may raise anything, `SystemExit` too
+        attempt.failure = error
         return Failed(error)
     finally:
         if attempt.gates:
-            leave_gates(attempt)
+            body_ended(attempt)
     return stored
 
 
@@ -222,6 +228,7 @@ async def _body(attempt: Attempt) -> Any:
     try:
         return await call.run.host.executors[step.executor].execute(attempt, step.timeout.remaining(elapsed))
     except BodyTimedOut as late:
+        attempt.late = late.body
         error = StepTimedOut(f"step {call.key!r} took longer than {late.seconds:g} s", call.key)
         error.body = late.body  # type: ignore[attr-defined]
         raise error from None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import CheckpointCorrupt, StoreError
 from ..model import Signal, Status
-from ..model.signal import BEAT, BLOCKED, CANCEL, GO, PAUSE, RESUME
+from ..model.signal import BEAT, BLOCKED, CANCEL, GO, PAUSE, RESUME, at_service
 from .inbox import Wait
 from .log import Draft, fulfil
 from .steering import end_pause, signal_record, steer
@@ -250,5 +250,11 @@ def due_at(run: RunDriver) -> float | None:
 
 def wakes(run: RunDriver) -> tuple[str, ...]:
     """Return the signals that wake the run when it is parked."""
-    names = sorted({wait.name for wait in run.waits.values() if wait.name is not None})
-    return (*names, CANCEL, PAUSE, RESUME)
+    names = {wait.name for wait in run.waits.values() if wait.name is not None}
+    names |= {at_service(wait.at.name, wait.at.why) for wait in run.waits.values() if wait.at is not None}
+    return (*sorted(names), CANCEL, PAUSE, RESUME)
+
+
+def services_waited_for(run: RunDriver) -> list[str]:
+    """Return the services for whose places the run waits, in the order in which it began to wait."""
+    return list(dict.fromkeys(wait.at.name for wait in run.waits.values() if wait.at is not None))

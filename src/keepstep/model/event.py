@@ -35,6 +35,9 @@ class Event:
 #: Every event name: a subject, a dot, and what happened to it, in lower case with underscores.
 EventName = Literal[
     "barrier.passed",
+    "breaker.closed",
+    "breaker.half_open",
+    "breaker.opened",
     "budget.nearly_spent",
     "child.ended",
     "child.started",
@@ -95,6 +98,7 @@ FIELDS: Mapping[str, str] = {
     "outcome": "`success`, `failure` or `cancelled`.",
     "reason": "Why the run was set aside.",
     "retry_at": "When the step is attempted again, in ISO 8601.",
+    "service": "The name of the service.",
     "share": "The part of the budget that is used, from 0 to 1.",
     "started": "The id of the run that was started.",
     "taken_from": "The worker that held the run before.",
@@ -103,7 +107,7 @@ FIELDS: Mapping[str, str] = {
     "value": "The value that the record holds, as plain JSON; only `run.watch()` gives it.",
     "visits": "How often the run had passed the step before.",
     "when": "`before` or `after` the step.",
-    "why": "Why the step is not ready, or the tick starts no run.",
+    "why": "Why the step is not ready or which service it waits for, or why the tick starts no run.",
 }
 
 
@@ -144,7 +148,8 @@ EVENTS: Mapping[EventName, EventSpec] = {
     "step.cancelled": EventSpec("The code no longer wants a step, sleep or wait.", _RECORD),
     "step.in_doubt": EventSpec("An at-most-once step may have happened; a person decides.", ("error",), "WARNING"),
     "step.blocked": EventSpec(
-        "A step is not ready, or a check of `ks.wait_until` does not hold yet.", ("why", "again_seconds")
+        "A step is not ready, waits for a place at its service, or a check of `ks.wait_until` does not hold yet.",
+        ("why", "again_seconds"),
     ),
     "step.revisited": EventSpec("A graph passes a step once more.", ("visits",)),
     "wait.started": EventSpec("The record of when a wait began.", _RECORD),
@@ -169,6 +174,13 @@ EVENTS: Mapping[EventName, EventSpec] = {
         ("kind", "used", "limit", "share"),
         level="WARNING",
     ),
+    "breaker.opened": EventSpec(
+        "The breaker of a service opens: calls have failed too often, or a probe has. No run and no record has it.",
+        ("service",),
+        level="WARNING",
+    ),
+    "breaker.half_open": EventSpec("The breaker of a service lets the first probe begin.", ("service",)),
+    "breaker.closed": EventSpec("The breaker of a service closes: enough probes have succeeded.", ("service",)),
     "schedule.fired": EventSpec("A schedule has started the run of a tick.", ("tick", "started")),
     "schedule.skipped": EventSpec("A schedule starts no run for a tick.", ("tick", "why"), level="WARNING"),
     "hook.failed": EventSpec("A hook raised; the run goes on.", ("moment", "hook", "error"), "WARNING"),

@@ -20,6 +20,13 @@ BEAT = "ks:beat:"
 WAKES_DELAYED = (CANCEL,)
 #: Prefix of a wake-up that names a step that is not ready. It is never sent as a signal.
 BLOCKED = "ks:blocked:"
+#: Prefix of a wake-up that names a service for whose places the run waits. It is never sent as a signal.
+AT_SERVICE = "ks:service:"
+
+
+def at_service(service: str, why: str) -> str:
+    """Return the wake-up of a run that waits for a place at a service, and why it waits."""
+    return f"{AT_SERVICE}{why}:{service}"
 
 
 #: The signal that completes a callback: `callback:NAME:SEQ`, or `callback:SEQ` without a name.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .signal import BLOCKED, CHILD, GO, RESERVED, RESOLVE, stop_at
+from .signal import AT_SERVICE, BLOCKED, CHILD, GO, RESERVED, RESOLVE, stop_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +13,8 @@ class Wakes:
     """The wake-ups of a parked run, except times and the signals that control every run.
 
     `signals` are names of signals, `children` keys of calls that started a child, `in_doubt` and `not_ready` keys of
-    steps, and `breakpoints` are as in `before pay#1`.
+    steps, and `breakpoints` are as in `before pay#1`. `services` are names of services, each with the reason of the
+    wait.
     """
 
     signals: tuple[str, ...] = ()
@@ -21,6 +22,7 @@ class Wakes:
     in_doubt: tuple[str, ...] = ()
     not_ready: tuple[str, ...] = ()
     breakpoints: tuple[str, ...] = ()
+    services: tuple[tuple[str, str], ...] = ()
 
 
 def sorted_wakes(names: Iterable[str]) -> Wakes:
@@ -32,6 +34,7 @@ def sorted_wakes(names: Iterable[str]) -> Wakes:
         in_doubt=_after(f"{RESOLVE}:", names),
         not_ready=_after(BLOCKED, names),
         breakpoints=tuple(stop_at(name) for name in names if name.startswith(GO)),
+        services=tuple((name, why) for why, _, name in (one.partition(":") for one in _after(AT_SERVICE, names))),
     )
 
 

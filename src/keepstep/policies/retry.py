@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from ..checks import check_count, check_number, check_seconds, seconds_of
@@ -37,12 +37,17 @@ Decision = Again | GiveUp
 
 @dataclass(frozen=True, slots=True)
 class ClassRetry:
-    """Attempts and waits for errors of one class. `attempts` includes the first one."""
+    """Attempts and waits for errors of one class. `attempts` includes the first one.
+
+    `breaker` says whether such an error counts for the breaker of a step's service; None is the default of its class.
+    """
 
     error_class: ErrorClass
     attempts: int
     base_seconds: float = 1.0
     factor: float = 2.0
+    #: Not shown: the text of a policy is part of the definition of graphs, which this field does not change.
+    breaker: bool | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "error_class", _known_class(self.error_class))
@@ -134,6 +139,12 @@ class Retry:
             return GiveUp(f"the service asks to be left alone for {ask.seconds:.0f} s")
         return Again(max(seconds, ask.seconds))
 
+    def counts_for_breaker(self, error_class: ErrorClass | str) -> bool:
+        """Whether an error of this class counts for the breaker of a service, because the service is unwell."""
+        error_class = ErrorClass.of(error_class)
+        line = next((line for line in self.classes if line.error_class is error_class), None)
+        return error_class in BREAKER_CLASSES if line is None or line.breaker is None else line.breaker
+
     def _refusal(self, error_class: ErrorClass, error: BaseException | None) -> str:
         if error is not None:
             if any(isinstance(one, Permanent) for one in causes(error)):
@@ -196,4 +207,15 @@ CLASS_RETRIES: tuple[ClassRetry, ...] = (
     ClassRetry(ErrorClass.NETWORK, attempts=5, base_seconds=1, factor=2),
     ClassRetry(ErrorClass.INTERNAL, attempts=3, base_seconds=2, factor=2),
     ClassRetry(ErrorClass.UNKNOWN, attempts=3, base_seconds=1, factor=2),
+)
+
+#: Classes of errors that count for the breaker of a service, unless a `ClassRetry` says otherwise.
+BREAKER_CLASSES = frozenset(
+    {
+        ErrorClass.RATE_LIMITED,
+        ErrorClass.RESOURCE_EXHAUSTED,
+        ErrorClass.TIMEOUT,
+        ErrorClass.NETWORK,
+        ErrorClass.INTERNAL,
+    }
 )

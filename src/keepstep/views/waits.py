@@ -25,6 +25,7 @@ class WaitKind(StrEnum):
     CHILD = "child"
     VERDICT = "verdict"  # a person resolves a step in doubt
     READINESS = "readiness"  # a step's `ready=` function
+    SERVICE = "service"  # a place at a service
     BREAKPOINT = "breakpoint"
     TIME = "time"
 
@@ -35,7 +36,8 @@ class Wait:
 
     `name` is the signal, the key of the child's call or of the step, or the breakpoint. `until` is the instant of a
     `TIME`; of a `WORKER`, it is when the run may be taken again, because a worker has given it back. `version` is the
-    version that a `WORKER` must have of the workflow `name`, if the living ones have only the `versions` instead.
+    version that a `WORKER` must have of the workflow `name`, if the living ones have only the `versions` instead. `why`
+    is the limit of a `SERVICE` that had no room: `concurrency`, `rate`, `spend` or `breaker`.
     """
 
     kind: WaitKind
@@ -43,6 +45,7 @@ class Wait:
     until: datetime | None = None
     version: str = ""
     versions: tuple[str, ...] = ()
+    why: str = ""
 
 
 def with_version(wait: Wait, run: Run, workers: Iterable[WorkerInfo]) -> Wait:
@@ -81,6 +84,7 @@ def _named(wakes: Wakes) -> Iterable[Wait]:
         (WaitKind.BREAKPOINT, wakes.breakpoints),
     ):
         yield from (Wait(kind, name) for name in names)
+    yield from (Wait(WaitKind.SERVICE, name, why=why) for name, why in wakes.services)
 
 
 def is_due(waits: Iterable[Wait]) -> bool:

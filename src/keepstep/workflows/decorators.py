@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..policies.classify import Classify
     from ..policies.queue import Queue
     from ..policies.retention import Retain
+    from ..policies.service import Service
     from .hooks import Hooks
     from .migration import MigrationInfo
 
@@ -36,6 +37,8 @@ def step(
     name: str | None = None,
     retry: Retry | None = None,
     ignore: Iterable[str] = (),
+    service: Service | str | None = None,
+    cost: float | Callable[..., float] | None = None,
     ready: Callable[..., Any] | None = None,
     ready_every: float | timedelta = READY_EVERY,
     hooks: Hooks | None = None,
@@ -54,6 +57,8 @@ def step(
     in_doubt: InDoubt | None = None,
     transactional: Literal[False] = False,
     ignore: Iterable[str] = (),
+    service: Service | str | None = None,
+    cost: float | Callable[..., float] | None = None,
     ready: Callable[..., Any] | None = None,
     ready_every: float | timedelta = READY_EVERY,
     hooks: Hooks | None = None,
@@ -70,6 +75,8 @@ def step(
     retry: Retry | None = None,
     timeout: Timeout | float | timedelta | None = None,
     ignore: Iterable[str] = (),
+    service: Service | str | None = None,
+    cost: float | Callable[..., float] | None = None,
     ready: Callable[..., Any] | None = None,
     ready_every: float | timedelta = READY_EVERY,
     hooks: Hooks | None = None,
@@ -91,7 +98,8 @@ def step(fn: Any = None, /, **options: Any) -> Any:
     | `in_doubt` | for an at-most-once step in doubt: `"ask"` a person (default), `"fail"` or `"repeat"` |
     | `transactional` | the body gets the store's connection; its writes commit with the checkpoint |
     | `ignore` | names of parameters that are neither stored nor compared on replay |
-    | `service` | the outside service that the step calls, as a label |
+    | `service` | the outside service that attempts call, with its limits: a `ks.Service(...)` or a name |
+    | `cost` | the spend expected of an attempt at its service: a number, or a function of the arguments |
     | `ready`, `ready_every` | a function that must return true before an attempt, and the seconds between two looks |
     | `hooks` | a `ks.Hooks(...)`: functions called before, after, on error and on cancel |
     | `collect` | for a function that yields: makes the result of the list of items, which is the default |

@@ -12,11 +12,12 @@ from types import MappingProxyType, MethodType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar, get_args, overload
 from weakref import WeakValueDictionary
 
-from ..checks import check_key, check_name, check_seconds
+from ..checks import check_key, check_name, check_number, check_seconds
 from ..errors import DefinitionError, DuplicateName
 from ..model.keepers import is_reserved
 from ..policies import Budget, Durability, Recovery, Retry, Timeout, checked_rules
 from ..policies.queue import Queue, queue_name
+from ..policies.service import Service, service_name
 from ..ports import CURRENT
 from ..values import VALUES, Values
 from ..values.annotations import enclosed, hints_of
@@ -46,6 +47,19 @@ READY_EVERY = 5.0
 START_OPTIONS = frozenset({"run_id", "queue", "priority", "delay", "key", "deadline", "tags", "dedupe"})
 
 
+#: The names of the services that steps of this process call. A worker asks for places at all of them.
+SERVICES: set[str] = set()
+
+
+def _named_service(service: Any, step: str) -> str:
+    """Return the name of a service, and note it."""
+    name = service_name(service)
+    if not isinstance(name, str):
+        raise DefinitionError(f"step {step!r}: service= takes a ks.Service(...) or a name, not {service!r}")
+    SERVICES.add(check_name(name, "service"))
+    return name
+
+
 def checked_retry(retry: Any, step: str) -> Retry:
     """Return the policy; refuse anything else."""
     if not isinstance(retry, Retry):
@@ -71,7 +85,8 @@ class Step(Generic[P, R]):
         in_doubt: InDoubt | None = None,
         transactional: bool = False,
         ignore: Iterable[str] = (),
-        service: str | None = None,
+        service: Service | str | None = None,
+        cost: float | Callable[..., float] | None = None,
         ready: Callable[..., Any] | None = None,
         ready_every: float | timedelta = READY_EVERY,
         hooks: Hooks | None = None,
@@ -92,7 +107,10 @@ class Step(Generic[P, R]):
         self.verify = verify
         self.in_doubt: InDoubt = in_doubt or "ask"
         self.transactional = transactional
-        self.service = service
+        #: The name of the outside service that its attempts call; None if they need no place at one.
+        self.service = None if service is None else _named_service(service, self.name)
+        #: The spend expected of an attempt: a number, or a function of the arguments; None for the mean.
+        self.cost = cost
         self.ready = ready
         self.ready_every = check_seconds(ready_every, f"step {self.name!r}: ready_every", 0.001)
         self.hooks = checked_hooks(hooks, f"step {self.name!r}: hooks=")
@@ -125,8 +143,7 @@ class Step(Generic[P, R]):
         self.simple = is_async and self.timeout == Timeout() and self.undo is None
 
     def _check(self) -> None:
-        if self.service is not None:
-            raise DefinitionError(f"step {self.name!r}: service= has no effect yet, so it is refused; leave it out")
+        self._check_cost()
         if self.transactional and (self.is_async or self.streams):
             raise DefinitionError(f"step {self.name!r} is transactional, so it must be a plain def fn(tx, ...)")
         if self.collect is not None and not (self.streams and callable(self.collect)):
@@ -153,6 +170,14 @@ class Step(Generic[P, R]):
             for option in ("verify", "in_doubt"):
                 if getattr(self, option) not in (None, "ask"):
                     raise DefinitionError(f"step {self.name!r} has {option}=, which only an at_most_once step needs")
+
+    def _check_cost(self) -> None:
+        if self.cost is None:
+            return
+        if self.service is None:
+            raise DefinitionError(f"step {self.name!r} has cost=, which only a step with service= needs")
+        if not callable(self.cost):
+            check_number(self.cost, f"step {self.name!r}: cost=", 0.0)
 
     def _check_undo(self) -> None:
         if self.undo is None:

@@ -11,8 +11,9 @@ from typing import Any
 
 from ...errors import DefinitionError, KeepstepError
 from ...model.problem import Problem
-from ...policies import Budget, Recovery, Retain, Schedule
-from ...policies.queue import DECLARED
+from ...policies import Budget, Recovery, Retain, Schedule, Service
+from ...policies.queue import DECLARED as QUEUES
+from ...policies.service import DECLARED as SERVICES
 from ..dag import Dag
 from ..definition import KNOWN, Step, Workflow
 from ..graph import Graph
@@ -37,6 +38,7 @@ from .parts import (
     scheduled,
     seconds,
     sending,
+    service_options,
     waits,
     with_description,
 )
@@ -114,11 +116,12 @@ class Builder:
 
     def check(self) -> list[Problem]:
         """Return everything that prevents the build, without registering the workflow."""
-        before, queues = KNOWN.get(self.name), dict(DECLARED)
+        before, declared = KNOWN.get(self.name), [(one, dict(one)) for one in (QUEUES, SERVICES)]
         self.build()
         _forget(self.name, before)
-        DECLARED.clear()
-        DECLARED.update(queues)
+        for registry, earlier in declared:
+            registry.clear()
+            registry.update(earlier)  # type: ignore[arg-type]
         return self.problems
 
     def build(self) -> Workflow[..., Any] | None:
@@ -134,6 +137,9 @@ class Builder:
         if self.problems or workflow is None:
             _forget(self.name, before)
             return None
+        services = inside(self.root, "spec", "services")
+        for name, one in () if services is None else services.data.items():
+            Service(name, **service_options(one))
         workflow.place = self.place
         workflow.starting = self._starting()
         workflow.redacting = tuple(one.data for one in items(inside(self.root, "policies", "security", "redact")))
@@ -311,8 +317,8 @@ class Builder:
                 raise DefinitionError("with: and into: cannot be used with a transactional step; let it take the state")
             options.pop("ignore", None)  # `ignore` names parameters of the function, but the adapter has only the state
             body = adapted(streaming_body(body, options.pop("collect", None)), keys, into, name)
-            for option, missing in (("ready", True), ("verify", None)):
-                if option in options and keys is not None:
+            for option, missing in (("ready", True), ("verify", None), ("cost", 0.0)):
+                if callable(options.get(option)) and keys is not None:
                     options[option] = asked_with(options[option], keys, missing)
             if options.get("undo") is not None:
                 options["undo"] = adapted_undo(options["undo"], keys, into, name)
@@ -333,6 +339,7 @@ class Builder:
             options["retry"] = retried(retry)
         if limit is not None:
             options["timeout"] = seconds(limit)
+        options |= {name: data(step, name) for name in ("service", "cost") if name in step.data}
         if "undo" in step.data:
             options["undo"] = self._given(name, step, "function", self.functions, under="undo")
         if "undo_unfinished" in step.data:

@@ -12,10 +12,9 @@ from functools import partial
 from typing import Any
 
 from ...errors import DefinitionError, Permanent
-from ...policies import All, Cron, Every, Quorum, Retry, Schedule, Tolerate, WaitPolicy
+from ...policies import All, Breaker, Cron, Every, Quorum, Rate, Retry, Schedule, Tolerate, WaitPolicy
 from ...policies import Any as AnyOne
 from ...policies.queue import COUNTS, Queue
-from ...policies.rate import Rate
 from ..definition import Step
 from ..fingerprint import short_hash
 from .check import kind_of
@@ -65,9 +64,7 @@ def queued(value: Value) -> str:
         return value.data
     given = {name: data(value, name) for name in ("when_full", *COUNTS) if name in value.data}
     if "rate" in value.data:
-        rate = value.data["rate"].data
-        per = seconds(rate["per"]) if "per" in rate else 1.0
-        given["rate"] = Rate(rate["count"].data, per, int(rate["burst"].data) if "burst" in rate else 1)
+        given["rate"] = rate(value.data["rate"])
     return Queue(data(value, "name"), **given).name
 
 
@@ -92,6 +89,30 @@ def _instant(text: str) -> datetime:
         return datetime.fromisoformat(text)
     except ValueError:
         raise DefinitionError(f"until is an instant such as 2027-01-01T00:00:00+00:00, not {text!r}") from None
+
+
+def service_options(value: Value) -> dict[str, Any]:
+    """Return the options of `ks.Service`."""
+    given: dict[str, Any] = {name: rate(value.data[name]) for name in ("rate", "spend") if name in value.data}
+    if "concurrency" in value.data:
+        given["concurrency"] = int(data(value, "concurrency"))
+    if "when_open" in value.data:
+        given["when_open"] = data(value, "when_open")
+    if "breaker" in value.data:
+        breaker = value.data["breaker"]
+        counts = {
+            name: int(data(breaker, name)) for name in ("failures", "probes", "successes") if name in breaker.data
+        }
+        times = {"within": "within", "open": "open_seconds"}
+        found = {option: seconds(breaker.data[name]) for name, option in times.items() if name in breaker.data}
+        given["breaker"] = Breaker(**counts, **found)  # type: ignore[arg-type]
+    return given
+
+
+def rate(value: Value) -> Rate:
+    """Return the rate."""
+    per = seconds(value.data["per"]) if "per" in value.data else 1.0
+    return Rate(data(value, "count"), per, int(data(value, "burst") or 1))
 
 
 def retried(value: Value) -> Retry:

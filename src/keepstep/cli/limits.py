@@ -1,0 +1,87 @@
+"""Options and texts that the commands about queues and services share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import click
+
+if TYPE_CHECKING:
+    from ..model import GateChange
+
+
+class _Limit(click.ParamType[Any]):
+    """A whole number, or `none` for no limit."""
+
+    name = "limit"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value != "none" and isinstance(value, str) and not value.isdecimal():
+            self.fail(f"{value!r} is neither a whole number nor none", param, ctx)
+        return int(value) if isinstance(value, str) and value != "none" else value
+
+
+class _RateLimit(click.ParamType[Any]):
+    """A rate such as `100/60`, `100/60/10` with a burst, or `none`."""
+
+    name = "rate"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from ..errors import DefinitionError
+        from ..policies.rate import Rate
+
+        if value == "none" or not isinstance(value, str):
+            return value
+        try:
+            count, per, *burst = value.split("/")
+            return Rate(float(count), float(per), *(int(one) for one in burst))
+        except (ValueError, TypeError):
+            self.fail(f"{value!r} is no rate; write COUNT/SECONDS or COUNT/SECONDS/BURST, as in 100/60/10", param, ctx)
+        except DefinitionError as error:
+            self.fail(str(error), param, ctx)
+
+
+#: Types of options: a whole number or none, and a rate or none.
+LIMIT, RATE = _Limit(), _RateLimit()
+
+
+class Gate(Protocol):
+    """A queue or a service, as far as its changes go."""
+
+    @property
+    def is_set(self) -> bool: ...
+
+    @property
+    def declared(self) -> object: ...
+
+    @property
+    def log(self) -> Sequence[GateChange]: ...
+
+
+def changed_by(gate: Gate) -> str:
+    """Return where the limits come from: the code, a person, or nobody."""
+    if not gate.is_set:
+        return "code" if gate.declared is not None else "nobody"
+    last = next((one for one in reversed(gate.log) if one.act == "set"), None)
+    return last.actor if last is not None else "a person"
+
+
+def log_table(log: Sequence[GateChange], text: Callable[[dict[str, Any] | None], str]) -> list[str]:
+    """Return the last changes as the lines of a table, after an empty line; nothing if there are none."""
+    from . import formatting
+
+    if not log:
+        return []
+    rows = [(formatting.local(one.at), one.act, text(one.limits), one.actor, one.reason) for one in log]
+    return ["", formatting.table(("WHEN", "ACT", "LIMITS", "WHO", "WHY"), rows)]
+
+
+def log_as_json(log: Sequence[GateChange]) -> list[dict[str, Any]]:
+    """Return the last changes for a program."""
+    from . import formatting
+
+    return [
+        {"at": formatting.iso(one.at), "act": one.act, "actor": one.actor, "reason": one.reason, "limits": one.limits}
+        for one in log
+    ]

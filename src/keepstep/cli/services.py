@@ -1,0 +1,158 @@
+"""The command `services`: lists the services, shows one, changes its limits, and opens or closes its breaker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .limits import LIMIT, RATE, changed_by, log_as_json, log_table
+from .settings import REASON, Settings, command
+
+if TYPE_CHECKING:
+    from ..engine.engine import Engine
+    from ..engine.services import ServiceInfo
+
+_ACTS = ("list", "show", "set", "reset", "open", "close")
+
+
+class _BreakerLimit(click.ParamType[Any]):
+    """A breaker such as `5/300/60` (failures, within, open), `default` or `none`."""
+
+    name = "breaker"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from ..errors import DefinitionError
+        from ..policies.breaker import Breaker
+
+        if value == "none" or not isinstance(value, str):
+            return value
+        try:
+            if value == "default":
+                return Breaker()
+            failures, within, open_seconds = value.split("/")
+            return Breaker(int(failures), float(within), float(open_seconds))
+        except ValueError:
+            self.fail(f"{value!r} is no breaker; write FAILURES/WITHIN/OPEN, as in 5/300/60, or default", param, ctx)
+        except DefinitionError as error:
+            self.fail(str(error), param, ctx)
+
+
+@command("services")
+@click.argument("act", default="list", type=click.Choice(_ACTS), metavar="[ACT]")
+@click.argument("name", required=False, metavar="[NAME]")
+@click.option("--concurrency", type=LIMIT, metavar="N", help="Attempts whose bodies run at once, or none.")
+@click.option("--rate", type=RATE, metavar="N/SECONDS[/BURST]", help="How often attempts begin, or none.")
+@click.option("--spend", type=RATE, metavar="N/SECONDS[/BURST]", help="How much attempts may spend, or none.")
+@click.option("--breaker", type=_BreakerLimit(), metavar="FAILURES/WITHIN/OPEN", help="The breaker, default or none.")
+@click.option("--when-open", type=click.Choice(["wait", "fail"]), help="What attempts do while the breaker is open.")
+@REASON
+def services(settings: Settings, *, act: str, name: str | None, reason: str, **options: Any) -> None:
+    """List the services, show, set or reset one, or open or close its breaker.
+
+    ACT is list, show, set, reset, open or close. A limit that is set holds until it is reset, even if the code declares
+    another one. It holds within a second; a lower limit holds as places fall free. A breaker that is opened or closed
+    stays so until it is reset.
+    """
+    given = {option: None if value == "none" else value for option, value in options.items() if value is not None}
+    if given and act != "set":
+        raise click.UsageError(f"limits are given with set: keepstep services set {name or 'NAME'} …")
+    if act != "list" and name is None:
+        raise click.UsageError(f"name the service: keepstep services {act} NAME")
+    if act == "list":
+        _list(settings, name)
+        return
+    if act == "set" and not given:
+        raise click.UsageError("name a limit to set, for example --concurrency 10")
+
+    async def change(engine: Engine) -> ServiceInfo:
+        one, services = name or "", engine.services
+        if act == "set":
+            return await services.set(one, reason=reason, **given)
+        if act == "show":
+            return await services.get(one)
+        acts = {"reset": services.reset, "open": services.open_breaker, "close": services.close_breaker}
+        return await acts[act](one, reason=reason)
+
+    info = settings.talk(change)
+    settings.answer(_as_json(info), lambda: _shown(info))
+
+
+def _list(settings: Settings, name: str | None) -> None:
+    from . import formatting
+
+    async def look(engine: Engine) -> list[ServiceInfo]:
+        return [one for one in await engine.services.list() if name in (None, one.name)]
+
+    found = settings.talk(look)
+
+    def shown() -> str:
+        if not found:
+            return "there is no service; declare one with ks.Service(...), or keepstep services set NAME"
+        rows = [
+            (one.name, str(_held(one)), str(one.parked), _breaker(one), str(one.limits), changed_by(one))
+            for one in found
+        ]
+        return formatting.table(("SERVICE", "PLACES HELD", "PARKED", "BREAKER", "LIMITS", "FROM"), rows)
+
+    settings.answer({"services": [_as_json(one) for one in found]}, shown)
+
+
+def _held(info: ServiceInfo) -> int:
+    return sum(share.held for share in info.shares)
+
+
+def _breaker(info: ServiceInfo) -> str:
+    if info.breaker is None:
+        return "none"
+    return f"{info.breaker.status}{' (by hand)' if info.breaker.by_hand else ''}"
+
+
+def _shown(info: ServiceInfo) -> str:
+    from . import formatting
+
+    lines = [f"service  {info.name}", f"limits   {info.limits}"]
+    if info.is_set:
+        lines.append(f"set by   {changed_by(info)}; the code declares: {info.declared or 'nothing'}")
+    if info.breaker is not None:
+        since = "" if info.breaker.opened_at is None else f", opened {formatting.local(info.breaker.opened_at)}"
+        lines.append(
+            f"breaker  {_breaker(info)}{since}; {info.breaker.failures} failures count, {info.breaker.probes} probes"
+        )
+    since = "" if info.parked_since is None else f", the first since {formatting.local(info.parked_since)}"
+    lines.append(f"parked   {info.parked} runs wait for a place{since}")
+    if info.shares:
+        rows = [(share.worker, str(share.held), str(max(share.need, 0))) for share in info.shares]
+        lines += ["", formatting.table(("WORKER", "HOLDS", "NEEDS"), rows)]
+    return "\n".join([*lines, *log_table(info.log, _change)])
+
+
+def _change(limits: dict[str, Any] | None) -> str:
+    from ..policies.service import ServiceLimits
+
+    return "" if limits is None else str(ServiceLimits.of(limits))
+
+
+def _as_json(info: ServiceInfo) -> dict[str, Any]:
+    from . import formatting
+
+    breaker = info.breaker
+    return {
+        "service": info.name,
+        "limits": info.limits.plain(),
+        "declared": None if info.declared is None else info.declared.plain(),
+        "set": info.is_set,
+        "shares": [{"worker": one.worker, "held": one.held, "need": one.need} for one in info.shares],
+        "parked": info.parked,
+        "parked_since": None if info.parked_since is None else formatting.iso(info.parked_since),
+        "breaker": None
+        if breaker is None
+        else {
+            "status": breaker.status,
+            "by_hand": breaker.by_hand,
+            "failures": breaker.failures,
+            "probes": breaker.probes,
+            "opened_at": None if breaker.opened_at is None else formatting.iso(breaker.opened_at),
+        },
+        "log": log_as_json(info.log),
+    }
