@@ -45,6 +45,7 @@ ASKED = [
     ("queues", {"queues": []}),
     ("services", {"services": []}),
     ("workers", {"workers": []}),
+    ("top", {"workers": [], "halted": 0, "services": []}),
     ("channels", {"channels": []}),
     ("drain --all", {"drained": [], "alive": []}),
     ("verify", {"sound": True}),

@@ -679,6 +679,7 @@ def test_a_disk_that_fails_for_a_while_loses_nothing(fail, mend, tmp_path):
             assert await handle.result(timeout=60) == [1, 200_000, 2]
             assert [effect.step for effect in programs.EFFECTS.bodies("r")].count("add#1") == 1
             assert (await handle.run()).recoveries == 0
+            assert engine.counts.save_failures >= engine.counts.halted > 0
             assert await (await engine.start(programs.sequence, 3, run_id="next")).result(timeout=60) == 6
 
     asyncio.run(main())

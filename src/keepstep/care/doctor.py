@@ -28,6 +28,7 @@ from ..model.run import handed_over
 from ..model.signal import CHILD, GO, RESERVED, RESOLVE, RESUME, stop_at
 from ..model.wakes import sorted_wakes
 from ..ports import OptionalStore, Send, instant, optional
+from ..records.counts import counts_in
 from ..records.data import Data, data_of
 from ..records.record import unseal
 from ..stores.encrypted import below
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 STALE_SECONDS = 1800.0
 #: Seconds after which a due run is reported as late although a worker knows its workflow.
 LATE_SECONDS = 60.0
+#: Time for which a store that could not save is reported.
+RECENT = timedelta(hours=1)
 #: Errors of set-aside runs that a change of the code can fix; the store is intact.
 CODE_PROBLEMS = frozenset({"ReplayMismatch", "DefinitionChanged", "MigrationFailed"})
 #: Runs that a finding names at most, so that it stays readable; the rest is counted.
@@ -183,6 +186,7 @@ class _Doctor:
                 self._drains(worker)
             else:
                 self.known.update(worker.workflows)
+            self._saves(worker)
             if worker.host == socket.gethostname() and _is_stopped(worker.pid):
                 self.find(
                     Severity.WARNING,
@@ -191,6 +195,20 @@ class _Doctor:
                     f"kill -CONT {worker.pid} lets it go on; otherwise its runs are taken over when its lease ends",
                     worker=worker.id,
                 )
+
+    def _saves(self, worker: WorkerInfo) -> None:
+        """Find a worker that has halted runs in the last hour, because the store did not save their records."""
+        counts = counts_in(worker.progress)
+        if counts.halted_at is None or self.now - counts.halted_at > RECENT:
+            return
+        self.find(
+            Severity.WARNING,
+            "not-saved",
+            f"{_name(worker)} has halted {_count(counts.halted, 'run')}, last at "
+            f"{counts.halted_at:%Y-%m-%d %H:%M:%S} UTC, because the store could not save: {counts.halted_by}",
+            "halted runs go on from their last record when the store works again; check its disk, locks and connection",
+            worker=worker.id,
+        )
 
     def _drains(self, worker: WorkerInfo) -> None:
         since = "" if worker.drain_at is None else f" since {worker.drain_at:%Y-%m-%d %H:%M:%S} UTC"

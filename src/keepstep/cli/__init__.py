@@ -26,6 +26,7 @@ COMMANDS = {
     "workers": ("workers:workers", "List the workers of the store."),
     "drain": ("workers:drain", "Tell workers to claim no more runs, and to end."),
     "schedules": ("schedules:schedules", "List and change what workers start by themselves."),
+    "top": ("top:top", "Watch rates, queues, services, workers and slow steps."),
     "channels": ("channels:channels", "List and test the channels for notices."),
     "list": ("inspect:list_", "List runs, newest first."),
     "show": ("inspect:show", "Show one run: status, input, result."),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ..policies.queue import Queue
+    from ..records.counts import Counts
     from ..workflows.definition import Bound
     from .blocking_care import BlockingCare, BlockingSchedules
     from .blocking_queues import BlockingChannels, BlockingQueues
@@ -327,6 +328,11 @@ class BlockingEngine(Blocking[Engine]):
         from .blocking_queues import BlockingQueues  # noqa: PLC0415 - rarely needed
 
         return BlockingQueues(self, self._target.queues)
+
+    @property
+    def counts(self) -> Counts:
+        """Counters of this process since it was opened: its writes, and those that the store could not save."""
+        return self._target.counts
 
     @property
     def channels(self) -> BlockingChannels:

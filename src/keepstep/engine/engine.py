@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from ..policies import Schedule
     from ..policies.classify import Classify
     from ..policies.retention import Retain
+    from ..records.counts import Counts
     from ..stores.encrypted import Rekeyed
     from .channels import Channels
     from .schedules import Schedules
@@ -119,6 +120,7 @@ DOCUMENTED = (
         "channels",
         "close",
         "complete",
+        "counts",
         "drain",
         "fail",
         "fork",
@@ -345,6 +347,12 @@ class Engine(Process):
     def drain_requested(self) -> None:
         self.background(self._hand_everything_back(self.stop_seconds))
         self.told_to_drain.set()
+
+    @property
+    def counts(self) -> Counts:
+        """Counters of this process since it was opened: its writes, and those that the store could not save."""
+        self._must_be_open()
+        return self.journal.counter.counts
 
     async def workers(self) -> list[WorkerInfo]:
         """Return the workers of the store that are alive or hold a run."""

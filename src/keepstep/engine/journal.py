@@ -16,6 +16,7 @@ import msgspec
 
 from ..errors import CheckpointCorrupt, DefinitionError, StoreError, StoreUnavailable
 from ..kernel.log import Draft
+from ..model import Kind, Status
 from ..model.checkpoint import NO_PROGRESS
 from ..model.ids import new_id
 from ..ports import (
@@ -31,8 +32,10 @@ from ..ports import (
     Verdict,
     WouldBlock,
     boot_seconds,
+    instant,
     optional,
 )
+from ..records.counts import SLOW_SECONDS, Counter
 from ..records.progress import proves_progress
 from ..records.record import Record, seal
 from ..values import large
@@ -61,11 +64,15 @@ SAVE_TRIES = 5
 SAVE_PAUSE_SECONDS = 0.1
 #: Pause in seconds before the next try to write a run that another session has locked in the store.
 HELD_SECONDS = 0.5
+#: Characters of the error of the last halt that the heartbeat carries.
+MAX_ERROR = 200
 
 
 #: Enumeration members, looked up once because every lookup costs more than a comparison.
 _DONE = Verdict.DONE
 _HELD = Verdict.HELD
+_STEP_COMPLETED = Kind.STEP_COMPLETED.value
+_STEP_FAILED = Kind.STEP_FAILED.value
 
 
 class Readers(Protocol):
@@ -89,6 +96,7 @@ class Journal:
         self._readers = readers
         self._outage = outage
         self._rest_watch = rest
+        self._clock = clock
         self._seconds = boot_seconds(clock)
         self.worker = worker
         self._loop = asyncio.get_running_loop()
@@ -110,7 +118,8 @@ class Journal:
         self._idle: asyncio.Event = asyncio.Event()
         self._idle.set()
         self.commits = 0
-        self.failures = 0
+        #: Counts what is written and what could not be saved, for the heartbeat of the worker.
+        self.counter = Counter()
         #: Whether the store could not save the newest records.
         self.refused = False
 
@@ -384,6 +393,8 @@ class Journal:
 
     def _answered(self, batch: _Batch, answers: Sequence[Answer], *, at_rest: bool = False) -> None:
         self.commits += 1
+        counter = self.counter
+        counter.counts.commits = self.commits
         # A thread may have scheduled a callback of a run during the commit.
         busy: Collection[RunDriver] = () if at_rest and self._rest_watch.nothing_ready() else self._rest_watch.busy()
         for owner, change, answer in zip(batch.owners, batch.changes, answers, strict=True):
@@ -392,6 +403,7 @@ class Journal:
                 if answer.verdict is _DONE:
                     if change.rows:
                         self.refused = False
+                    _count(counter, drafts, change.status)
                     run.committed(drafts, change, answer, run not in busy)
                 elif answer.verdict is _HELD:
                     run.not_written(drafts)
@@ -415,6 +427,8 @@ class Journal:
             return
         if answer.verdict is _DONE and isinstance(change, Advance) and change.rows:
             self.refused = False
+            if change.status is Status.SET_ASIDE:
+                self.counter.ended(change.status)
         owner.set_result(answer)
 
     def _rest(self) -> None:
@@ -443,7 +457,7 @@ class Journal:
     # -- failed commits -----------------------------------------------------------------------------------------------
 
     def _try_again(self, batch: _Batch, error: StoreUnavailable) -> None:
-        self.failures += 1
+        self.counter.counts.save_failures += 1
         batch.tries += 1
         if batch.tries >= SAVE_TRIES:
             self._give_up(batch, error)
@@ -530,12 +544,33 @@ class Journal:
                 owner[0].in_flight -= 1
                 if isinstance(error, StoreError):
                     self.refused = True
+                    self.counter.halted(str(error)[:MAX_ERROR], instant(self._clock.now()))
                     owner[0].halt(error)
                 else:  # its records can never be written, so a retry is useless
                     owner[0].engine_failed(error)
             elif not owner.done():
                 owner.set_exception(error)
         self._rest()
+
+
+def _count(counter: Counter, drafts: list[Draft], status: Status | None) -> None:
+    """Count the steps in drafts that are durable now, and the end of the run if that is its new status."""
+    if status is not None:
+        counter.ended(status)
+    for draft in drafts:
+        record = draft.record
+        if record is None:
+            continue
+        if record.kind == _STEP_COMPLETED:
+            counter.counts.steps += 1
+        elif record.kind == _STEP_FAILED:
+            counter.counts.failures += 1
+        else:
+            continue
+        if record.started_at is not None and record.finished_at is not None:
+            seconds = (record.finished_at - record.started_at).total_seconds()
+            if seconds >= SLOW_SECONDS:
+                counter.slow_step(record.step, seconds)
 
 
 def _until_special(pending: list[Draft]) -> tuple[list[Draft], list[Draft]]:

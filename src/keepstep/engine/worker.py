@@ -21,6 +21,7 @@ from ..model import Run, RunQuery, Status, WorkerInfo
 from ..model.ids import new_id
 from ..model.keepers import KEEPER_QUEUE, is_keeper
 from ..ports import Advance, ClaimRequest, OptionalStore, Verdict, instant, optional
+from ..records.counts import COUNTS
 from .blockage import blocking_code
 from .journal import sealed
 from .keepers import Keepers
@@ -182,7 +183,10 @@ class Worker:
                 *sorted({*self.engine.workflows, *self.keepers.names}),
                 *(f"{name}@{one}" for name, one in sorted(self._pins().items())),
             ),
-            progress={run: text for run, one in dict(self.progress).items() if (text := one.text())},
+            progress={
+                COUNTS: self.engine.journal.counter.text(self.engine.clock.boot()[1]),
+                **{run: text for run, one in dict(self.progress).items() if (text := one.text())},
+            },
         )
 
     def _renew(self, *, leaving: bool = False) -> bool:

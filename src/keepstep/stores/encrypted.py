@@ -32,6 +32,7 @@ from ..ports import (
     keeps_earlier_keys,
     optional,
 )
+from ..records.counts import COUNTS
 from ..records.keys import Cipher, Keys, is_encrypted, is_wrapped, key_id
 from ..records.record import opened
 from . import rules
@@ -174,7 +175,7 @@ class EncryptedStore:
     def renew_leases(self, worker: WorkerInfo, *, leaving: bool = False) -> bool:
         progress = {}
         for run, text in worker.progress.items():
-            cipher = self._cipher_of(run)
+            cipher = None if run == COUNTS else self._cipher_of(run)
             progress[run] = text if cipher is None else cipher.hide_text(text, "progress")
         return self.inner.renew_leases(replace(worker, progress=progress), leaving=leaving)
 

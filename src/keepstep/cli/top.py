@@ -1,0 +1,248 @@
+"""The command `top`: rates, queues, services, workers and slow steps of a store, live in the terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .settings import Settings, command, shown_url
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from rich.console import Group
+    from rich.table import Table
+
+    from ..records.counts import Counts
+    from ..views.top import Sample, WorkerSample
+
+#: Keys that end the view.
+_QUIT = ("q", "Q", "\x03", "\x04", "\x1b")
+
+
+@command("top")
+@click.option("--once", is_flag=True, help="Print one sample and end; so it is in a pipe and with --json.")
+@click.option(
+    "--every",
+    type=click.FloatRange(0.2),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Interval.",
+)
+def top(settings: Settings, *, once: bool, every: float) -> None:
+    """Watch rates, queues, services, workers and slow steps; q ends it.
+
+    Rates come with the heartbeats of workers, every 5 seconds. Nothing of a run is read, so no keys are needed.
+    """
+    from ..views.top import sample
+
+    with settings.reading() as store:
+        if once or settings.json or not (sys.stdout.isatty() and sys.stdin.isatty()):
+            taken = sample(store)
+            settings.answer(_as_json(taken), lambda: _printed(taken, shown_url(store)))
+            return
+        _watch(lambda: _screen(sample(store), shown_url(store)), every)
+
+
+def _watch(make: Any, every: float) -> None:
+    """Show a new screen every few seconds until a key ends it."""
+    import select
+
+    from rich.live import Live
+    from rich.text import Text
+
+    from ..errors import StoreError
+
+    with _keys() as keys, Live(make(), screen=True, auto_refresh=False) as live:
+        while True:
+            ready, _, _ = select.select([keys], [], [], every)
+            if ready and keys.read(1) in (*_QUIT, ""):
+                return
+            try:
+                live.update(make(), refresh=True)
+            except StoreError as error:  # it may be back in a moment
+                live.update(Text(f"the store does not answer: {error}"), refresh=True)
+
+
+@contextmanager
+def _keys() -> Iterator[Any]:
+    """Give single keys as they are pressed, and restore the terminal."""
+    import termios
+    import tty
+
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    try:
+        yield sys.stdin
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+# -- the screen --------------------------------------------------------------------------------------------------------
+
+
+def _printed(sample: Sample, url: str) -> str:
+    """Return one sample as text."""
+    from rich.console import Console
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    with console.capture() as taken:
+        console.print(_screen(sample, url))
+    return "\n".join(line.rstrip() for line in taken.get().splitlines())
+
+
+def _screen(sample: Sample, url: str) -> Group:
+    from rich.console import Group
+    from rich.text import Text
+
+    rates = sample.rates
+    head = Text.assemble(
+        (f"{url}", "bold"),
+        f"   {sample.at.astimezone():%H:%M:%S}   ",
+        (f"{rates.runs:.1f}", "green"),
+        " runs/s  ",
+        (f"{rates.steps:.1f}", "green"),
+        " steps/s  ",
+        (f"{rates.failures:.1f}", "red" if rates.failures else "green"),
+        " failures/s",
+    )
+    troubles = [
+        (sample.set_aside, "set aside (keepstep list --status set-aside)"),
+        (sample.halted, "halted, because the store could not save"),
+        (sample.save_failures, "failed saves"),
+    ]
+    shown = "   ".join(f"{count} {what}" for count, what in troubles if count)
+    parts: list[Any] = [head, *([Text(shown, "yellow")] if shown else []), Text("")]
+    for table in _tables(sample):
+        parts += [table, Text("")]
+    return Group(*parts)
+
+
+def _tables(sample: Sample) -> Iterator[Table]:
+    from . import formatting
+
+    queues = [
+        (one.name, one.counts.driven, one.counts.waiting, _since(one.counts.oldest_at, sample), _limits(one.limits))
+        for one in sample.queues
+    ]
+    yield _table("QUEUE", "DRIVEN", "WAITING", "OLDEST", "LIMITS", rows=queues)
+    if sample.services:
+        services = [
+            (one.name, one.running, one.waiting, one.parked, one.breaker, one.limits) for one in sample.services
+        ]
+        yield _table("SERVICE", "RUNNING", "WAITING", "PARKED", "BREAKER", "LIMITS", rows=services)
+    workers = [_worker(one, formatting) for one in sample.workers]
+    yield _table("WORKER", "PID", "STATE", "RUNS", "RUNS/S", "STEPS/S", "FAILURES/S", "BEAT", rows=workers)
+    if sample.slow:
+        slow = [
+            (name, one.count, formatting.duration(one.seconds / one.count), formatting.duration(one.longest_seconds))
+            for name, one in sample.slow
+        ]
+        yield _table("SLOW STEP", "TIMES", "MEAN", "LONGEST", rows=slow)
+
+
+def _worker(one: WorkerSample, formatting: Any) -> tuple[object, ...]:
+    worker, rates = one.worker, one.counts.rates
+    state = "dead" if not worker.alive else "claims" if worker.claims else "drains"
+    return (
+        worker.id,
+        f"{worker.pid} on {worker.host}",
+        state,
+        worker.leases,
+        f"{rates.runs:.1f}",
+        f"{rates.steps:.1f}",
+        f"{rates.failures:.1f}",
+        formatting.ago(worker.renewed_at),
+    )
+
+
+def _since(at: datetime | None, sample: Sample) -> str:
+    from . import formatting
+
+    return formatting.ago(at, sample.at)
+
+
+def _limits(limits: dict[str, Any]) -> str:
+    from ..policies.queue import Limits
+
+    return str(Limits.of(limits))
+
+
+def _table(*heads: str, rows: Sequence[tuple[object, ...]]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    from . import formatting
+
+    table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
+    for number, head in enumerate(heads):
+        table.add_column(head, no_wrap=True, overflow="ellipsis", ratio=None if number else 1)
+    for row in rows:
+        table.add_row(*(Text(formatting.one_line(str(cell))) for cell in row))
+    return table
+
+
+# -- for programs ------------------------------------------------------------------------------------------------------
+
+
+def _as_json(sample: Sample) -> dict[str, Any]:
+    from . import formatting
+
+    return {
+        "at": formatting.iso(sample.at),
+        "runs_per_second": sample.rates.runs,
+        "steps_per_second": sample.rates.steps,
+        "failures_per_second": sample.rates.failures,
+        "save_failures": sample.save_failures,
+        "halted": sample.halted,
+        "set_aside": sample.set_aside,
+        "queues": [
+            {
+                "queue": one.name,
+                "driven": one.counts.driven,
+                "waiting": one.counts.waiting,
+                "oldest_at": formatting.iso(one.counts.oldest_at),
+                "limits": one.limits,
+            }
+            for one in sample.queues
+        ],
+        "services": [
+            {
+                "service": one.name,
+                "running": one.running,
+                "waiting": one.waiting,
+                "parked": one.parked,
+                "breaker": one.breaker,
+                "limits": one.limits,
+            }
+            for one in sample.services
+        ],
+        "workers": [{**formatting.worker_json(one.worker), **_counts(one.counts)} for one in sample.workers],
+        "slow_steps": [
+            {"step": name, "times": one.count, "seconds": one.seconds, "longest_seconds": one.longest_seconds}
+            for name, one in sample.slow
+        ],
+    }
+
+
+def _counts(counts: Counts) -> dict[str, Any]:
+    from . import formatting
+
+    return {
+        "completed": counts.completed,
+        "failed": counts.failed,
+        "cancelled": counts.cancelled,
+        "set_aside": counts.set_aside,
+        "steps": counts.steps,
+        "failures": counts.failures,
+        "commits": counts.commits,
+        "save_failures": counts.save_failures,
+        "halted": counts.halted,
+        "halted_at": formatting.iso(counts.halted_at),
+        "halted_by": counts.halted_by or None,
+    }

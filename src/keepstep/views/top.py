@@ -1,0 +1,113 @@
+"""A store at a glance, for `keepstep top`: rates, queues, services, workers and slow steps, without reading a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from ..model import GateInfo, QueueCounts, RunQuery, Status, WorkerInfo
+from ..model.gate import QUEUE, SERVICE
+from ..policies.breaker import CLOSED
+from ..ports import instant
+from ..records.counts import Counts, Rates, SlowStep, counts_in
+from ..stores.services import breaker_of, limits_of
+
+if TYPE_CHECKING:
+    from ..ports import Store
+
+#: Slow steps that are shown, those with the most time first.
+MOST_SLOW = 10
+#: Set-aside runs that are counted at most, so that a sample stays cheap.
+MOST_ASIDE = 1000
+#: The queue of runs that name none, which is shown beside those with limits.
+_DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSample:
+    """One worker and its counters."""
+
+    worker: WorkerInfo
+    counts: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSample:
+    """One queue: the limits that hold now, and its runs."""
+
+    name: str
+    limits: dict[str, object]
+    counts: QueueCounts
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSample:
+    """One service: its limits in words, the attempts that run and that wait, and where its breaker stands."""
+
+    name: str
+    limits: str
+    running: int
+    waiting: int
+    parked: int
+    breaker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The state of a store at one time. `rates` and the sums belong to its living workers."""
+
+    at: datetime
+    rates: Rates
+    workers: tuple[WorkerSample, ...]
+    queues: tuple[QueueSample, ...]
+    services: tuple[ServiceSample, ...]
+    slow: tuple[tuple[str, SlowStep], ...]
+    save_failures: int
+    halted: int
+    set_aside: int
+
+
+def sample(store: Store) -> Sample:
+    """Return the state of a store now. It takes a few small reads, whatever the number of runs."""
+    workers = tuple(WorkerSample(one, counts_in(one.progress)) for one in store.list_workers())
+    living = [one.counts for one in workers if one.worker.alive]
+    gates = {gate.name: gate for gate in store.list_gates(QUEUE)}
+    names = sorted({_DEFAULT, *gates})
+    now = store.clock.now()
+    aside = store.list_runs(RunQuery(status=frozenset({Status.SET_ASIDE}), limit=MOST_ASIDE))
+    return Sample(
+        at=instant(now),
+        rates=Rates(
+            sum(one.rates.runs for one in living),
+            sum(one.rates.steps for one in living),
+            sum(one.rates.failures for one in living),
+        ),
+        workers=workers,
+        queues=tuple(
+            QueueSample(name, gates[name].limits if name in gates else {}, store.count_queue(name)) for name in names
+        ),
+        services=tuple(_service(gate, now) for gate in store.list_gates(SERVICE)),
+        slow=_slowest(living),
+        save_failures=sum(one.save_failures for one in living),
+        halted=sum(one.halted for one in living),
+        set_aside=len(aside.runs),
+    )
+
+
+def _service(gate: GateInfo, now: float) -> ServiceSample:
+    limits = limits_of(gate)
+    status = CLOSED if limits.breaker is None else limits.breaker.status(breaker_of(gate), now)
+    held, need = sum(one.held for one in gate.shares), sum(one.need for one in gate.shares)
+    return ServiceSample(gate.name, str(limits), min(held, need), max(need - held, 0), gate.parked, status)
+
+
+def _slowest(counts: list[Counts]) -> tuple[tuple[str, SlowStep], ...]:
+    """Return the slow steps of several workers together."""
+    found: dict[str, SlowStep] = {}
+    for one in counts:
+        for name, slow in one.slow.items():
+            known = found.get(name, SlowStep())
+            longest = max(known.longest_seconds, slow.longest_seconds)
+            found[name] = SlowStep(known.count + slow.count, known.seconds + slow.seconds, longest)
+    return tuple(sorted(found.items(), key=lambda one: -one[1].seconds)[:MOST_SLOW])
