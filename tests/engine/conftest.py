@@ -29,7 +29,7 @@ EVERYWHERE = bool(os.environ.get("KEEPSTEP_EVERYWHERE"))
 #: Tests that run on files, too: those in which runs meet each other, wait, crash and are steered.
 ON_FILES = {
     *("test_at_most_once", "test_children", "test_control", "test_parking", "test_signals", "test_starting"),
-    *("test_rewind", "test_fork", "test_series", "test_saved_progress", "test_resume"),
+    *("test_rewind", "test_fork", "test_series", "test_saved_progress", "test_resume", "test_recovery"),
 }
 #: Loops on which what is delivered in order is tested beside asyncio's own.
 OTHER_LOOPS = ["uvloop", *(["eager"] if sys.version_info >= (3, 12) else [])]

@@ -231,8 +231,6 @@ async def plan_for(host: CommandHost, run: RunDriver, answer: Recovery) -> Recov
         await _check_limit(host, run, answer)
     steps = (await info(host, run.id, run.workflow)).steps if answer.handler == "skip step" else None
     plan = await plan_answer(host, stored, answer, before, steps)
-    if answer.handler == "skip step" and not plan.skips:
-        raise DefinitionError(f"'skip step' finds no step under way in run {run.id!r}")
     if before is Status.FAILED and answer.handler in (*_GO_ON, "skip step"):
         await retry_children(host, await plan_retry(host, stored, has_failed=True), "its parent is recovered", _ACTOR)
     return plan
@@ -321,6 +319,8 @@ async def _skip(
         steps = plan.again
     if steps is None:
         return plan
+    if not steps and not answer.step:
+        return plan  # the worker died between two steps, so there is nothing to skip
     found = named(steps, answer.step) if answer.step else list(steps)
     if len(found) != 1:
         under_way = ", ".join(steps) or "none"

@@ -155,7 +155,7 @@ async def load(run: RunDriver) -> bool:
     if problem and not (_is_past_limit(run) and run.claim.left):
         if await _goes_back(run, (await as_ended(run.host, run.run)).status):
             return False
-        raise _failure([problem])
+        raise _failure([problem, *await _changes(run)])
     if run.run.seq:
         await load_history(run)
         if await _goes_back(run, None if run.history is None else run.history.ended_as):
@@ -236,6 +236,22 @@ def _problem_of_head(run: RunDriver) -> Objection | None:
     return Objection("RecoveryLimit", decision.reason) if isinstance(decision, SetAside) else None
 
 
+async def _changes(run: RunDriver) -> list[Objection]:
+    """Return the objection to a changed definition that needs no history, for a run that is not read."""
+    policy = run.workflow
+    if (
+        run.run.fingerprint == policy.fingerprint
+        or run.run.seq <= 1
+        or policy.migrate
+        or policy.on_change == "compatible"
+    ):
+        return []
+    with contextlib.suppress(StoreError):
+        verdict = await judge(run)
+        return [verdict] if isinstance(verdict, Objection) else []
+    return []
+
+
 def _is_past_limit(run: RunDriver) -> bool:
     """Whether only a newly saved value of a step keeps the run from being set aside."""
     return isinstance(run.host.recovery_limit.decide(run.run.recoveries), SetAside)
@@ -296,7 +312,7 @@ def _arguments_of(run: RunDriver) -> tuple[list[Any], dict[str, Any]]:
 
 
 async def resolve_handler(run: RunDriver) -> tuple[Recovery | None, RecoveryPlan]:
-    """Ask the recovery handler of the run how it goes on. Return its answer, and what the answer takes.
+    """Ask the recovery handler of the run how it goes on. Return its answer, and the records of the answer.
 
     A handler is asked once after each take-over from a dead owner, or if a person asks for a recovery.
     """
@@ -307,7 +323,9 @@ async def resolve_handler(run: RunDriver) -> tuple[Recovery | None, RecoveryPlan
     if answer.handler == "set aside":
         return answer, RecoveryPlan()
     try:
-        return answer, await run.host.plan_recovery(run, answer)
+        plan = await run.host.plan_recovery(run, answer)
+        plan.records.insert(0, _answered(run, answer, plan))
+        return answer, plan
     except (StoreError, RecoveryError):
         raise
     except KeepstepError as error:
@@ -362,30 +380,30 @@ async def _carry_out(run: RunDriver, answer: Recovery, plan: RecoveryPlan) -> bo
         reason = answer.reason or "its recovery handler set it aside"
         run.host.set_aside(run, "SetAside", reason, phase="handler", handler=answer.name)
         return False
-    data: Data = new_data(
-        RecoveredData, epoch=run.epoch, recoveries=run.run.recoveries, handler=answer.name, **_more(answer, plan)
-    )
-    if run.claim.taken_from is not None:
-        data["from"] = run.claim.taken_from
-    record = Record(run.id, Kind.RECOVERED.value, worker=run.worker, trigger="recovery", data=data)
-    record.format = FORMAT_WITH_UNDO
-    if plan.skips:
-        where = f"the value for step {plan.skips!r}"
-        record.value = msgspec.Raw(run.workflow.reach.encode(answer.value, where))
-        run.host.redaction.check(bytes(record.value), plan.skips)
-    records = [record, *plan.records] if run.seq else [_first_record(run), record, *plan.records]
+    records = plan.records if run.seq else [_first_record(run), *plan.records]
     if not await write_first(run, records, plan.sends):
         run.detach("its lease was lost")
         return False
-    for one in records:
-        run.host.events.emit_record(run, one)
+    for record in records:
+        run.host.events.emit_record(run, record)
     await load_history(run)
     return True
 
 
-def _more(answer: Recovery, plan: RecoveryPlan) -> dict[str, Any]:
-    more: dict[str, Any] = {"skips": plan.skips} if plan.skips else {}
-    return {**more, "reason": answer.reason} if answer.reason else more
+def _answered(run: RunDriver, answer: Recovery, plan: RecoveryPlan) -> Record:
+    """Return the record of an answer. A skipped step gets the value of the record as its result."""
+    data = new_data(RecoveredData, epoch=run.epoch, recoveries=run.run.recoveries, handler=answer.name)
+    if run.claim.taken_from is not None:
+        data["from"] = run.claim.taken_from
+    if answer.reason:
+        data["reason"] = run.host.redaction.redact(answer.reason)
+    record = Record(run.id, Kind.RECOVERED.value, worker=run.worker, trigger="recovery", data=data)
+    record.format = FORMAT_WITH_UNDO
+    if plan.skips:
+        data["skips"] = plan.skips
+        record.value = msgspec.Raw(run.workflow.reach.encode(answer.value, f"the value for step {plan.skips!r}"))
+        run.host.redaction.check(bytes(record.value), plan.skips)
+    return record
 
 
 # -- resume ------------------------------------------------------------------------------------------------------------

@@ -80,8 +80,11 @@ class Recovery:
             )
         if isinstance(self.handler, str):
             check_text(self.handler, "recovery: the handler")
-        check_text(self.step, "recovery: step")
-        check_text(self.reason, "recovery: reason")
+        for name in ("step", "reason"):
+            text = getattr(self, name)
+            if not isinstance(text, str):
+                raise DefinitionError(f"recovery: {name} must be text, got {text!r}")
+            check_text(text, f"recovery: {name}")
         check_seconds(self.timeout, "recovery: timeout", 0.001)
         if self.step and self.handler in HANDLERS and self.handler != "skip step":
             raise DefinitionError(f"recovery: step= belongs to the handler 'skip step', not to {self.handler!r}")
