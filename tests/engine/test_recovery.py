@@ -518,3 +518,31 @@ async def test_validation_lists_all_problems_and_can_be_skipped(world):
     await run.recover(skip_validation=True)
     assert await run.result(30) == 3
     await engine.close()
+
+
+@pytest.mark.one_store
+@pytest.mark.live_only
+@pytest.mark.parametrize("by_person", [True, False])
+async def test_answered_run_that_is_handed_back_is_not_asked_again(world, by_person):
+    asked = []
+
+    @ks.recovery_handler("counting")
+    def decide(info):
+        asked.append(info.why)
+        return "continue"
+
+    order = Order(recovery=None if by_person else decide)
+    engine = await world.started()
+    await engine.start(order.workflow, "pen", run_id="r")
+    await order.hangs.wait()
+    await world.crash(engine)
+    order.hangs.clear()
+    order.hung -= 1
+    if by_person:
+        async with world.engine(worker=False) as engine:
+            await (await engine.get("r")).recover("counting")
+    async with world.engine(stop_seconds=0.0):
+        await order.hangs.wait()  # the answer is recorded, and the step is handed back without an outcome
+    async with world.engine() as engine:
+        assert await (await engine.get("r")).result(30) == RESULT
+    assert len(asked) == 1
