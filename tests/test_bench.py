@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from bench import floor, gauges, graphs, measure, ours, peers, queued, queues, report
+from bench import called, floor, gauges, graphs, measure, ours, peers, queued, queues, report
 from keepstep.policies.queue import DECLARED
 
 SMALL = {
@@ -100,6 +100,11 @@ def _no_queues():
 @pytest.mark.usefixtures("_no_queues")
 def test_a_queue_is_drained_under_its_limit(limit, keys, tmp_path):
     assert asyncio.run(queued.drain(tmp_path, runs=6, limit=limit, keys=keys))["count"] == 6
+
+
+@pytest.mark.parametrize("service", [True, False])
+def test_attempts_take_places_at_a_service(service, tmp_path):
+    assert asyncio.run(called.j2(tmp_path, runs=3, steps=2, service=service))["count"] == 6
 
 
 @pytest.mark.usefixtures("_no_queues")

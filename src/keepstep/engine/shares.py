@@ -11,7 +11,7 @@ import heapq
 import itertools
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import StoreError
@@ -91,6 +91,15 @@ class Place:
                 self._share.unused(self)
             self._share.left()
 
+    def succeed(self) -> None:
+        """Give the place back after an attempt that has succeeded, and has reported no spend."""
+        if self.is_probe or self._cost is not None or self._is_told:
+            self.ended(failed=False, spent=None)
+            self.leave()
+        else:
+            self._is_told = self._is_left = True
+            self._share.left()
+
     def leave_to(self, run: str) -> None:
         """Keep the place for the next attempt of a run."""
         self._share.expect(run)
@@ -101,31 +110,34 @@ class Retries:
     """Counts the attempts and retries of the last seconds."""
 
     def __init__(self) -> None:
-        self._seconds: deque[tuple[int, int, int]] = deque()  # second, attempts, retries
+        self._seconds: deque[list[int]] = deque([[0, 0, 0]])  # second, attempts, retries; the newest last
+        self._next = float("-inf")  # end of the newest second
         self._last_retry_at = float("-inf")
         self._put_off = 0
 
-    def begun(self, now: float, *, is_retry: bool = False) -> None:
-        """Count an attempt, or an attempt that is known to be a retry."""
+    def begun(self, now: float) -> None:
+        """Count an attempt; a retry counts as one, too."""
+        if now >= self._next:
+            self._turn(now)
+        self._seconds[-1][1] += 1
+
+    def _turn(self, now: float) -> None:
         second = int(now)
-        while self._seconds and self._seconds[0][0] <= second - RETRY_WINDOW:
+        self._next = second + 1.0
+        self._seconds.append([second, 0, 0])
+        while self._seconds[0][0] <= second - RETRY_WINDOW:
             self._seconds.popleft()
-        if self._seconds and self._seconds[-1][0] == second:
-            _, attempts, retries = self._seconds.pop()
-        else:
-            attempts = retries = 0
-        self._seconds.append((second, attempts + (not is_retry), retries + is_retry))
 
     def wait_seconds(self, now: float) -> float:
         """Return for how long a retry has to wait. Count it if that is 0."""
-        self.begun(now, is_retry=True)
+        if now >= self._next:
+            self._turn(now)
         attempts = sum(one for _, one, _ in self._seconds)
         retries = sum(one for _, _, one in self._seconds)
-        if now - self._last_retry_at >= 1.0 or retries <= RETRY_PART * attempts:
+        if now - self._last_retry_at >= 1.0 or retries + 1 <= RETRY_PART * attempts:
             self._last_retry_at, self._put_off = now, max(0, self._put_off - 1)
+            self._seconds[-1][2] += 1
             return 0.0
-        second, attempts, retries = self._seconds.pop()
-        self._seconds.append((second, attempts, retries - 1))
         self._put_off += 1
         return max(self._last_retry_at + 1.0 - now, min(float(self._put_off), RETRY_LATER_SECONDS))
 
@@ -145,6 +157,7 @@ class ServiceShare:
         self._shares = shares
         self._places: int | None = 0
         self._most: int | None = None  # bodies that may run while an ask is under way
+        self._peak = 0  # bodies that have run at once since the last ask
         self._tokens: deque[tuple[float, int, float]] | None = deque()  # until, how many, spend taken for each
         self._probes: int | None = None
         self._fails = False  # whether attempts fail while the breaker is open
@@ -173,6 +186,17 @@ class ServiceShare:
         """The service and why attempts wait for it."""
         return f"{self.name} ({self.why})" if self.why else self.name
 
+    def take(self, cost: float | None) -> Place | None:
+        """Return a place if there is one for every attempt; None if an attempt must take its turn."""
+        if self._line or self._expected or self._tokens is not None or self._probes is not None:
+            return None
+        now, running = self._shares.time(), self.running
+        if now < self._offered_until or (self._most is not None and running >= self._most):
+            return None
+        if now >= self._believed_until if self._places is None else running >= self._places:
+            return None
+        return self._place(cost, now)
+
     def turn(self, run: str, priority: int, since: float | None, cost: float | None, probe_seconds: float) -> Turn:
         """Return the turn of an attempt; it is done if there is a place for it."""
         now = self._shares.time()
@@ -184,7 +208,7 @@ class ServiceShare:
                 del self._expected[run]
             turn.since = min(turn.since, now - OFFER_SECONDS)  # a claimed run has waited longest
         if (until is not None or not self._line) and self._may_begin(now):
-            turn.set_result(self._place(turn, now))
+            turn.set_result(self._place(turn.cost, now))
             return turn
         heapq.heappush(self._line, (-priority, turn.since, next(self._numbers), turn))
         if self._fails and self._probes == 0 and now < self._believed_until:
@@ -240,8 +264,10 @@ class ServiceShare:
         room = self._room(now)
         return room is None or room > 0
 
-    def _place(self, turn: Turn, now: float) -> Place:
+    def _place(self, cost: float | None, now: float) -> Place:
         self.running += 1
+        if self.running > self._peak:  # noqa: PLR1730 - on the hot path, where `max` costs a call
+            self._peak = self.running
         self.attempts += 1
         self._begun += 1
         self._retries.begun(now)
@@ -254,7 +280,7 @@ class ServiceShare:
             self._probes -= 1
         if self.ask_at is None:
             self._ask_at(self._asked_at + LOOK_SECONDS)
-        return Place(self, turn.cost, estimate, is_probe=self._probes is not None)
+        return Place(self, cost, estimate, is_probe=self._probes is not None)
 
     def ended(self, place: Place, failed: bool | None, spent: float | None, *, is_known: bool) -> None:
         """Note how a body has ended."""
@@ -282,8 +308,9 @@ class ServiceShare:
     def left(self) -> None:
         """A place has fallen free."""
         self.running -= 1
-        self.serve()
-        if not self._line and self._places is not None:
+        if self._line:
+            self.serve()
+        elif self._places is not None and (self.ask_at is None or self.ask_at > self._pace):
             self._ask_soon()
 
     def serve(self) -> None:
@@ -293,7 +320,7 @@ class ServiceShare:
         while self._line and self._may_begin(now):
             turn = heapq.heappop(self._line)[-1]
             if not turn.done():
-                turn.set_result(self._place(turn, now))
+                turn.set_result(self._place(turn.cost, now))
 
     def _refuse_all(self) -> None:
         line, self._line = self._line, []
@@ -318,7 +345,7 @@ class ServiceShare:
         free = MOST_ROOMS if room is None else 0 if self._line else room
         return min(MOST_ROOMS, free + (now < self._offered_until))
 
-    def parked(self, count: int, since: float | None, claimed: Iterable[str]) -> None:
+    def parked(self, count: int, since: float | None, claimed: Sequence[str]) -> None:
         """Note the runs that wait at the service in the store, after a claim that has taken some of them."""
         self._offered_until = float("-inf")
         for run in claimed:
@@ -326,7 +353,7 @@ class ServiceShare:
         before, self._parked, self._parked_since = self._parked, count, since
         if count and (not before or not self.rooms()):
             self._ask_soon(repeat=bool(before))
-        elif count:
+        elif count and claimed:
             self._shares.claim_soon()
         self.serve()
 
@@ -354,7 +381,9 @@ class ServiceShare:
         now = self._shares.time()
         self._asked_at, self.ask_at = now, None
         self._pace = max(self._pace, now - (ASKS_AT_ONCE - 1) * SOON_SECONDS) + SOON_SECONDS
-        self._most = self.running
+        # As many as before may run until the answer comes, so that an ask delays no attempt.
+        self._most = max(self.running, self._peak if self._places is None else min(self._peak, self._places))
+        self._peak = self.running
         self._room(now)  # takes back the spend of tokens that have lapsed
         if self._probes and not (self._line or self._parked or self._expected):
             self._probes_unused += self._probes
@@ -367,7 +396,7 @@ class ServiceShare:
         costs = [self._mean if turn.cost is None else turn.cost for turn in waiting] or [self._mean]
         ask = Ask(
             self.name,
-            running=self.running,
+            running=self._most,
             waiting=len(waiting) + parked + sum(map(len, self._expected.values())),
             waited_seconds=max(0.0, *waited) if waited else 0.0,
             begun=self._begun,
@@ -427,7 +456,7 @@ class ServiceShare:
 
     def given_up(self) -> None:
         """Begin again: the store has given the worker up, and its places to others."""
-        self._places, self._tokens, self._probes = 0, deque(), None
+        self._places, self._tokens, self._probes, self._most = 0, deque(), None, None
         self._believed_until = float("-inf")
         self._expected.clear()
         self._probes_passed = self._probes_failed = self._probes_unused = 0
@@ -509,8 +538,12 @@ class Shares:
         """Keep no place for a run that has left this process; a run that is replayed comes back."""
         forgetting = self._engine.forgetting
         if self._shares and not (forgetting is not None and forgetting.keeps(context)):
-            for share in self._shares.values():
-                share.gone(context.id)
+            self.gone(context.id)
+
+    def gone(self, run: str) -> None:
+        """Keep no place for a run that is not driven here."""
+        for share in self._shares.values():
+            share.gone(run)
 
     def given_up(self) -> None:
         """Ask for places again under the new name of the worker."""

@@ -599,6 +599,7 @@ class Worker:
         self, run: Run, epoch: int, due_at: datetime, rows: Sequence[Row] = (), checksum: str | None = None
     ) -> None:
         """Put a run that this worker holds but does not drive back into the queue."""
+        self.engine.shares.gone(run.id)
         end = run.checksum if checksum is None else checksum
         change = Advance(run.id, self.id, epoch, run.seq, rows, end, status=Status.QUEUED, release=True)
         change.due_at, change.progress = due_at, False

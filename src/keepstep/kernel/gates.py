@@ -38,6 +38,8 @@ PROBE_SECONDS = 60.0
 
 def gates_of(guard: Guard | None, step: Step[..., Any]) -> tuple[Gate, ...]:
     """Return the gates in front of a step, in the order in which an attempt passes them."""
+    if guard is None and step.ready is None:
+        return AT_SERVICE
     gates: list[Gate] = []
     if step.ready is not None:
         if guard is not None:
@@ -55,6 +57,8 @@ async def pass_gates(attempt: Attempt) -> bool:
 
     An attempt that had to wait leaves the gates that it has passed, and starts again at the first gate.
     """
+    if attempt.gates is AT_SERVICE and SERVICE_PLACE.is_taken(attempt):
+        return True
     passed: list[Gate] = []
     while len(passed) < len(attempt.gates):
         gate = attempt.gates[len(passed)]
@@ -148,6 +152,13 @@ class Ready:
 class ServicePlace:
     """Makes an attempt wait for a place at the service that its step calls. A long wait parks the run there."""
 
+    def is_taken(self, attempt: Attempt) -> bool:
+        """Whether the first attempt of a step has taken a place without waiting."""
+        if attempt.number > 1:
+            return False
+        attempt.place = attempt.run.host.shares.of(attempt.call.step.service).take(_cost(attempt))
+        return attempt.place is not None
+
     async def enter(self, attempt: Attempt, *, may_park: bool = True) -> Admission:
         run, step = attempt.run, attempt.call.step
         share: ServiceShare = run.host.shares.of(step.service)
@@ -196,6 +207,9 @@ class ServicePlace:
         if place is None:
             return
         run, late = attempt.run, attempt.late
+        if attempt.failure is None and place.has_begun and not run.spent.reported and run.host.forgetting is None:
+            place.succeed()
+            return
         if place.has_begun:
             place.ended(_counts(attempt), _spent(attempt))
         if run.host.forgetting is not None and run.host.forgetting.keeps(run):
@@ -207,6 +221,8 @@ class ServicePlace:
 
 
 SERVICE_PLACE = ServicePlace()
+#: The gates of most steps that call a service.
+AT_SERVICE: tuple[Gate, ...] = (SERVICE_PLACE,)
 
 
 def _cost(attempt: Attempt) -> float | None:

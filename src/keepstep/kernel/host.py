@@ -142,6 +142,9 @@ class Place(Protocol):
     def ended(self, failed: bool | None, spent: float | None) -> None:
         """The body has ended, or no longer concerns its step: whether that counts for the breaker, and its spend."""
 
+    def succeed(self) -> None:
+        """Give the place back after an attempt that has succeeded, and has reported no spend."""
+
     def leave(self) -> None:
         """Give the place back; the body has really ended, or does not begin."""
 
@@ -172,6 +175,9 @@ class ServiceShare(Protocol):
     @property
     def why(self) -> str:
         """Why attempts wait: "concurrency", "rate", "spend", "breaker", or nothing if that is not known yet."""
+
+    def take(self, cost: float | None) -> Place | None:
+        """Return a place if there is one for every attempt; None if an attempt must take its turn."""
 
     def turn(self, run: str, priority: int, since: float | None, cost: float | None, probe_seconds: float) -> Turn:
         """Return the turn of an attempt, which is done if there is a place. It has waited `since` this time, if any."""
