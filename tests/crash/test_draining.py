@@ -64,13 +64,15 @@ class Fleet:
 
     def __init__(self, url, folder):
         self.url, self.folder = url, folder
-        self.environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "KEEPSTEP_STORE": url}
+        self.environment = {**os.environ, "KEEPSTEP_STORE": url}
         self.workers = []
         (folder / "program.py").write_text(PROGRAM, encoding="utf-8")
 
-    def keepstep(self, *words, **options):
-        command = [sys.executable, "-m", "keepstep", *words]
-        return subprocess.Popen(command, cwd=self.folder, env=self.environment, **options)
+    def keepstep(self, *words, source=ROOT / "src", **options):
+        """Run a command, of this version or of the one in `source`."""
+        command = [sys.executable, "-c", "import sys; from keepstep.cli import main; sys.exit(main())", *words]
+        environment = {**self.environment, "PYTHONPATH": str(source)}
+        return subprocess.Popen(command, cwd=self.folder, env=environment, **options)
 
     def hire(self, *options):
         """Start a worker, and wait until it is registered."""

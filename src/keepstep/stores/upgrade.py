@@ -48,7 +48,7 @@ def wait_for_old_workers(where: str, is_pending: Callable[[], bool], living: Cal
         if time.monotonic() > until:
             raise SchemaMismatch(
                 f"{where} must be upgraded, but workers of an older Keepstep are alive after {UPGRADE_SECONDS:g} s: "
-                f"{named}{more}; stop them, then open it again"
+                f"{named}{more}; stop them, then open it again. `keepstep drain --all` of their own version stops them"
             )
         if not was_told:
             was_told = True
