@@ -29,8 +29,10 @@ class Gauge:
         self.now += 1
         self.most = max(self.most, self.now)
         self.began.append(name)
-        await asyncio.sleep(seconds)
-        self.now -= 1
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self.now -= 1
 
 
 @pytest.fixture
@@ -298,3 +300,61 @@ async def test_a_start_after_a_change_is_held_to_the_new_limits(world, holding):
         await engine.queues.set("mail", concurrency=0)
         run = await (await engine.start(holding, 1, queue="mail")).run()
         assert (run.status, run.worker) == (ks.Status.QUEUED, None)
+
+
+async def test_a_paused_run_gives_its_place_to_others(world, gauge, holding):
+    mail = ks.Queue("mail", concurrency=1)
+
+    @ks.workflow
+    async def stuck():
+        await ks.wait_for("never")
+
+    async with world.engine() as engine:
+        first = await engine.start(stuck, queue=mail)
+        await until(lambda: _is(first, ks.Status.RUNNING))
+        await first.pause()
+        assert await (await engine.start(holding, 1, queue=mail)).result(60) == 1
+        await first.cancel()
+
+
+@pytest.mark.one_store
+async def test_claims_go_on_after_the_store_was_away(world, gauge, holding):
+    mail, failures = ks.Queue("mail", concurrency=1), iter(range(3))
+    async with world.engine() as engine:
+        claim = engine.store.claim_runs
+
+        def away(request):
+            if next(failures, None) is not None:
+                raise ks.StoreUnavailable("the store is away")
+            return claim(request)
+
+        engine.store.claim_runs = away
+        handles = [await engine.start(holding, n, queue=mail) for n in range(3)]
+        assert [await handle.result(60) for handle in handles] == [0, 1, 2]
+    assert next(failures, None) is None
+    assert gauge.most == 1
+
+
+async def test_runs_that_are_cancelled_while_they_are_claimed_all_end(world, gauge, holding):
+    """Some have begun when the cancel comes, some are being claimed, and some have not begun."""
+    mail = ks.Queue("mail", concurrency=2, per_key=1)
+    async with world.engine() as engine:
+        handles = [await engine.start(holding, n, queue=mail, key=f"k{n % 3}") for n in range(9)]
+
+        async def cancelled(handle):
+            try:
+                await handle.cancel()
+            except ks.AlreadyFinished:
+                return False
+            return True
+
+        accepted = await asyncio.gather(*map(cancelled, handles))
+        for handle, was_cancelled in zip(handles, accepted, strict=True):
+            await until(lambda handle=handle: _has_ended(handle))
+            assert await handle.status() == (ks.Status.CANCELLED if was_cancelled else ks.Status.COMPLETED)
+        assert await (await engine.start(holding, "last", queue=mail, key="k0")).result(60) == "last"
+    assert gauge.most <= 2
+
+
+async def _has_ended(handle):
+    return (await handle.status()).finished

@@ -121,6 +121,21 @@ class Queueing(Ground):
         assert claims.claims[0].taken_from == "w1"
         assert ids(self.claim(store, "w2")) == []
 
+    def test_orphans_that_a_worker_does_not_know_hide_no_others(self, store: Store, clock: SteppedClock) -> None:
+        declare(store, concurrency=50)
+        self.add(store, *(mail(f"foreign{n:02}", workflow="other", priority=1) for n in range(20)), mail("mine"))
+        assert len(self.claim(store, "w1", limit=30, workflows=frozenset({"other", "digest"})).claims) == 21
+        self.kill(store, clock, "w1")
+        assert ids(self.claim(store, "w2", limit=5)) == ["mine"]
+
+    def test_a_queue_that_was_empty_is_asked_again(self, store: Store) -> None:
+        declare(store, concurrency=5, per_key=2)
+        self.add(store, mail("late", "z"))
+        assert ids(self.claim(store)) == ["late"]
+        assert ids(self.claim(store)) == []
+        self.add(store, mail("early", "a"), mail("again", "z"), mail("plain"))  # keys before and after the last turn
+        assert sorted(ids(self.claim(store))) == ["again", "early", "plain"]
+
     def test_a_worker_has_places_of_its_own(self, store: Store) -> None:
         declare(store, per_worker=2)
         self.add(store, *(mail(f"r{n}") for n in range(5)))
