@@ -288,6 +288,21 @@ async def play_parent(engine):
     return await (await engine.start(parent, run_id="main")).result()
 
 
+async def play_queued(engine):
+    """Runs of a queue with one place: two behind one key, one beside them, and one that is started twice."""
+    limits = {"concurrency": 1, "per_key": 1, "rate": ks.Rate(10_000, burst=10_000)}
+    try:
+        await engine.queues.set("narrow", **limits)
+    except ks.StoreUnavailable:  # as a person would
+        await engine.queues.set("narrow", **limits)
+    options = {"queue": "narrow", "key": "a"}
+    runs = [await engine.start(child, number, run_id=f"queued-{number}", **options) for number in (1, 2)]
+    runs.append(await engine.start(child, 3, run_id="queued-3", queue="narrow", dedupe="d"))
+    again = await engine.start(child, 3, run_id="queued-4", queue="narrow", dedupe="d")
+    first, second, third = [await run.result() for run in runs]
+    return [first, second, third, await again.result()]
+
+
 @workflow
 async def careful() -> list:
     return [await charge(1), await add(1, 1), await charge(2)]
@@ -657,6 +672,12 @@ EXAMPLES = [
     Example("sleeper", play_sleeper, [1, 2, 3]),
     Example("parent", play_parent, [5, 2, "keepstep.errors.StepFailed", 6], children=3),
     Example("careful", play_careful, [1, 2, 2]),
+    Example(
+        "queued",
+        play_queued,
+        [2, 4, 6, 6],
+        stores=("sqlite", "memory", "files", *(("postgres",) if EVERYWHERE else ())),
+    ),
     Example("booking", play_booking, [1, 2, 2, 3], stores=("sqlite", "postgres")),
     Example("continuing", play_continuing, 106),
     Example("cancelled", play_cancelled, "cancelled", children=1, done=("clean_up#1", "add#2")),

@@ -9,18 +9,22 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from keepstep.errors import RunConflict
 from keepstep.model import FINISHED, GateChange, Status, WorkerInfo
 from keepstep.model.gate import QUEUE
 from keepstep.ports import ClaimRequest, Create, Verdict
 from keepstep.stores.files.store import FilesStore
 from keepstep.stores.memory import MemoryStore
+from keepstep.stores.postgres.store import PostgresStore
 from keepstep.stores.sqlite.store import SQLiteStore
 from keepstep.testing.store_contract import START, Holder, SteppedClock, at, queued
 from tests.nightly import examples
+from tests.postgres import empty_store
 
 KEYS = st.sampled_from([None, None, "a", "b", "c"])
 RATES = st.builds(lambda n, b: {"count": n, "per": 10.0, "burst": b}, st.integers(1, 5), st.integers(1, 3))
@@ -51,6 +55,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.store = self.make()
         self.runs = {}  # id: [key, begun, held by, due, status]
         self.limits, self.begun_at, self.workers, self.named = {}, [], [], 0
+        self.dedupes = {}  # by run
         self.change(limits)
         for _ in range(2):
             self.join()
@@ -85,6 +90,26 @@ class QueueMachine(RuleBasedStateMachine):
             run = queued(name, queue="mail", key=key, priority=priority, created_at=now, due_at=due)
             assert self.store.commit([Create(run)])[0].verdict is Verdict.DONE
             self.runs[name] = [key, False, None, self.clock.seconds + delay, Status.QUEUED, True]
+
+    @rule(key=KEYS, dedupe=st.sampled_from(["d", "e"]))
+    def start_unless_there(self, key, dedupe):
+        """A start with a `dedupe` answers with the run that has it and has not finished."""
+        name, now = f"r{len(self.runs):03}", at(self.clock.seconds)
+        run = queued(name, queue="mail", key=key, created_at=now, due_at=now, dedupe=dedupe)
+        twin = self.unfinished_with(dedupe)
+        answer = self.store.commit([Create(run)])[0]
+        if twin is None:
+            assert answer.verdict is Verdict.DONE
+            self.runs[name] = [key, False, None, self.clock.seconds, Status.QUEUED, True]
+            self.dedupes[name] = dedupe
+        else:
+            assert (answer.verdict, answer.run.id) == (Verdict.EXISTS, twin)
+
+    def unfinished_with(self, dedupe):
+        """The run that has a `dedupe` and has not finished; a run that was set aside has not."""
+        found = [name for name, its in self.dedupes.items() if its == dedupe and self.runs[name][4] not in FINISHED]
+        assert len(found) <= 1, found
+        return found[0] if found else None
 
     @rule(seconds=st.sampled_from([0.5, 2.0, 6.0]))
     def wait(self, seconds):
@@ -135,6 +160,7 @@ class QueueMachine(RuleBasedStateMachine):
             "park": Status.WAITING,
             "hand back": Status.QUEUED,
             "pause": Status.PAUSED,
+            "cancel": Status.CANCELLED,
         }[how]
         due = {"park": self.clock.seconds + 3, "hand back": self.clock.seconds}.get(how)
         holder = Holder(self.store, self.store.get_run(name))
@@ -154,10 +180,25 @@ class QueueMachine(RuleBasedStateMachine):
         if ended and self.workers:
             name = data.draw(st.sampled_from(ended))
             request = ClaimRequest(self.workers[0], run=name, statuses=frozenset({Status.FAILED, Status.SET_ASIDE}))
+            if self.runs[name][4] is Status.FAILED and self.unfinished_with(self.dedupes.get(name)) is not None:
+                with pytest.raises(RunConflict, match="dedupe"):
+                    self.store.claim_runs(request)
+                return
             assert len(self.store.claim_runs(request).claims) == 1
             self.runs[name][2] = self.workers[0]
             self.release_one(name, "hand back")
             self.runs[name][1] = False
+
+    @rule(data=st.data())
+    def cancel(self, data):
+        """A person cancels a run that has not begun: it needs no place, no key and no token."""
+        waiting = sorted(name for name, run in self.runs.items() if run[5] and run[2] is None and run[4] not in ENDED)
+        if waiting and self.workers:
+            name = data.draw(st.sampled_from(waiting))
+            request = ClaimRequest(self.workers[0], run=name, statuses=frozenset({Status.QUEUED}))
+            assert len(self.store.claim_runs(request).claims) == 1
+            self.runs[name][2] = self.workers[0]
+            self.release_one(name, "cancel")
 
     @rule(data=st.data())
     def resume(self, data):
@@ -277,6 +318,22 @@ class FilesQueue(QueueMachine):
         return FilesStore(self.place / "runs", clock=self.clock, power_loss="may_lose_last")
 
 
+class PostgresQueue(QueueMachine):
+    @initialize(limits=LIMITS)
+    def begin(self, limits):
+        self.schema = empty_store("queue_machine")
+        self.url = self.schema.__enter__()
+        super().begin(limits)
+
+    def teardown(self):
+        super().teardown()
+        if hasattr(self, "schema"):
+            self.schema.__exit__(None, None, None)
+
+    def make(self):
+        return PostgresStore(self.url, clock=self.clock)
+
+
 def _tested(machine, count):
     case = machine.TestCase
     case.settings = settings(
@@ -288,3 +345,4 @@ def _tested(machine, count):
 TestMemoryQueue = _tested(MemoryQueue, examples(40, 1000))
 TestSQLiteQueue = _tested(SQLiteQueue, examples(25, 500))
 TestFilesQueue = _tested(FilesQueue, examples(8, 100))
+TestPostgresQueue = _tested(PostgresQueue, examples(2, 50))
