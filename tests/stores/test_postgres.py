@@ -25,7 +25,8 @@ from keepstep.errors import (
     StoreError,
     StoreUnavailable,
 )
-from keepstep.model import Kind, RunQuery, Signal, Status, WorkerInfo
+from keepstep.model import Ask, GateChange, Kind, RunQuery, Signal, Status, WorkerInfo
+from keepstep.model.gate import QUEUE
 from keepstep.ports import ClaimRequest, Create, Send, Verdict, WouldBlock
 from keepstep.records.record import seal, unseal
 from keepstep.stores import rules
@@ -646,6 +647,74 @@ def rows_read(store, request):
 
     (plan,) = found
     return count(plan)
+
+
+class ReadRows:
+    """A connection that counts the rows that each statement reads which changes nothing."""
+
+    def __init__(self, connection):
+        self.connection = connection
+        self.count = 0
+
+    def execute(self, sql, values=None, **options):
+        if sql.lstrip().startswith(("SELECT", "WITH")) and "UPDATE" not in sql:
+            explained = self.connection.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {sql}", values).fetchall()
+            self.count += _read_by(explained[0][0][0]["Plan"])
+        return self.connection.execute(sql, values, **options)
+
+
+def _read_by(node):
+    read = sum(node.get(name, 0) for name in ("Actual Rows", "Rows Removed by Filter", "Rows Removed by Index Recheck"))
+    scans = node["Actual Loops"] * read if "Index" in node["Node Type"] or node["Node Type"] == "Seq Scan" else 0
+    return scans + sum(_read_by(inner) for inner in node.get("Plans", ()))
+
+
+def claim_counting(store, request):
+    def claim(connection):
+        counting = ReadRows(connection)
+        return store._claimer.claim(counting, request, at(0)), counting.count
+
+    return store._pool.run(claim)
+
+
+@pytest.mark.parametrize("analyzed", [False, True])
+@pytest.mark.parametrize("keys", [0, 1, 1000])
+def test_a_claim_reads_as_many_rows_before_any_number_of_runs_in_a_queue(store, admin, keys, analyzed):
+    many_priorities(store, admin, "waits", range(6000), at(-9))
+    head, run = store._address.table("head"), store._address.table("run")
+    key = f"'key ' || (number %% {keys})" if keys else "NULL"
+    admin.execute(
+        f"UPDATE {head} SET status = 'queued', priority = 0, key = {key}, since = %s, gate = queue", (at(-9),)
+    )
+    admin.execute(f"UPDATE {run} SET priority = 0")
+    if analyzed:
+        admin.execute(f"ANALYZE {head}")
+    store.change_gate(QUEUE, "default", GateChange(at(0), "test", "declare", {"concurrency": 50}))
+    claims, read = claim_counting(store, ClaimRequest("w1", frozenset({"mine"}), 10))
+    assert len(claims.claims) == 10
+    assert 0 < read < 2000, f"a claim read {read} rows"
+
+
+@pytest.mark.parametrize("analyzed", [False, True])
+@pytest.mark.parametrize("keys", [0, 1, 1000])
+def test_a_claim_reads_as_many_rows_before_any_number_of_runs_at_services(store, admin, keys, analyzed):
+    many_priorities(store, admin, "parked", range(6000), at(99))
+    head, run = store._address.table("head"), store._address.table("run")
+    key = f"'key ' || (number %% {keys})" if keys else "NULL"
+    admin.execute(
+        f"UPDATE {head} SET priority = 0, epoch = 1, key = {key}, since = %s, "
+        "gate = CASE WHEN number < 2000 THEN 'service/post' ELSE 'service/bank' END, "
+        "due_at = CASE WHEN number %% 2 = 0 THEN due_at END",
+        (at(-9),),
+    )
+    admin.execute(f"UPDATE {run} SET priority = 0")
+    if analyzed:
+        admin.execute(f"ANALYZE {head}")
+    store.pass_gates("w1", [Ask("bank"), Ask("post")])
+    claims, read = claim_counting(store, ClaimRequest("w1", frozenset({"mine"}), 10, rooms={"bank": 6, "post": 0}))
+    assert [one.service for one in claims.claims] == ["bank"] * 6
+    assert [one.runs for one in claims.at_services] == [100, 100]
+    assert 0 < read < 2000, f"a claim read {read} rows"
 
 
 def many_priorities(store, admin, prefix, priorities, due):

@@ -98,10 +98,11 @@ class GateStatements:
                     SELECT h.due_at, h.run, h.epoch, h.holds, h.key FROM {head} h
                     WHERE {due} AND h.priority = %(priority)s AND h.due_at <= %(now)s
                     ORDER BY h.due_at, h.run LIMIT {2 * RIPENED}) x WHERE {_BEGUN} LIMIT %(limit)s) x"""
+        # The order names the key, which is NULL, because the planner reads the index in its own order only then.
         without_key = f"""
             SELECT x.since AS at, x.run, x.epoch FROM asked a CROSS JOIN LATERAL (
                 SELECT h.since, h.run, h.epoch FROM {head} h WHERE {ready} AND h.priority = %(priority)s
-                AND h.key IS NULL ORDER BY h.since, h.number LIMIT %(limit)s) x"""
+                AND h.key IS NULL ORDER BY h.key, h.since, h.number LIMIT %(limit)s) x"""
         in_order = "ORDER BY l.at, l.run LIMIT %(limit)s"
         self.line_of_begun = f"WITH {asked} SELECT l.run, l.epoch = 0 FROM ({begun}) l {in_order}"
         self.line = f"WITH {asked} SELECT l.run, l.epoch = 0 FROM ({begun} UNION ALL {without_key}) l {in_order}"

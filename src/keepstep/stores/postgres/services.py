@@ -57,7 +57,8 @@ class ServiceStatements:
             f"SELECT h.since FROM {head} h WHERE h.worker IS NULL AND h.gate = %(queue)s AND h.workflow = a.workflow"
             " AND (a.version IS NULL OR h.version = a.version)"
             " AND (%(only)s::text[] IS NULL OR h.queue = ANY(%(only)s)) AND h.since IS NOT NULL"
-            f" LIMIT {services.MOST_COUNTED}) x LIMIT {services.MOST_COUNTED}"
+            f" ORDER BY h.priority, h.key, h.since, h.number LIMIT {services.MOST_COUNTED}) x"
+            f" LIMIT {services.MOST_COUNTED}"
         )
 
     # -- runs that wait ------------------------------------------------------------------------------------------------
