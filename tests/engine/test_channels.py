@@ -17,9 +17,10 @@ from keepstep.engine import channels as engine_channels
 from keepstep.errors import DefinitionError
 from keepstep.model import RunQuery
 from keepstep.model.keepers import channel_id
+from keepstep.policies.service import DECLARED
 from keepstep.workflows import channel as channel_module
 from keepstep.workflows.channel import CHANNELS
-from keepstep.workflows.definition import KNOWN
+from keepstep.workflows.definition import KNOWN, SERVICES
 from tests.engine.lives import set_aside
 from tests.engine.world import until, until_status
 
@@ -72,6 +73,8 @@ def _no_channels():
         for one in CHANNELS.values():
             KNOWN.pop(one.delivery.name, None)
         CHANNELS.clear()
+        DECLARED.clear()
+        SERVICES.clear()
 
     forget()
     yield
@@ -217,6 +220,34 @@ async def test_a_step_in_doubt_is_told_once(world, receiver):
     assert notices[0]["text"] == "step launch#1 may or may not have happened"
 
 
+async def test_an_open_breaker_is_told_once(world, monkeypatch):
+    monkeypatch.setattr(engine_channels, "AGAIN_SECONDS", 1e12)
+    told = []
+    ks.Channel("ops", notify=told.append, on=["breaker"], gather=0.1)
+    ks.Service("api", breaker=ks.Breaker(failures=1, open_seconds=0.2), when_open="fail")
+
+    @ks.step(service="api")
+    async def call():
+        raise ConnectionError("refused")
+
+    @ks.workflow
+    async def calling():
+        await call()
+
+    async with world.engine(workflows=[calling]) as engine:
+        opened = 0
+        while opened < 2:  # a failed probe opens it again
+            with pytest.raises(ks.RunFailed):
+                await (await engine.start(calling)).result(60)
+            opened = engine.counts.failures
+            await asyncio.sleep(0.25)
+        await until(lambda: told, "a notice")
+        signals = await engine.signals(channel_id("ops"))
+    assert [one["notices"][0]["about"] for one in told] == ["api"]
+    assert "breaker of service api has opened" in told[0]["notices"][0]["text"]
+    assert len([one for one in signals if one.id.startswith("breaker:")]) == 1
+
+
 async def test_a_wait_is_told_if_the_channel_wants_it(world):
     told, other = [], []
     ks.Channel("people", notify=told.append, on=["waiting"], gather=0.1)
@@ -262,6 +293,23 @@ async def test_a_test_is_delivered_and_an_unknown_channel_refused(world, receive
         with pytest.raises(DefinitionError, match="no channel 'nobody'"):
             await engine.channels.test("nobody")
     assert receiver.digests[0]["notices"][0]["text"] == "hello"
+
+
+def test_notices_are_encrypted_in_the_store(tmp_path, receiver):
+    hooked()
+    keys = ks.Keys("a", {"a": b"k" * 32})
+
+    async def fail():
+        async with ks.open(tmp_path / "runs.db", workflows=[breaks], keys=keys) as engine:
+            await engine.start(breaks, 31)
+            await until(lambda: receiver.requests, "a delivery")
+            await until_status(await delivery(engine), "completed")
+
+    asyncio.run(fail())
+    assert receiver.digests[0]["notices"][0]["text"] == "ValueError: number 31 is broken"
+    for path in tmp_path.glob("runs.db*"):
+        if path.is_file():
+            assert b"number 31 is broken" not in path.read_bytes()
 
 
 def test_channels_on_a_blocking_engine(tmp_path):

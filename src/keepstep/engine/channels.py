@@ -29,6 +29,8 @@ log = logging.getLogger("keepstep")
 #: This bounds the load that many failing runs put on a channel.
 MOST_SENT = 100
 SPAN_SECONDS = 5.0
+#: Seconds for which a channel is told once about the breaker of a service, which opens again after each failed probe.
+AGAIN_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +87,12 @@ class Channels:
             return []
         return self._sends(topic, run.id, workflow=run.workflow, text=text, key=key, at=at)
 
-    def tell(self, topic: Topic, about: str, text: str, *, key: str) -> None:
-        """Tell channels in the background about something that no commit of a run writes, such as an open breaker."""
-        for send in self._sends(topic, about, text=text, key=key, at=instant(self._engine.clock.now())):
+    def breaker_opened(self, service: str) -> None:
+        """Tell channels in the background about a breaker that this process has opened."""
+        now = self._engine.clock.now()
+        key = f"{now // AGAIN_SECONDS:.0f}"
+        text = f"the breaker of service {service} has opened: calls have failed too often"
+        for send in self._sends("breaker", service, text=text, key=key, at=instant(now)):
             self._engine.background(self._write(send))
 
     def _sends(

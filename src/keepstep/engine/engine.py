@@ -591,6 +591,10 @@ class Engine(Process):
     ) -> Sequence[Send]:
         return self.channels.notices(topic, run, text=text, key=key, at=at) if CHANNELS else []
 
+    def breaker_opened(self, service: str) -> None:
+        if CHANNELS:
+            self.channels.breaker_opened(service)
+
     @property
     def channels(self) -> Channels:
         """The channels that tell people about runs: list them, and test one."""

@@ -340,6 +340,10 @@ class Process:
         """Return the signals with which a commit also tells channels about a run."""
         raise NotImplementedError
 
+    def breaker_opened(self, service: str) -> None:
+        """Tell channels about a breaker that this process has opened."""
+        raise NotImplementedError
+
     def keepers_changed(self) -> None:
         """Let the worker look for new keepers, because one was created here."""
         if self.worker is not None:

@@ -611,6 +611,8 @@ class Shares:
         name = _EVENTS.get(grant.moved)
         if name is None:
             return
+        if grant.moved == "opened":
+            self._engine.breaker_opened(grant.service)
         if grant.moved == "opened" and not self._engine.events.logged:
             log.warning("service %s: the breaker opens, because calls have failed too often", grant.service)
         if self._engine.events.observed:
