@@ -562,3 +562,74 @@ async def test_called_workflow_that_catches_a_cancel_gives_its_result_on_replay_
         assert await run.status() in {"timeout": ("completed",)}.get(cause, ("completed", "failed", "cancelled"))
         assert (await steps_of(run))[: len(before)] == before
     assert effects == ["tidy"]
+
+
+async def test_called_workflow_that_lost_a_race_after_its_result_is_cancelled_on_replay_too(world, effects):
+    """Both steps end at once, so the result of the called workflow is recorded before the race is decided."""
+
+    @ks.step
+    async def work(name):
+        effects.append(name)
+        return name
+
+    @ks.workflow
+    async def inner():
+        return await work("inner")
+
+    async def quick():
+        return await work("quick")
+
+    @ks.workflow
+    async def outer():
+        winner = await ks.race(inner(), quick())
+        await ks.wait_for("go")
+        return winner
+
+    async with world.engine(linger_seconds=0.01) as engine:
+        run = await engine.start(outer)
+        await until_status(run, ks.Status.WAITING)
+    async with world.engine() as engine:
+        run = await engine.get(run.id)
+        await run.signal("go")
+        assert await run.result(30) == "quick"
+    assert sorted(effects) == ["inner", "quick"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_undo_inside_a_called_workflow_is_replayed_with_its_result(world, effects, fails):
+    @ks.step
+    async def give_back(result, name):
+        effects.append(f"-{name}")
+
+    @ks.step(undo=give_back)
+    async def book(name):
+        effects.append(name)
+        return name
+
+    @ks.workflow
+    async def inner():
+        async with ks.saga():
+            await book("flight")
+            await ks.undo()
+        return await book("train")
+
+    @ks.workflow
+    async def outer():
+        found = await inner()
+        await ks.wait_for("go")
+        if fails:
+            raise ks.Permanent("full")
+        return found
+
+    async with world.engine(linger_seconds=0.01) as engine:
+        run = await engine.start(outer)
+        await until_status(run, ks.Status.WAITING)
+    async with world.engine() as engine:
+        run = await engine.get(run.id)
+        await run.signal("go")
+        if fails:
+            with pytest.raises(ks.RunFailed):
+                await run.result(30)
+        else:
+            assert await run.result(30) == "train"
+    assert effects == ["flight", "-flight", "train", *(["-train"] if fails else [])], "each is undone once"

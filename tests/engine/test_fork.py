@@ -406,6 +406,34 @@ async def test_forks_and_rewound_runs_can_be_forked(world, effects):
         assert await is_sound(engine)
 
 
+async def test_fork_at_the_end_of_an_earlier_try_goes_on(world, effects):
+    broken = [True]
+
+    @ks.step
+    async def work(name):
+        effects.append(name)
+        return name
+
+    @ks.workflow
+    async def program():
+        first = await work("a")
+        if broken[0]:
+            raise ValueError("broken")
+        return [first, await work("b")]
+
+    async with world.engine() as engine:
+        run = await engine.start(program, run_id="r")
+        with pytest.raises(ks.RunFailed):
+            await run.result(30)
+        ended_at = (await run.run()).seq
+        broken[0] = False
+        await run.retry()
+        assert await run.result(30) == ["a", "b"]
+        fork = await engine.fork("r", ended_at, run_id="f")
+        assert await fork.result(30) == ["a", "b"]
+    assert effects == ["a", "b", "b"]
+
+
 async def test_a_fork_has_its_budget_for_itself(world, effects):
     program = Counting(effects)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from keepstep.kernel.steering import DEADLINE
 from keepstep.model import Kind, Status
-from keepstep.model.undo import undone_key
+from keepstep.model.undo import AT_END, undone_key
 from keepstep.ports import CURRENT, Advance, Answer, Change
 from keepstep.records.record import Record
 
@@ -68,6 +68,8 @@ class RetriesKeepWhatWasDone(Promise):
             return
         before = counting(records)
         failed_at = min((one.seq for one in before if self._has_failed(one)), default=0)
+        # A child that has undone its steps is started again, so the run goes back to before its start.
+        failed_at = min([failed_at, *(one.seq for one in before if self._starts_undone(one))])
         kept = {one.seq for one in counted}
         lost = [one.step for one in before if self._is_to_stay(one, failed_at) and one.seq not in kept]
         if failed_at and lost:
@@ -85,6 +87,11 @@ class RetriesKeepWhatWasDone(Promise):
         said = record.error.message if record.error is not None else record.raw().decode()
         is_end = record.kind in (Kind.STEP_FAILED.value, Kind.CHILD.value)
         return record.step == DEADLINE or (is_end and BROKEN in said)
+
+    def _starts_undone(self, record: Record) -> bool:
+        """Whether a record starts a child that has undone its steps at its end."""
+        child = (record.data or {}).get("child", "") if record.kind == Kind.CHILD.value else ""
+        return bool(child) and child in self.entries() and any(one.step == AT_END for one in self.counted(child))
 
     @staticmethod
     def _is_to_stay(record: Record, failed_at: int) -> bool:

@@ -139,7 +139,8 @@ def _end(prefix: Prefix, at: int | None, step: str | None, edits: Edits) -> int:
                 f"fork would end too; fork it at seq {entry.seq - 1} or before"
             )
     check_kept(run, at)
-    return min(with_its_state(at, [RecordOutline(one) for one in prefix.records if one.seq in (at, at + 1)]), last)
+    chosen = with_its_state(at, [RecordOutline(one) for one in prefix.records if one.seq in (at, at + 1)])
+    return _before_end(prefix, min(chosen, last))
 
 
 def _last(prefix: Prefix) -> int:
@@ -149,6 +150,11 @@ def _last(prefix: Prefix) -> int:
         entry = prefix.history.entries.get(key)
         if entry is not None:
             last = min(last, entry.seq - 1)
+    return _before_end(prefix, last)
+
+
+def _before_end(prefix: Prefix, last: int) -> int:
+    """Return the newest record up to `last` that does not end the run: a fork that copied an end would end with it."""
     for row in reversed(prefix.rows):
         if row.seq <= last:
             if row.kind not in ENDS_RUN:

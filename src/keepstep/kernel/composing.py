@@ -86,8 +86,11 @@ class WorkflowCall(DurableCall[T]):
 
     @property
     def outlives_cancel(self) -> bool:
-        """Whether a cancel is one that the workflow's code has caught: it gave its result after that."""
-        return self.is_covered
+        """Whether a cancel is one that the workflow's code has caught: it gave its result after that.
+
+        A cancel that came after the result is the outcome of the call, and is made again.
+        """
+        return self.entry is not None and self.entry.covers and not self.entry.cancelled
 
     def begin_live(self) -> None:
         data = new_data(StepCompletedData, covers=True)

@@ -15,7 +15,7 @@ from ..errors import CheckpointCorrupt, DefinitionError, RunNotFound
 from ..model import Kind, Status
 from ..model.checkpoint import ANSWERS_CALL, ENDS_RUN, NOTE
 from ..model.run import removed_records
-from ..model.undo import is_command
+from ..model.undo import is_command, undone_key
 from ..records.data import Data, PatchData, PublishedData, RunStartedData, SupersededData, data_of
 from ..records.record import Record, chain_end, check_origin, origin, unseal, unseal_some
 from ..stores.rules import ENDED, ends_as, with_outcome
@@ -353,7 +353,8 @@ class History:
         self.entries: dict[str, Entry] = {}
         self.places: dict[tuple[str, int], str] = {}
         self.order: deque[Entry] = deque()
-        self._covering: set[str] = set()  # keys of recorded results, below which a replay needs no record
+        # keys of recorded results, below which a replay needs no record, each with its seq
+        self._covering: dict[str, int] = {}
         self.newest_step = ""  # the call that has the newest outcome
         self._begun: dict[str, Entry] = {}  # calls without an outcome that the code has not made again
         # calls that were open when outcomes arrived, by the last delivery before the call
@@ -500,7 +501,9 @@ class History:
         self._arrange_waits(gone)
         self._arrange_asked(gone)
         self.notes = {
-            note.step: note for note in self._notes if note.seq not in gone and not self._is_covered(note.step)
+            note.step: note
+            for note in self._notes
+            if note.seq not in gone and not self._is_covered(note.step, note.seq)
         }
         for record in self._patches:
             if record.seq not in gone:
@@ -516,7 +519,7 @@ class History:
             told.clear()
         for record in self._saved:
             key = self._rename(record.step, record.seq)
-            if record.seq not in gone and key not in self.entries and not self._is_covered(key):
+            if record.seq not in gone and key not in self.entries and not self._is_covered(key, record.seq):
                 self.saved[key] = saved_value(record)
         self._saved.clear()
         self._patches.clear()
@@ -538,9 +541,9 @@ class History:
                 if entry.cancelled and before is not None:  # an abandoned start whose child exists, or a result
                     entry.child, entry.covers = before.child, before.covers
                 self.entries[entry.key] = entry  # a later record of a call replaces an earlier one
-        self._covering = {entry.key for entry in self.entries.values() if entry.covers}
+        self._covering = {entry.key: entry.seq for entry in self.entries.values() if entry.covers}
         if self._covering:
-            self.entries = {key: entry for key, entry in self.entries.items() if not self._is_covered(key)}
+            self.entries = {key: entry for key, entry in self.entries.items() if not self._is_covered(key, entry.seq)}
         for entry in self.entries.values():
             # A stop is alone in its place, which a branch may share. A call with its own key has no place.
             if entry.ordinal and AT_STOP not in entry.key:
@@ -556,7 +559,7 @@ class History:
         """Collect calls without an outcome: failed attempts, and at-most-once steps that were started."""
         for record in self._attempts:
             key = self._rename(record.step, record.seq)
-            if record.seq not in gone and key not in self.entries and not self._is_covered(key):
+            if record.seq not in gone and key not in self.entries and not self._is_covered(key, record.seq):
                 tried = self.tried.setdefault(key, Tried())
                 tried.attempts, tried.retry_at = record.attempt, record.retry_at
                 tried.first_at = tried.first_at or record.started_at
@@ -564,18 +567,23 @@ class History:
         ended = {record.step: record.seq for record in self._attempts if record.seq not in gone}
         for record in self._marks:
             key = self._rename(record.step, record.seq)
-            if record.seq in gone or key in self.entries or self._is_covered(key):
+            if record.seq in gone or key in self.entries or self._is_covered(key, record.seq):
                 continue
             if record.seq > ended.get(record.step, 0):  # otherwise the attempt of this mark has failed
                 self.marks[key] = record
                 self._place(key, record.ordinal)
 
-    def _is_covered(self, key: str) -> bool:
-        """Whether a recorded result above a call spares a replay the call."""
+    def _is_covered(self, key: str, seq: int) -> bool:
+        """Whether a recorded result above a call spares a replay the call.
+
+        It also spares an undo of that call, unless the call was undone after the result.
+        """
         if not self._covering:
             return False
+        undone = undone_key(key)
+        key = undone or key
         while key := key.rpartition("/")[0]:
-            if key in self._covering:
+            if key in self._covering and (not undone or seq < self._covering[key]):
                 return True
         return False
 
@@ -591,7 +599,9 @@ class History:
             self.wait_starts.clear()
         for record in self._waits:
             key = self._rename(record.step, record.seq)
-            if record.seq in gone or record.seq <= led or record.started_at is None or self._is_covered(key):
+            if record.seq in gone or record.seq <= led or record.started_at is None:
+                continue
+            if self._is_covered(key, record.seq):
                 continue
             self.wait_starts[key] = record.started_at
         for key in self.entries:
@@ -602,7 +612,7 @@ class History:
         early = [entry for entry in self.order if entry.knew < entry.seq - 1 and not entry.keyed]
         for record in (*self._attempts, *self._marks, *self._waits):
             key = self._rename(record.step, record.seq)
-            known = key in self.entries or key in self._begun or self._is_covered(key)
+            known = key in self.entries or key in self._begun or self._is_covered(key, record.seq)
             if record.seq not in gone and not known:
                 self._begun[key] = entry = Entry(record)
                 entry.record = None
