@@ -16,9 +16,11 @@ import pytest
 
 import keepstep as ks
 from keepstep.model import FINISHED, RunQuery
+from tests.nightly import cases
 from tests.postgres import empty_store
 
 ROOT = Path(__file__).parents[2]
+STORES = ["sqlite", "postgres"]
 
 PROGRAM = """
 import asyncio, os, random, time
@@ -78,7 +80,7 @@ class Fleet:
         """Start a worker, and wait until it is registered."""
         worker = self.keepstep("worker", "program.py", "-q", *options)
         self.workers.append(worker)
-        wait_for(lambda: worker.pid in {one.pid for one in self.ask("workers") if one.alive})
+        wait_for(lambda: worker.pid in {one.pid for one in self.ask("workers") if one.alive}, pause=0.25)
         return worker
 
     def ask(self, method, *args):
@@ -109,17 +111,17 @@ def fleet_on(kind, folder):
                 worker.wait()
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture
 def fleet(request, tmp_path):
     with fleet_on(request.param, tmp_path) as made:
         yield made
 
 
-def wait_for(holds, seconds=60):
+def wait_for(holds, seconds=60, pause=0.05):
     until = time.monotonic() + seconds
     while not (found := holds()):
         assert time.monotonic() < until, "nothing has come of it"
-        time.sleep(0.05)
+        time.sleep(pause)
     return found
 
 
@@ -129,6 +131,7 @@ async def start(url, workflow, ids):
             await engine.start(workflow, run_id=one)
 
 
+@pytest.mark.parametrize("fleet", cases(STORES, quick=["sqlite"]), indirect=True)
 def test_a_rolling_restart_loses_and_repeats_nothing(fleet):
     first = [fleet.hire() for _ in range(2)]
 
@@ -141,11 +144,12 @@ def test_a_rolling_restart_loses_and_repeats_nothing(fleet):
         wait_for(lambda batch=batch: len(fleet.record()) > 180 * batch + 20)
         worker.send_signal(number)
         assert worker.wait(60) == 0
-    wait_for(lambda: all(run.status in FINISHED for run in fleet.runs()))
+    wait_for(lambda: all(run.status in FINISHED for run in fleet.runs()), pause=0.25)
     assert {(run.status.value, run.recoveries) for run in fleet.runs()} == {("completed", 0)}
     assert Counter(fleet.record()) == {f"r{run} {number}": 1 for run in range(40) for number in range(9)}
 
 
+@pytest.mark.parametrize("fleet", cases(STORES, quick=["postgres"]), indirect=True)
 def test_a_drained_worker_ends_and_its_run_goes_on_elsewhere(fleet):
     worker = fleet.hire("--stop-seconds", "0.5")
     assert fleet.keepstep("start", "program.py:long", "--id", "x", stdout=subprocess.DEVNULL).wait(60) == 0

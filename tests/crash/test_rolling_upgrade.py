@@ -18,7 +18,7 @@ from tests.nightly import cases
 
 #: A version of this program with older schemas: SQLite 4, PostgreSQL 2.
 OLDER = "e7fe418"
-RUNS = 8
+RUNS = 4
 
 #: A process of the older version that only starts runs, and stays open during the upgrade.
 CLIENT = """
@@ -29,7 +29,7 @@ async def main():
     async with ks.open(os.environ["KEEPSTEP_STORE"], worker=False) as engine:
         print("open", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
-        await (await engine.start(program.job, run_id="r7")).result(timeout=60)
+        await (await engine.start(program.job, run_id="r3")).result(timeout=60)
 
 asyncio.run(main())
 """
@@ -71,7 +71,7 @@ def test_an_upgrade_by_a_rolling_restart_loses_and_repeats_nothing(kind, tmp_pat
         assert old.wait(60) == 0
         client.communicate("go\n", timeout=60)
         assert client.returncode == 0
-        wait_for(lambda: all(run.status in FINISHED for run in fleet.runs()))
+        wait_for(lambda: all(run.status in FINISHED for run in fleet.runs()), pause=0.25)
         assert {(run.status.value, run.recoveries) for run in fleet.runs()} == {("completed", 0)}
         assert Counter(fleet.record()) == {f"r{run} {number}": 1 for run in range(RUNS) for number in range(9)}
         late = fleet.keepstep("worker", "program.py", "-q", source=older, stderr=subprocess.PIPE, text=True)

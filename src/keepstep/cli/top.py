@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from ..records.counts import Counts
     from ..views.top import Sample, WorkerSample
 
+#: Pause after a sample, in times of what it took, so that looking at a store with very many runs does not load it.
+SHARE = 5.0
 #: Keys that end the view.
 _QUIT = ("q", "Q", "\x03", "\x04", "\x1b")
 
@@ -59,14 +62,17 @@ def _watch(make: Any, every: float) -> None:
     from ..errors import StoreError
 
     with _keys() as keys, Live(make(), screen=True, auto_refresh=False) as live:
+        pause = every
         while True:
-            ready, _, _ = select.select([keys], [], [], every)
+            ready, _, _ = select.select([keys], [], [], pause)
             if ready and keys.read(1) in (*_QUIT, ""):
                 return
+            began = time.monotonic()
             try:
                 live.update(make(), refresh=True)
             except StoreError as error:  # it may be back in a moment
                 live.update(Text(f"the store does not answer: {error}"), refresh=True)
+            pause = max(every, SHARE * (time.monotonic() - began))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A store at a glance, for `keepstep top`: rates, queues, services, workers and slow steps, without reading a run."""
+"""A store at a glance, for `keepstep top`: rates, queues, services, workers and slow steps."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Sample:
 
 
 def sample(store: Store) -> Sample:
-    """Return the state of a store now. It takes a few small reads, whatever the number of runs."""
+    """Return the state of a store now. Runs that wait to begin are counted; no other run is read."""
     workers = tuple(WorkerSample(one, counts_in(one.progress)) for one in store.list_workers())
     living = [one.counts for one in workers if one.worker.alive]
     gates = {gate.name: gate for gate in store.list_gates(QUEUE)}
