@@ -546,3 +546,62 @@ async def test_answered_run_that_is_handed_back_is_not_asked_again(world, by_per
     async with world.engine() as engine:
         assert await (await engine.get("r")).result(30) == RESULT
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize("handler, expected", [("restart", "abcabcd"), ("skip step", "abcd"), ("retry step", "abccd")])
+async def test_graph_is_recovered_from_its_whole_state_or_from_its_beginning(world, monkeypatch, handler, expected):
+    monkeypatch.setattr("keepstep.kernel.graph.position.MOST_RECORDS", 1)
+    done, hangs = [], asyncio.Event()
+    graph = ks.Graph("letters", recovery=ks.Recovery(handler, value={"c": True} if handler == "skip step" else None))
+
+    def step(name):
+        async def body(state):
+            done.append(name)
+            if name == "c" and not hangs.is_set():
+                hangs.set()
+                await asyncio.Event().wait()
+            return {name: True}
+
+        return body
+
+    for name in "abcd":
+        graph.add(step(name), name=name)
+    for one, other in ("ab", "bc", "cd"):
+        graph.edge(one, other)
+    graph.entry("a")
+    graph.exit("d")
+    engine = await world.started()
+    await engine.start(graph, run_id="r")
+    await hangs.wait()
+    engine = await world.crash_and_recover(engine)
+    run = await engine.get("r")
+    assert await run.result(30) == dict.fromkeys("abcd", True)
+    assert "".join(done) == expected
+    assert any(one.kind is Kind.STATE for one in await run.checkpoints())
+    await engine.close()
+
+
+async def test_restarted_step_does_not_find_what_it_saved_before(world):
+    found, hangs = [], asyncio.Event()
+
+    @ks.step
+    async def long():
+        found.append(ks.saved_progress())
+        if not hangs.is_set():
+            ks.save_progress(7)
+            await asyncio.sleep(0)
+            hangs.set()
+            await asyncio.Event().wait()
+
+    @ks.workflow(recovery="restart")
+    async def saving():
+        await long()
+
+    engine = await world.started()
+    await engine.start(saving, run_id="r")
+    await hangs.wait()
+    await engine.call(engine.worker._renew)  # the heartbeat holds the value
+    engine = await world.crash_and_recover(engine)
+    await (await engine.get("r")).result(30)
+    assert found == [None, None]
+    await engine.close()

@@ -109,8 +109,11 @@ class CrashesAreCounted(Promise):
     def wrote(
         self, process: Process, change: Change, answer: Answer, records: list[Record], before: Head | None
     ) -> None:
+        answers = any(one.trigger == "recovery" and "handler" in (one.data or {}) for one in records)
         for record in records:
             crashes = self._crashes.get(record.run, 0)
+            if answers:  # a recovery handler has answered, which is no progress
+                continue
             if record.error is not None and record.error.type == "RecoveryLimit":
                 if crashes < self.world.plan["limit"]:
                     self.broken(f"{record.run} is set aside after {crashes} crashes without progress")

@@ -183,7 +183,7 @@ class AcceptedRunsEnd(Promise):
             return self.world.befell.get("deploy", 0) > 0 or "'limit'" in str(plan["runs"])
         counts = self.world.counts
         died = counts["deaths"] > 0 or counts["lives"] > plan["workers"] + 1
-        return kind == "RecoveryLimit" and (died or "pause" in self.world.befell)
+        return kind in ("RecoveryLimit", "HandlerLimit") and (died or "pause" in self.world.befell)
 
 
 def wanted(start: dict[str, Any]) -> Any:

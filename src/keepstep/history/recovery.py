@@ -255,7 +255,7 @@ async def _check_limit(host: CommandHost, run: RunDriver, answer: Recovery) -> N
     limit = run.host.recovery_limit.limit
     if times >= limit:
         text = f"its recovery handler has answered {answer.name!r} {times} times in a row (recovery_limit={limit})"
-        raise HandlerFailed(text, kind="RecoveryLimit")
+        raise HandlerFailed(text, kind="HandlerLimit")
 
 
 #: Handlers that let a run go on from where it is; a failed run goes back to before its failure.

@@ -177,7 +177,10 @@ class RunDriver:
         self._leaving: list[asyncio.Future[None]] = []
 
     def loaded(self, history: History, base: int) -> None:
-        """Take over the recorded history. `base` is the seq of the last outcome that a stored state includes."""
+        """Take over the recorded history. `base` is the seq of the last outcome that a stored state includes.
+
+        Before the code is called, a migration or the answer of a recovery handler may lead to another history.
+        """
         self.history = history
         self.generation = history.generation
         self.retried_at = history.retried_at
@@ -198,8 +201,8 @@ class RunDriver:
         if history.started_at is not None:
             self.started_at = history.started_at
             self.set_now(history.started_at)
+        self.position, self.last_delivered = history.position, 1
         if history.position is not None:
-            self.position = history.position
             self.delivered(history.position.moment, base)
 
     def held_to(self, guard: Any) -> None:

@@ -162,13 +162,12 @@ async def load(run: RunDriver) -> bool:
             return False
     else:
         check_origin(run.run)
-    if run.claim.left:
         take_over(run)
     return True
 
 
 async def load_history(run: RunDriver) -> None:
-    """Read the history of the run, from its newest whole state on if it has one."""
+    """Read the history of the run, from its newest whole state on if it has one, and what its steps had saved."""
     stored, host = run.run, run.host
     try:
         base = await newest_state(host, stored) if run.carries_state else None
@@ -181,6 +180,7 @@ async def load_history(run: RunDriver) -> None:
         log.warning("run %s: a consolidated state is damaged and was derived again: %s", run.id, error)
         host.events.observe("state.rebuilt", run, error=str(error))
     run.loaded(history, base or 1)
+    take_over(run)
     host.events.observe("run.loaded", run, step=history.newest_step)
 
 

@@ -39,10 +39,10 @@ class StepsProgress:
         self._recorded: dict[str, SavedValue] = {}  # those in records
 
     def loaded(self, recorded: Mapping[str, SavedValue]) -> None:
-        """Take the values that the history holds."""
-        self._recorded.update(recorded)
-        self._queued.update(recorded)
-        self.values.update(recorded)
+        """Take the values that the history holds, instead of those of an earlier history of the run."""
+        for values in (self.values, self._queued, self._recorded):
+            values.clear()
+            values.update(recorded)
 
     def save(self, key: str, value: SavedValue) -> None:
         self.values[key] = value
