@@ -352,7 +352,7 @@ MUTANTS = [
     mutant(
         "wake-ups not stored",
         "a run is put away without the names of the signals that it waits for",
-        ("kernel.wakeups:wakes", "return (*names, CANCEL, PAUSE, RESUME)", "return (CANCEL, PAUSE, RESUME)"),
+        ("kernel.wakeups:wakes", "return (*sorted(names), CANCEL, PAUSE, RESUME)", "return (CANCEL, PAUSE, RESUME)"),
     ),
     mutant(
         "parked with a branch running",
