@@ -139,7 +139,7 @@ def _asked(engine, service):
 async def test_a_backoff_holds_no_place(world, gauge, effects):
     ks.Service("api", concurrency=1)
 
-    @ks.step(service="api", retry=ks.Retry(attempts=2, base_seconds=0.5))
+    @ks.step(service="api", retry=ks.Retry(attempts=2, base_seconds=1.0))
     async def flaky():
         effects.append("flaky")
         if effects.count("flaky") == 1:
@@ -161,11 +161,17 @@ async def test_a_backoff_holds_no_place(world, gauge, effects):
 
     async with world.engine() as engine:
         first = await engine.start(retrying)
-        await until(lambda: effects)
+        await until(lambda: _backs_off(engine, first) and engine.shares.of("api").running == 0)
         second = await engine.start(beside)
         assert await second.result(60) == "other"
         assert await first.result(60) == "flaky"
     assert effects == ["flaky", "other", "flaky"]
+
+
+def _backs_off(engine, handle):
+    """Whether a run in memory waits for a time."""
+    context = engine.live.get(handle.id)
+    return context is not None and any(wait.due is not None for wait in context.waits.values())
 
 
 async def test_a_step_that_is_not_ready_holds_no_place(world, effects):
