@@ -35,7 +35,7 @@ async def fine():
     await ks.sleep(0.01)
 
 
-@ks.workflow
+@ks.workflow(name="counted as failed")
 async def broken():
     raise ValueError("no")
 
