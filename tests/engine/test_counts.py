@@ -40,6 +40,7 @@ async def broken():
     raise ValueError("no")
 
 
+@pytest.mark.on_postgres
 async def test_runs_steps_and_failures_are_counted(world):
     async with world.engine() as engine:
         await (await engine.start(fine)).result()
@@ -50,6 +51,9 @@ async def test_runs_steps_and_failures_are_counted(world):
         assert (counts.steps, counts.failures) == (1, 1)
         assert counts.commits > 3
         assert (counts.save_failures, counts.halted) == (0, 0)
+        seen = await engine.call(sample, engine.store)
+        assert [one.worker.id for one in seen.workers] == [engine.worker.id]
+        assert [one.name for one in seen.queues] == ["default"]
 
 
 def test_a_save_that_fails_for_good_is_an_event_and_counted(tmp_path):

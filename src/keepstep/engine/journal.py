@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -73,6 +74,7 @@ _DONE = Verdict.DONE
 _HELD = Verdict.HELD
 _STEP_COMPLETED = Kind.STEP_COMPLETED.value
 _STEP_FAILED = Kind.STEP_FAILED.value
+_SLOW = timedelta(seconds=SLOW_SECONDS)
 
 
 class Readers(Protocol):
@@ -567,10 +569,9 @@ def _count(counter: Counter, drafts: list[Draft], status: Status | None) -> None
             counter.counts.failures += 1
         else:
             continue
-        if record.started_at is not None and record.finished_at is not None:
-            seconds = (record.finished_at - record.started_at).total_seconds()
-            if seconds >= SLOW_SECONDS:
-                counter.slow_step(record.step, seconds)
+        started_at, finished_at = record.started_at, record.finished_at
+        if started_at is not None and finished_at is not None and finished_at - started_at >= _SLOW:
+            counter.slow_step(record.step, (finished_at - started_at).total_seconds())
 
 
 def _until_special(pending: list[Draft]) -> tuple[list[Draft], list[Draft]]:
