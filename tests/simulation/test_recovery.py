@@ -11,9 +11,10 @@ from keepstep.kernel import recovery
 from keepstep.policies import Recovery
 from tests.nightly import case
 from tests.simulation import draw, play
+from tests.simulation.mutants import mutant
 
 #: Seeds of one case, and bodies of a worker's steps in each history that are killed with their process.
-SEEDS, KILLS = 30, 3
+SEEDS, KILLS = 15, 3
 
 
 def with_kills(seed):
@@ -56,3 +57,59 @@ def test_recovery_handlers_break_no_promise(handler, first, answers, monkeypatch
         story = [*outcome.broken, "", *outcome.story[-60:], "", json.dumps(outcome.plan)]
         assert not outcome.broken, f"seed {seed}\n" + "\n".join(story)
     assert len(answers) >= SEEDS // 2
+
+
+#: Defects of recoveries: the handler and a seed under which each breaks a promise, and the mutant.
+MUTANTS = [
+    (
+        "restart",
+        6,
+        mutant(
+            "answer taken for progress",
+            "the answer of a recovery handler resets the count of crashes",
+            ("kernel.versions:write_first", "change.progress, change.sends = False, list(sends)", "pass"),
+        ),
+    ),
+    (
+        "restart",
+        75,
+        mutant(
+            "restart goes on from the state",
+            "a graph that is restarted goes on from the state that it had read before",
+            (
+                "kernel.driver:RunDriver.loaded",
+                "self.position, self.last_delivered = history.position, 1",
+                "self.position = history.position or self.position",
+            ),
+        ),
+    ),
+    (
+        "continue",
+        3,
+        mutant(
+            "answer not looked at",
+            "the history is not read again after an answer, so its records are written twice",
+            ("kernel.recovery:_carry_out", "    await load_history(run)\n", "    run.loaded(run.history, 1)\n"),
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize("handler, first, defect", MUTANTS, ids=[one.name.replace(" ", "-") for _, _, one in MUTANTS])
+def test_defect_of_a_recovery_breaks_a_promise(handler, first, defect, monkeypatch):
+    monkeypatch.setattr(Recovery, "of", classmethod(lambda *_: Recovery(handler)))
+    for seed in range(first, first + 700):
+        with defect.applied():
+            is_found = is_broken(seed)
+        if is_found:
+            assert not is_broken(seed)
+            return
+    pytest.fail(f"{defect.name} survives: {defect.breaks}")
+
+
+def is_broken(seed):
+    """Whether a history breaks a promise, or records changes that cannot follow each other."""
+    try:
+        return bool(play(with_kills(seed)).broken)
+    except LookupError:
+        return True
