@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.cli.test_runs import wait_for
+
 ASKING = """
 import keepstep as ks
 
@@ -158,3 +160,53 @@ def test_unknown_handler_sets_the_run_aside_and_tells_what_to_register(keepstep,
     [one] = keepstep("aside", "list", "--json").json["runs"]
     assert (one["kind"], one["phase"]) == ("HandlerMissing", "handler")
     assert "@ks.recovery_handler('page ops')" in one["reason"]
+
+
+HANGING = """
+import asyncio
+from pathlib import Path
+
+import keepstep as ks
+
+
+@ks.step
+async def charge():
+    return 1
+
+
+@ks.step
+async def ship():
+    Path("hanging").touch()
+    await asyncio.sleep(600)
+
+
+@ks.workflow(name="hanging")
+async def hanging():
+    return await charge(), await ship()
+"""
+
+
+@pytest.mark.crash
+def test_run_of_a_killed_worker_is_recovered_by_hand(keepstep, spawn, folder, status):
+    (folder / "hanging.py").write_text(HANGING, encoding="utf-8")
+    worker = spawn("worker", "hanging.py")
+    keepstep("start", "hanging.py:hanging", "--id", "r")
+    wait_for((folder / "hanging").exists)
+    alive = keepstep("recover", "r", "--handler", "undo")
+    assert (alive.code, "which is alive" in alive.err) == (7, True)
+    worker.kill()
+    worker.wait()
+    plan = keepstep("recover", "r", "hanging.py:hanging", "--dry-run")
+    assert plan.code == 0
+    assert "r can be recovered: its worker is dead" in plan.out
+    assert [line.split() for line in plan.out.splitlines()[1:]] == [
+        ["last", "success:", "charge#1"],
+        ["next:", "ship#1"],
+        ["handler:", "continue"],
+        ["runs", "again:", "ship#1"],
+    ]
+    asked = ("--handler", "skip step", "--value", '"by hand"', "--reason", "sent on Monday")
+    assert keepstep("recover", "r", *asked).code == 0
+    assert keepstep("worker", "hanging.py", "--until-idle").code == 0
+    assert keepstep("show", "r", "--json").json["result"] == [1, "by hand"]
+    assert "sent on Monday" in keepstep("audit", "r").out
