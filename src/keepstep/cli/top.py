@@ -133,7 +133,7 @@ def _tables(sample: Sample) -> Iterator[Table]:
     from . import formatting
 
     queues = [
-        (one.name, one.counts.driven, one.counts.waiting, _since(one.counts.oldest_at, sample), _limits(one.limits))
+        (one.name, _or_dash(one.driven), one.counts.waiting, _since(one.counts.oldest_at, sample), _limits(one.limits))
         for one in sample.queues
     ]
     yield _table("QUEUE", "DRIVEN", "WAITING", "OLDEST", "LIMITS", rows=queues)
@@ -167,6 +167,10 @@ def _worker(one: WorkerSample, formatting: Any) -> tuple[object, ...]:
     )
 
 
+def _or_dash(count: int | None) -> str:
+    return "-" if count is None else str(count)
+
+
 def _since(at: datetime | None, sample: Sample) -> str:
     from . import formatting
 
@@ -186,10 +190,13 @@ def _table(*heads: str, rows: Sequence[tuple[object, ...]]) -> Table:
     from . import formatting
 
     table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
-    for number, head in enumerate(heads):
-        table.add_column(head, no_wrap=True, overflow="ellipsis", ratio=None if number else 1)
-    for row in rows:
-        table.add_row(*(Text(formatting.one_line(str(cell))) for cell in row))
+    cells = [[formatting.one_line(str(cell)) for cell in row] for row in rows]
+    for number, column in enumerate(zip(heads, *cells, strict=True)):
+        is_last = number == len(heads) - 1  # only the last one is cut in a narrow terminal
+        widest = max(map(len, column))
+        table.add_column(heads[number], no_wrap=True, overflow="ellipsis", min_width=None if is_last else widest)
+    for row in cells:
+        table.add_row(*map(Text, row))
     return table
 
 
@@ -210,7 +217,7 @@ def _as_json(sample: Sample) -> dict[str, Any]:
         "queues": [
             {
                 "queue": one.name,
-                "driven": one.counts.driven,
+                "driven": one.driven,
                 "waiting": one.counts.waiting,
                 "oldest_at": formatting.iso(one.counts.oldest_at),
                 "limits": one.limits,

@@ -40,6 +40,11 @@ class QueueSample:
     limits: dict[str, object]
     counts: QueueCounts
 
+    @property
+    def driven(self) -> int | None:
+        """The number of its runs that are driven; None without limits, because a store counts only limited places."""
+        return self.counts.driven if self.limits else None
+
 
 @dataclass(frozen=True, slots=True)
 class ServiceSample:
