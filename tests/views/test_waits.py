@@ -7,6 +7,7 @@ import pytest
 
 from keepstep.cli.formatting import waits_in_words
 from keepstep.model import ErrorInfo, Run, Status, WorkerInfo
+from keepstep.model.signal import at_service
 from keepstep.model.wakes import Wakes, sorted_wakes
 from keepstep.views.waits import Act, Action, Wait, WaitKind, actions_for, doubts_called, is_due, waits_of, with_version
 
@@ -46,6 +47,12 @@ def test_a_parked_run_waits_for_any_of_its_wake_ups_or_its_time():
         Wait(WaitKind.BREAKPOINT, "before send#1"),
         Wait(WaitKind.TIME, until=LATER),
     )
+
+
+def test_a_run_at_a_service_says_which_limit_had_no_room():
+    waits = waits_of(run(Status.WAITING, wakes=(at_service("open:ai", "rate"), at_service("mail", ""))), NOW)
+    assert waits == (Wait(WaitKind.SERVICE, "open:ai", why="rate"), Wait(WaitKind.SERVICE, "mail"))
+    assert waits_in_words(waits, NOW) == "open:ai (rate) or mail"
 
 
 @pytest.mark.parametrize("due_at", [EARLIER, NOW])
