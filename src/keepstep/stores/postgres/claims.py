@@ -68,6 +68,8 @@ class Claimer:
         self._gates = GateStatements(address)
         self._services = ServiceStatements(address)
         self._claims_made = 0
+        #: The queues with limits whose last claim gave runs, so that more are expected there.
+        self._busy: set[str] = set()
         #: The queues with limits, as of the last claim.
         self.limited: frozenset[str] = frozenset()
         self._finding = {by_queue: _Finding(address, by_queue=by_queue) for by_queue in (False, True)}
@@ -205,24 +207,27 @@ class Claimer:
         """
         connection, dead, _, now = moment
         ground = QueueGround(moment, self._gates, name, request)
-        if request.limit <= 0 or not ground.may_have_runs():
+        if request.limit <= 0 or not (name in self._busy or ground.may_have_runs()):
             return (), None
-        connection.execute("BEGIN")
-        rows = connection.execute(self._gates.lock, (QUEUE, plain(name)), binary=True).fetchall()
+        with connection.pipeline():  # one round trip; each statement still sees what was committed before it
+            connection.execute("BEGIN")
+            locked = connection.execute(self._gates.lock, (QUEUE, plain(name)), binary=True)
+            ground.look()
+        rows = locked.fetchall()
         if not rows:  # another worker is claiming there
             connection.execute("ROLLBACK")
             return (), None
         gate = gate_from(rows[0])
-        ground.ripen()
         decision = queues.decide(gate, ground, request.limit, now.timestamp())
-        taken: tuple[Claim, ...] = ()
-        if decision.orphans or decision.runs:
-            runs = texts([*decision.orphans, *decision.runs])
-            values = {**_values(moment, request, request.limit), "runs": runs, "dead": texts(dead)}
-            taken = self._taken(connection, connection.execute(self._sql.take, values, binary=True))
-        if decision.gate is not gate:
-            connection.execute(self._gates.move, moved(decision.gate))
-        connection.execute("COMMIT")
+        runs = [*decision.orphans, *decision.runs]
+        values = {**_values(moment, request, request.limit), "runs": texts(runs), "dead": texts(dead)}
+        with connection.pipeline():
+            took = connection.execute(self._sql.take, values, binary=True) if runs else None
+            if decision.gate is not gate:
+                connection.execute(self._gates.move, moved(decision.gate))
+            connection.execute("COMMIT")
+        (self._busy.add if runs else self._busy.discard)(name)
+        taken = () if took is None else self._taken(connection, took)
         return taken, None if decision.next_at is None else instant(decision.next_at)
 
     def _mark_dead(self, connection: Connection, dead: list[WorkerLiveness], now: datetime) -> set[str]:

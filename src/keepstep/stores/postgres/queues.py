@@ -183,17 +183,22 @@ class QueueGround:
             "only": None,
         }
         self._has_dead = bool(moment.dead)
+        self._asked: dict[str, Any] = {}
 
     def _rows(self, sql: str, **values: Any) -> list[Any]:
-        return self._connection.execute(sql, {**self._values, **values}, binary=True).fetchall()
+        asked = self._asked.pop(sql, None) or self._connection.execute(sql, {**self._values, **values}, binary=True)
+        found: list[Any] = asked.fetchall()
+        return found
 
     def may_have_runs(self) -> bool:
         """Whether a run waits or was left by a dead worker; asked before the gate is locked."""
         return bool(self._rows(self._sql.may_have_runs)[0][0])
 
-    def ripen(self) -> None:
-        """Let runs whose time has come wait at the gate."""
+    def look(self) -> None:
+        """Let runs whose time has come wait at the gate, and ask what every decision asks, in a pipeline."""
         self._connection.execute(self._sql.ripen, self._values)
+        for sql in (self._sql.driven, self._sql.priorities):
+            self._asked[sql] = self._connection.execute(sql, self._values, binary=True)
 
     def driven(self) -> int:
         return int(self._rows(self._sql.driven)[0][0])
