@@ -112,6 +112,7 @@ CONTEXT = "kernel.driver:RunDriver"
 ENDING = "kernel.finish:Ending"
 WORKER = "engine.worker:Worker"
 LISTED = "stores.queues:Listed"
+SERVICES = "stores.services:_Decision"
 WALK = "kernel.graph.walk:Walk"
 
 MUTANTS = [
@@ -675,6 +676,42 @@ MUTANTS = [
         "rewind past an undo",
         "a rewind goes to between a step and its undo",
         ("history.undone:check_not_torn", "if torn is not None:", "if torn is None and torn is not None:"),
+    ),
+    # -- services -----------------------------------------------------------------------------------------------------
+    mutant(
+        "service share never given back",
+        "a worker keeps every place of a service that it ever had",
+        (f"{SERVICES}.passage", "held=max(places, ask.running)", "held=max(places, ask.running, self._before.held)"),
+    ),
+    mutant(
+        "service share of what is granted",
+        "places that attempts still use are given to another worker",
+        (f"{SERVICES}.passage", "held=max(places, ask.running)", "held=places"),
+    ),
+    mutant(
+        "service shares not counted",
+        "each worker gets its part, whatever the others hold",
+        (f"{SERVICES}._places", "min(target, max(concurrency - sum(other.held for other in others), 0))", "target"),
+    ),
+    mutant(
+        "service share of the dead",
+        "the share of a worker that was given up is kept for ever",
+        (f"{MEMORY}._is_given_up", "return worker not in self._workers or worker in self._gone", "return False"),
+    ),
+    mutant(
+        "service rate in memory",
+        "each worker has the rate of a service for itself",
+        (f"{SERVICES}._tokens", "used_until = there.spend(rate, count)", "pass"),
+    ),
+    mutant(
+        "probe without deadline",
+        "a probe whose worker dies is waited for for ever",
+        ("policies.breaker:Breaker.after_news", "if until < now", "if False"),
+    ),
+    mutant(
+        "parked at a service without room",
+        "a run that waits at a service is never claimed",
+        ("stores.services:rooms_of", "if room > 0}", "if False}"),
     ),
     # -- queues -------------------------------------------------------------------------------------------------------
     mutant(

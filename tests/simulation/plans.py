@@ -17,6 +17,7 @@ from .dags import draw_dag
 from .graphs import draw_graph
 from .programs import Maker
 from .queues import Jobs, draw_act, draw_change, draw_queue
+from .services import draw_service
 from .ticks import draw_schedule, purge
 
 if TYPE_CHECKING:
@@ -223,6 +224,7 @@ def draw(seed: int) -> Plan:
     _draw_broken(Random(f"broken {seed}"), plan)
     _draw_schedule(Random(f"schedule {seed}"), plan)
     _draw_queue(Random(f"queue {seed}"), plan)
+    _draw_service(Random(f"service {seed}"), plan)
     return plan
 
 
@@ -245,6 +247,18 @@ def _draw_queue(random: Random, plan: Plan) -> None:
         return
     plan["queue"] = queue
     others = ("kill", "kill at call", "pause", "stop", "fail", "lose claim", "cancel job", "mend job", "limit")
+    ids = [run["id"] for run in plan["runs"]]
+    for what in random.choices(others, k=random.choice((0, 1, 2, 3, 4))):
+        plan["events"].append(_draw_event(random, plan["workers"], ids, what))
+
+
+def _draw_service(random: Random, plan: Plan) -> None:
+    """Have runs call a service with limits."""
+    service = draw_service(random, plan["workers"])
+    if service is None:
+        return
+    plan["service"] = service
+    others = ("kill", "kill", "kill at call", "pause", "stop", "fail", "lose claim")
     ids = [run["id"] for run in plan["runs"]]
     for what in random.choices(others, k=random.choice((0, 1, 2, 3, 4))):
         plan["events"].append(_draw_event(random, plan["workers"], ids, what))

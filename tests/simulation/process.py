@@ -14,7 +14,7 @@ from keepstep.engine.parts import Parts
 from keepstep.errors import StoreError
 from keepstep.testing.virtual import EPOCH
 
-from . import programs, queues, ticks
+from . import programs, queues, services, ticks
 from .bodies import CLIENT
 from .dags import dag_of
 from .graphs import graphs_of
@@ -235,6 +235,8 @@ def programs_of(plan: Plan, code: int) -> dict[str, Any]:
             found[run["id"]] = dag_of(run, code)
     if "queue" in plan:
         found[queues.queued.name] = queues.queued
+    if "service" in plan:
+        found[services.served.name] = services.served
     if "schedule" in plan:
         found[ticks.NAME] = ticks.scheduled(plan["schedule"], code)
     return found

@@ -11,7 +11,7 @@ from keepstep.records.record import Record, unseal
 from .counted import counting
 
 if TYPE_CHECKING:
-    from keepstep.model import Claim, Claims
+    from keepstep.model import Ask, Claim, Claims, Grant
     from keepstep.ports import Answer, Change, ClaimRequest
 
     from .process import Process
@@ -57,6 +57,9 @@ class Promise:
 
     def asked(self, process: Process, request: ClaimRequest, claims: Claims) -> None:
         """A worker has asked for runs, and was given these."""
+
+    def passed(self, process: Process, ask: Ask, grant: Grant) -> None:
+        """A service has answered a worker."""
 
     def renewed(self, process: Process, worker: str, known: bool) -> None:
         """The store has taken a heartbeat, or refused it."""

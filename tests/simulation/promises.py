@@ -19,6 +19,7 @@ from .run_promises import (
     ParkedMeansStill,
     ResultsAreRight,
 )
+from .services import SERVICE_PROMISES
 from .steering_promises import (
     CancelIsFinal,
     CancelReachesChildren,
@@ -71,4 +72,5 @@ PROMISES: list[type[Promise]] = [
     *GRAPH_PROMISES,
     *TICK_PROMISES,
     *QUEUE_PROMISES,
+    *SERVICE_PROMISES,
 ]

@@ -42,12 +42,15 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
             if key == "runs" and len(plan["runs"]) == 1:
                 continue
             yield _with(plan, **{key: plan[key][:index] + plan[key][index + 1 :]})
-    for key in ("poison", "schedule", "queue"):
+    for key in ("poison", "schedule", "queue", "service"):
         if key in plan:
             yield {name: value for name, value in plan.items() if name != key}
     jobs = plan.get("queue", {}).get("jobs", [])
     for index in range(len(jobs) if len(jobs) > 1 else 0):
         yield _with(plan, queue={**plan["queue"], "jobs": jobs[:index] + jobs[index + 1 :]})
+    calls = plan.get("service", {}).get("calls", [])
+    for index in range(len(calls) if len(calls) > 1 else 0):
+        yield _with(plan, service={**plan["service"], "calls": calls[:index] + calls[index + 1 :]})
     yield from _smaller_runs(plan)
     if plan["workers"] > 1:
         last = plan["workers"] - 1

@@ -90,7 +90,7 @@ class Wire:
         return self._call("gate", lambda: self._inner.change_gate(kind, name, change))
 
     def pass_gates(self, worker: str, asks: Sequence[Ask]) -> list[Grant]:
-        return self._call("gate", lambda: self._inner.pass_gates(worker, asks))
+        return self._call("gate", lambda: self._process.world.pass_gates(self._process, worker, asks))
 
     # -- reads ---------------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 from keepstep.errors import CheckpointCorrupt, KeepstepError
-from keepstep.model import FINISHED, Claims, Kind, Status, WorkerInfo
+from keepstep.model import FINISHED, Ask, Claims, Grant, Kind, Status, WorkerInfo
 from keepstep.model.keepers import is_keeper
 from keepstep.ports import Advance, Answer, Change, ClaimRequest, Create, Row, Send, Verdict
 from keepstep.records.record import Record, unseal
@@ -34,6 +34,7 @@ from .process import Process, StoreClock
 from .promise import Promise
 from .promises import PROMISES
 from .queues import Jobs, declaring
+from .services import Calls, using
 from .surroundings import its_own_chance, listening, nothing_collected
 from .wire import Killed
 
@@ -42,7 +43,20 @@ PATIENCE_SECONDS = 240.0
 #: How often it is looked whether everything has ended.
 LOOK_SECONDS = 0.5
 #: What promises may listen to.
-_HOOKS = ("begins", "ends", "told", "wrote", "claimed", "asked", "renewed", "saw", "sent", "went_back", "ended")
+_HOOKS = (
+    "begins",
+    "ends",
+    "told",
+    "wrote",
+    "claimed",
+    "asked",
+    "passed",
+    "renewed",
+    "saw",
+    "sent",
+    "went_back",
+    "ended",
+)
 #: A process that died or was stopped comes back after this, unless the plan says otherwise.
 BACK_SECONDS = 0.7
 
@@ -119,7 +133,7 @@ class World:
         self.forks: dict[str, int] = {}
         self.specs: dict[str, dict[str, Any]] = {run["id"]: run for run in plan["runs"]}
         self.acts_to_come = sum(event["what"] in AWAITED for event in plan["events"])
-        self.jobs = Jobs(self)
+        self.jobs, self.calls_of_service = Jobs(self), Calls(self)
         self.had_by_workers: set[str] = set()  # runs that a worker has claimed
         self.befell: dict[str, int] = {}
         self.story: list[str] = []
@@ -138,7 +152,7 @@ class World:
 
     def play(self) -> Outcome:
         """Play the plan to its end, and see whether every promise was kept."""
-        with its_own_chance(self), listening(self), nothing_collected(), declaring(self.plan):
+        with its_own_chance(self), listening(self), nothing_collected(), declaring(self.plan), using(self.plan):
             bodies.HERE.append(self)
             try:
                 self._begin()
@@ -172,6 +186,7 @@ class World:
         for run in self.plan["runs"]:
             self.at(run["at"], partial(self.client.starts, run))
         self.jobs.begin()
+        self.calls_of_service.begin()
         if "schedule" in self.plan:
             self.at(self.plan["schedule"]["for"], self.client.pauses_the_schedule)
 
@@ -180,7 +195,7 @@ class World:
         last = max(
             [run["at"] for run in self.plan["runs"]] + [_until(event) for event in self.plan["events"]], default=0.0
         )
-        end = max(last, self.jobs.last_at()) + PATIENCE_SECONDS
+        end = max(last, self.jobs.last_at(), self.calls_of_service.last_at()) + PATIENCE_SECONDS
         look_at = LOOK_SECONDS
         while self.now < end:
             while agenda and agenda[0][0] <= self.now:
@@ -220,7 +235,7 @@ class World:
             return False
         if "schedule" in self.plan and not self.schedule_paused:
             return False
-        if not self.jobs.all_started():
+        if not self.jobs.all_started() or not self.calls_of_service.all_started():
             return False
         runs = [run for run in self.runs() if not is_keeper(run.run.id)]
         return all(run.head.status in ENDED or self.waits_for_a_person(run) for run in runs)
@@ -325,6 +340,13 @@ class World:
         for hook in self._hooks["asked"]:
             hook(process, request, claims)
         return claims
+
+    def pass_gates(self, process: Process, worker: str, asks: Sequence[Ask]) -> list[Grant]:
+        grants = self.store.pass_gates(worker, asks)
+        for ask, grant in zip(asks, grants, strict=True):
+            for hook in self._hooks["passed"]:
+                hook(process, ask, grant)
+        return grants
 
     def renew(self, process: Process, worker: WorkerInfo, *, leaving: bool) -> bool:
         if worker.id not in process.ids:

@@ -17,6 +17,7 @@ from .call_states import NotYet
 from .hooks import within
 from .inbox import Wait
 from .recorded_errors import BREAKER_OPEN
+from .stop import RELEASING
 from .stored_errors import class_of
 from .wakeups import add_wait, end_wait, pause_until
 
@@ -34,6 +35,8 @@ READY_SECONDS = 30.0
 STALE_SECONDS = 2.0
 #: Seconds that a probe of a breaker may take if its step has no timeout.
 PROBE_SECONDS = 60.0
+#: Interval in seconds at which an attempt with a place looks whether its run is parked or stays.
+RELEASE_SECONDS = 0.005
 
 
 def gates_of(guard: Guard | None, step: Step[..., Any]) -> tuple[Gate, ...]:
@@ -198,6 +201,9 @@ class ServicePlace:
             finally:
                 end_wait(run, token)
                 run.work_began()
+            # If the run is parked, its attempts are cancelled.
+            while run.stop.phase is RELEASING:  # noqa: ASYNC110 - the phase has no event
+                await asyncio.sleep(RELEASE_SECONDS)
         except BaseException:
             share.withdraw(turn)
             raise
