@@ -637,8 +637,9 @@ class RunDriver:
         self.unrecorded_cancels += 1
 
     def cancel_recorded(self, _: Answer) -> None:
+        """Let held calls begin when the code has come to rest: a cancel may still be on its way to them."""
         self.unrecorded_cancels -= 1
-        self.release_held()
+        self.watch()
 
     def hold(self, call: Call) -> None:
         """Hold a call that may not begin yet."""
