@@ -78,12 +78,16 @@ class UnknownToken(RunNotFound):
 
 
 class RunFailed(RunError):
-    """The run ended with an error; `error` is the recorded one, and `root` the one behind failed steps and children."""
+    """The run ended with an error; `error` is the recorded one, and `root` the one behind failed steps and children.
+
+    `undone` tells that the run has undone its steps, so that it cannot be retried.
+    """
 
     def __init__(self, message: str, run_id: str = "", error: ErrorInfo | None = None) -> None:
         super().__init__(message, run_id)
         self.error = error
         self.root = error
+        self.undone = False
 
 
 class RunTimedOut(RunFailed):

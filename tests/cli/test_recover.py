@@ -210,3 +210,43 @@ def test_run_of_a_killed_worker_is_recovered_by_hand(keepstep, spawn, folder, st
     assert keepstep("worker", "hanging.py", "--until-idle").code == 0
     assert keepstep("show", "r", "--json").json["result"] == [1, "by hand"]
     assert "sent on Monday" in keepstep("audit", "r").out
+
+
+UNDOING = """
+import keepstep as ks
+
+graph = ks.Graph("trip")
+
+
+async def release(after, state):
+    pass
+
+
+@graph.step(undo=release)
+async def reserve(state):
+    return {"reserved": True}
+
+
+@graph.step
+async def pay(state):
+    raise ValueError("no money")
+
+
+graph.edge("reserve", "pay")
+graph.entry("reserve")
+graph.exit("pay")
+"""
+
+
+def test_no_command_that_would_be_refused_is_named_after_an_undo(keepstep, folder):
+    (folder / "trips.py").write_text(UNDOING, encoding="utf-8")
+    failed = keepstep("run", "trips.py:graph", "--id", "t")
+    assert (failed.code, "keepstep history t" in failed.err) == (1, True)
+    assert "keepstep retry t" not in failed.err
+    assert "keepstep edit t" not in failed.err
+    before = keepstep("show", "t", "--json").json
+    for refused in (keepstep("edit", "t", "--set", "reserved=false"), keepstep("retry", "t")):
+        assert (refused.code, "has undone its steps" in refused.err) == (7, True)
+    assert keepstep("show", "t", "--json").json == before
+    plan = keepstep("rewind", "t", "--to", "1", "--dry-run")
+    assert plan.out.splitlines()[1].split(": ")[1] == "reserve#1, pay#1"

@@ -124,6 +124,15 @@ async def test_set_aside_leaves_the_run_to_a_person(world):
     await engine.close()
 
 
+async def test_reason_cannot_control_the_terminal_through_the_log(world, caplog):
+    order = Order(recovery=ks.Recovery("set aside", reason="ask\x1b[31m\nrun x is \x00fine"))
+    engine, run = await interrupted(world, order)
+    await until_status(run, "set aside")
+    [line] = [one.getMessage() for one in caplog.records if "is set aside" in one.getMessage()]
+    assert line == r"run r is set aside: ask\x1b[31m run x is \x00fine"
+    await engine.close()
+
+
 async def test_function_is_told_about_the_run_and_answers(world):
     told = []
 

@@ -167,13 +167,12 @@ def _words(error: BaseException, code: int) -> tuple[str, str]:
 def _how_to_go_on(error: RunFailed | RunSetAside) -> str:
     """Return advice for a run that ended badly, one command per line."""
     from ..care.doctor import CODE_PROBLEMS
-    from ..model.undo import UNDONE
 
     lines = [f"{line('history', error.run_id)} shows what happened"]
     kind = error.error.type if error.error is not None else ""
     if kind == "Copy":  # the run was handed over, and goes on elsewhere
         return lines[0]
-    if error.error is not None and error.error.code == UNDONE:  # its code cannot go on
+    if isinstance(error, RunFailed) and error.undone:  # its code cannot go on
         return lines[0]
     if isinstance(error, ExecutionError) and error.state:  # only graphs have a state
         lines.append(f"{line('edit', error.run_id, '--set', 'KEY=JSON')} lets it go on with another state")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -11,7 +12,7 @@ from ..kernel.children import root_in
 from ..kernel.recorded_errors import own_error, recorded_error
 from ..model import ErrorInfo, Kind
 from ..model.frames import add_frames, add_note
-from ..model.undo import UNDONE
+from ..model.undo import AT_END, UNDONE, is_command, is_undo
 from ..records.record import unseal
 from ..views.go_on import retry_command
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from .process import Process
 
 E = TypeVar("E", bound=RunFailed | RunSetAside)
+
+#: Newest records of a failed run that are read to find out whether it has undone its steps.
+_NEWEST = 50
 
 
 async def explained(engine: Process, failed: E, values: Values) -> E:
@@ -34,9 +38,24 @@ async def explained(engine: Process, failed: E, values: Values) -> E:
         failed.root = await _root(engine, failed.run_id, error.caused_by[0]) or error
     add_frames(failed, error.frames)
     command = retry_command(failed.run_id, engine.url)
-    if command and error.code != UNDONE:
+    if isinstance(failed, RunFailed):
+        failed.undone = error.code == UNDONE or await _has_undone(engine, failed.run_id)
+    if command and not getattr(failed, "undone", False):
         add_note(failed, f"when the cause is mended, let the run go on: {command}")
     return failed
+
+
+async def _has_undone(engine: Process, run_id: str) -> bool:
+    """Whether a failed run has undone its steps at its end; the newest records tell, because nothing else follows."""
+    with contextlib.suppress(KeepstepError):  # the failure of the run is reported in any case
+        run = await engine.stored_run(run_id)
+        first = 0 if run is None else max(run.seq - _NEWEST, 0)
+        rows = await engine.read(engine.store.list_checkpoints, run_id, first, _NEWEST)
+        records = [record for record, _ in unseal(rows, run_id, first)]
+        changed = max((number for number, one in enumerate(records, 1) if one.kind == Kind.SUPERSEDED), default=0)
+        keys = [one.step for one in records[changed:-1] if not is_command(one.step)]
+        return AT_END in keys or (first > 0 and bool(keys) and all(map(is_undo, keys)))
+    return False
 
 
 async def record_at(engine: Process, run_id: str, seq: int) -> Record | None:

@@ -16,7 +16,7 @@ from ..model.checkpoint import ABOUT_UNDO, DONE_AGAIN
 from ..model.ids import is_child_id
 from ..model.run import handed_over, removed_records
 from ..model.signal import CANCEL
-from ..model.undo import is_command
+from ..model.undo import is_command, is_undo
 from ..ports import instant
 from ..records.data import Data, SupersededData, data_of, new_data
 from ..records.record import Record
@@ -166,7 +166,7 @@ async def plan_rewind(host: CommandHost, run: Run, to: int | None, step: str | N
     counts = {one.seq for one in outlines if one.seq <= last and one.seq not in then}
     kept = {one.step for one in outlines if one.seq in counts and one.final}
     left = [one for one in outlines if one.seq not in counts and one.seq not in gone and one.kind in DONE_AGAIN]
-    again = [one.step for one in left if one.step not in kept and not is_command(one.step)]
+    again = [one.step for one in left if one.step not in kept and not (is_command(one.step) or is_undo(one.step))]
     children = {one.child: one.step for one in left if one.child}
     going = await unfinished_children(host, run, children, gone.generation)
     return Rewound(run.id, last, tuple(dict.fromkeys(again)), tuple(going))

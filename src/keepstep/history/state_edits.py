@@ -117,6 +117,8 @@ async def edit(host: CommandHost, run_id: str, change: Edit, reason: str, actor:
     host.encryption.cipher(run)  # nothing can be written without the run's key
     # Check before the claim, so that a refused edit leaves the run untouched.
     await _prepared(host, run, change)
+    if run.status in RETRIABLE:
+        await plan_retry(host, run)
     claim = await claim_by_name(host, run, _EDITABLE)
     data = _command_data(claim, run, "edit", host.redaction.redact(reason), actor)
     if change.next_step is not None:
