@@ -34,6 +34,7 @@ def test_channels_are_listed_and_tested(keepstep, folder):
     (folder / "told.py").write_text(PROGRAM, encoding="utf-8")
     assert keepstep("run", "told.py:fine").code == 0
     idle = {"gathered": 0, "delivered": 0, "deliveries": 0, "open": None}
+    idle |= {"undelivered": 0, "failures": 0, "failed": []}
     assert keepstep("channels", "--json").json["channels"] == [
         {"channel": "ops", "status": "waiting", "attended": False, **idle}
     ]
@@ -45,6 +46,22 @@ def test_channels_are_listed_and_tested(keepstep, folder):
     wait_until_told(folder, keepstep)
     assert (folder / "told").read_text(encoding="utf-8") == "this is a test"
     assert "no worker declares it" in keepstep("channels").out
+
+
+def test_a_failed_delivery_is_shown(keepstep, folder):
+    failing = PROGRAM.replace('with open("told", "a") as out:', "raise ks.Permanent('no')").split("        out.write")[
+        0
+    ]
+    (folder / "told.py").write_text(failing + PROGRAM.split('["text"])')[1], encoding="utf-8")
+    assert keepstep("run", "told.py:fine").code == 0
+    keepstep("channels", "test", "ops")
+    for _ in range(50):
+        keepstep("worker", "told.py", "--until-idle", "-q")
+        shown = keepstep("channels").out
+        if "1 delivery has failed" in shown:
+            break
+    assert "keepstep show keepstep.deliver:ops:1 tells why" in shown
+    assert keepstep("channels", "--json").json["channels"][0]["failed"] == ["keepstep.deliver:ops:1"]
 
 
 def wait_until_told(folder, keepstep):

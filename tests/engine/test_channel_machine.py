@@ -99,6 +99,33 @@ def test_counts_of_very_many_workflows_are_bounded():
     assert sum(one.count for one in state.counts) == state.total == 2 * MOST_COUNTS
 
 
+def delivering():
+    state = KEEPER.react(ChannelState("ops"), Moment(at(0), [notice(), more(2)])).state
+    return KEEPER.react(state, Moment(at(GATHER))).state
+
+
+def test_a_delivery_counts_only_when_it_has_ended_well():
+    state = delivering()
+    run = frozenset({state.open})
+    assert (state.sent, state.delivered, state.undelivered) == (3, 0, 0)
+    well = KEEPER.react(delivering(), Moment(at(20), ended=run)).state
+    assert (well.sent, well.delivered, well.undelivered, well.failed) == (0, 3, 0, [])
+    failed = KEEPER.react(delivering(), Moment(at(20), ended=run, failed=run)).state
+    assert (failed.sent, failed.delivered, failed.undelivered, failed.failed) == (0, 0, 3, [state.open])
+    late = KEEPER.react(delivering(), Moment(at(GATHER + 1) + LONGEST_DELIVERY)).state
+    assert (late.open, late.undelivered, late.failures) == ("", 3, 1)
+
+
+def test_a_clock_that_is_set_back_holds_no_notice_up():
+    state = KEEPER.react(ChannelState("ops"), Moment(at(0), [notice()])).state
+    back = START - timedelta(days=1)
+    result = KEEPER.react(state, Moment(back))
+    assert result.wake_at == back + timedelta(seconds=GATHER)
+    state = delivering()
+    state = KEEPER.react(state, Moment(back)).state
+    assert not KEEPER.react(state, Moment(back + LONGEST_DELIVERY + timedelta(seconds=1))).state.open
+
+
 def test_a_number_that_is_taken_is_passed_over():
     state = KEEPER.react(ChannelState("ops"), Moment(at(0), [notice()])).state
     moment = Moment(at(GATHER), taken=frozenset({"keepstep.deliver:ops:1", "keepstep.deliver:ops:2"}))

@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 import keepstep as ks
+from keepstep.care.doctor import examine
 from keepstep.engine import channels as engine_channels
 from keepstep.errors import DefinitionError
 from keepstep.model import RunQuery
@@ -98,8 +99,9 @@ async def test_a_failed_run_is_told_by_a_signed_request(world, receiver):
         await until_status(run, "failed")
         await until(lambda: receiver.requests, "a delivery")
         assert not [one for one in (await engine.list()).runs if one.id.startswith("ks:")]
-        (info,) = await engine.channels.list()
+        info = await settled(engine)
         assert (info.name, info.attended, info.declared, info.delivered) == ("ops", True, True, 1)
+        assert (info.undelivered, info.failures, info.failed) == (0, 0, ())
     headers, body = receiver.requests[0]
     digest = json.loads(body)
     assert (digest["channel"], digest["number"], digest["total"]) == ("ops", 1, 1)
@@ -157,6 +159,44 @@ async def test_nothing_is_told_about_deliveries(world, receiver):
         await until(lambda: any(one["number"] == 2 for one in receiver.digests), "the next delivery")
     told = {one["about"] for digest in receiver.digests for one in digest["notices"]}
     assert told.isdisjoint(one.id for one in failed)
+
+
+async def settled(engine):
+    """Return the channel when it knows the end of its first delivery."""
+    seen = []
+
+    async def known():
+        seen[:] = await engine.channels.list()
+        return seen[0].delivered + seen[0].failures > 0
+
+    await until(known, "the end of the delivery")
+    return seen[0]
+
+
+async def test_a_failed_delivery_is_counted_and_the_doctor_warns_until_it_is_retried(world, receiver):
+    receiver.answers = [400] * 4
+    hooked()
+    async with world.engine(workflows=[breaks]) as engine:
+        await engine.start(breaks)
+        run = await delivery(engine)
+        info = await settled(engine)
+        assert (info.delivered, info.undelivered, info.failures, info.failed) == (0, 1, 1, (run.id,))
+        (found,) = [one for one in (await examine(engine)).findings if one.code == "channel-failed"]
+        assert found.runs == (run.id,)
+        assert f"keepstep retry {run.id}" in found.advice
+        await run.retry()
+        await until_status(run, "completed")
+        assert not [one for one in (await examine(engine)).findings if one.code == "channel-failed"]
+
+
+async def test_a_worker_warns_of_a_missing_secret_when_it_starts(world, receiver, monkeypatch, caplog):
+    hooked()
+    monkeypatch.delenv("HOOK_SECRET")
+    async with world.engine(workflows=[breaks]):
+        pass
+    (warned,) = [one.getMessage() for one in caplog.records if "cannot deliver" in one.getMessage()]
+    assert "channel 'ops'" in warned
+    assert "'HOOK_SECRET' is not set" in warned
 
 
 async def delivery(engine):

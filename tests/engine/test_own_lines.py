@@ -67,6 +67,21 @@ async def test_step_failed_shows_the_line_of_its_body(world):
     assert set(seen) == {('return data["missing"]["deeper"]',) * 2}
 
 
+@ks.step
+def is_slow() -> int:
+    raise TimeoutError("slow")
+
+
+@ks.workflow
+async def asking() -> int:
+    return await is_slow()
+
+
+async def test_a_timeout_error_of_a_plain_step_shows_its_line(world):
+    error = await failure_of(await world.started(), asking)
+    assert [frame.function for frame in error.error.frames] == ["asking", "is_slow"]
+
+
 async def test_run_failed_names_the_command_that_goes_on(world, monkeypatch):
     engine = await world.started()
     error = await failure_of(engine, reading, run_id="the run")

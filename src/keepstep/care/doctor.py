@@ -13,6 +13,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from ..errors import CheckpointCorrupt, EncryptionError, SchemaMismatch, StoreError, StoreUnavailable
+from ..kernel.channel import ChannelKeeper
 from ..kernel.children import is_word_of
 from ..kernel.inbox import Reads
 from ..kernel.keeper import newest_state
@@ -290,7 +291,7 @@ class _Doctor:
                 await self._schedule(run)
                 return
             if waits and channel_name(run.id) is not None and (run.due_at is not None or TELL in run.wakes):
-                self._channel(run)
+                await self._channel(run)
                 return
             await self._look_at_run(run)
             # The run was handed back, perhaps by a worker that cannot read it.
@@ -378,8 +379,10 @@ class _Doctor:
                 runs=[run.id],
             )
 
-    def _channel(self, run: Run) -> None:
-        """Examine a channel that no worker holds: a living one must serve it if it has notices to deliver."""
+    async def _channel(self, run: Run) -> None:
+        """Examine a channel that no worker holds: its deliveries must not fail, and a living worker must serve it."""
+        if run.seq and self._key_wanted(run) is None:
+            await self._failed_deliveries(run)
         if run.due_at is not None and run.workflow not in self.known:
             name, end = channel_name(run.id) or "", f"end the channel: keepstep cancel {quote(run.id)} --force"
             self.find(
@@ -388,6 +391,22 @@ class _Doctor:
                 f"channel {quote(name)} delivers no notices: no living worker declares it",
                 f"start a worker whose code has ks.Channel({name!r}), or {end}",
                 runs=[run.id],
+            )
+
+    async def _failed_deliveries(self, run: Run) -> None:
+        state, _ = await newest_state(self.host, run, ChannelKeeper(1.0))
+        found = [one for name in state.failed if (one := await self.host.stored_run(name)) is not None]
+        failed = [one for one in found if one.status is Status.FAILED]
+        if failed:
+            last = failed[-1]
+            why = "no reason is recorded" if last.error is None else f"{last.error.type}: {last.error.message}"
+            name = quote(last.id)
+            self.find(
+                Severity.WARNING,
+                "channel-failed",
+                f"channel {quote(state.name)} has undelivered notices, because {_named(failed)} failed: {why}",
+                f"keepstep show {name} tells why; keepstep retry {name} delivers them, keepstep erase {name} does not",
+                runs=[one.id for one in failed],
             )
 
     def _leased(self, run: Run) -> None:

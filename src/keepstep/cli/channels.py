@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import click
@@ -44,16 +45,26 @@ def channels(settings: Settings, *, act: str, name: str | None) -> None:
         if not found:
             return "no channel; declare one with ks.Channel(...) in the code of a worker"
         rows = [
-            (one.name, _state(one), str(one.gathered), str(one.delivered), str(one.deliveries), one.open)
+            (one.name, _state(one), str(one.gathered), str(one.delivered), str(one.undelivered), one.open or "-")
             for one in found
         ]
-        return formatting.table(("CHANNEL", "STATE", "GATHERED", "DELIVERED", "DELIVERIES", "UNDER WAY"), rows)
+        table = formatting.table(("CHANNEL", "STATE", "GATHERED", "DELIVERED", "UNDELIVERED", "UNDER WAY"), rows)
+        return "\n".join([table, *(_failed(one) for one in found if one.failures)])
 
     settings.answer({"channels": [_as_json(one) for one in found]}, shown)
 
 
 def _state(channel: ChannelInfo) -> str:
     return channel.status.value if channel.attended else "no worker declares it"
+
+
+def _failed(channel: ChannelInfo) -> str:
+    last = channel.failed[-1]
+    many = "1 delivery has" if channel.failures == 1 else f"{channel.failures} deliveries have"
+    return (
+        f"{channel.name}: {many} failed, last {last}; keepstep show {quote(last)} tells why, and keepstep retry "
+        f"{quote(last)} delivers its notices"
+    )
 
 
 def _as_json(channel: ChannelInfo) -> dict[str, object]:
@@ -65,4 +76,7 @@ def _as_json(channel: ChannelInfo) -> dict[str, object]:
         "delivered": channel.delivered,
         "deliveries": channel.deliveries,
         "open": channel.open or None,
+        "undelivered": channel.undelivered,
+        "failures": channel.failures,
+        "failed": list(channel.failed),
     }

@@ -17,6 +17,7 @@ from ..model.ids import new_id
 from ..model.keepers import channel_id, channel_name, channel_workflow, is_reserved
 from ..model.notices import Topic, more_to, notice_to
 from ..ports import Send, Verdict, instant
+from ..values import Secret
 from ..workflows.channel import CHANNELS, Channel
 from .declaring import all_keepers
 
@@ -38,8 +39,10 @@ class ChannelInfo:
     """A channel as it is now.
 
     `declared` tells whether this process declares it, and `attended` whether a living worker does: without one, its
-    notices wait. `gathered` counts the notices that wait, `delivered` those in the `deliveries` that were started.
-    `open` is the run of the delivery that has not ended, or empty.
+    notices wait. `gathered` counts the notices that wait, `delivered` those that have been delivered, and
+    `undelivered` those in deliveries that did not end well. `deliveries` counts all that were started, `failures` those
+    that did not end well, and `failed` names the newest of these. `open` is the run of the delivery that has not ended,
+    or empty.
     """
 
     name: str
@@ -50,6 +53,9 @@ class ChannelInfo:
     delivered: int
     deliveries: int
     open: str = ""
+    undelivered: int = 0
+    failures: int = 0
+    failed: tuple[str, ...] = ()
 
 
 class Channels:
@@ -66,6 +72,7 @@ class Channels:
     async def open(self) -> None:
         """Create the keepers of the channels that this process has declared, unless they exist."""
         for channel in list(CHANNELS.values()):
+            _check_secrets(channel)
             await self._create(channel)
 
     async def _create(self, channel: Channel) -> None:
@@ -172,6 +179,19 @@ class Channels:
             raise DefinitionError(f"no channel {name!r}: a worker whose code declares ks.Channel({name!r}) creates it")
 
 
+def _check_secrets(channel: Channel) -> None:
+    """Log the secrets of a channel that cannot be looked up here: its deliveries would fail."""
+    for secret in (channel.webhook, channel.secret):
+        if isinstance(secret, Secret):
+            try:
+                secret.reveal()
+            except Exception as error:  # noqa: BLE001 - a resolver of the program may raise anything
+                log.warning(
+                    "channel %r cannot deliver notices from here: %s; set the secret, and start this worker again",
+                    *(channel.name, error),
+                )
+
+
 async def channel_state(engine: Any, run: Run) -> ChannelState:
     """Return the newest state of a channel."""
     state: ChannelState
@@ -189,4 +209,7 @@ def _info(name: str, run: Run, state: ChannelState, served: Iterable[str]) -> Ch
         state.delivered,
         state.deliveries,
         state.open,
+        state.undelivered,
+        state.failures,
+        tuple(state.failed),
     )

@@ -50,7 +50,8 @@ class ThreadExecutor:
             if not done:  # a body that no thread has taken up never begins, so nobody waits for it
                 raise BodyTimedOut(seconds or 0.0, None if future.cancel() else body)
             try:
-                return body.result()
+                # asyncio copies a TimeoutError without its traceback; the future of the thread has the error itself.
+                return body.result() if body.cancelled() else future.result()
             except NotBegun:
                 if not work.may_begin():
                     raise asyncio.CancelledError from None

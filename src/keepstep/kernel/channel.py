@@ -20,6 +20,8 @@ MOST_COUNTS = 50
 MOST_PROLONGED = 6
 #: Time after which a channel goes on without a delivery that has neither ended nor failed, such as one set aside.
 LONGEST_DELIVERY = timedelta(hours=1)
+#: Failed deliveries that a channel names, the newest ones.
+MOST_FAILED = 5
 _OTHERS = "…"
 
 
@@ -52,9 +54,15 @@ class ChannelState(msgspec.Struct, omit_defaults=True):
     counts: list[Count] = []
     open: str = ""
     opened_at: datetime | None = None
-    #: Deliveries so far, which number their runs, and notices in them.
+    #: Deliveries so far, which number their runs, and notices in those that have ended well.
     deliveries: int = 0
     delivered: int = 0
+    #: Notices in the delivery that has not ended, and in all that did not end well.
+    sent: int = 0
+    undelivered: int = 0
+    #: Deliveries that did not end well, and the newest of them.
+    failures: int = 0
+    failed: list[str] = []
 
 
 _decode_state = msgspec.json.Decoder(ChannelState).decode
@@ -85,8 +93,9 @@ class ChannelKeeper:
         result = Reaction(state)
         for message in moment.messages:
             self._take(state, message, moment, result)
+        _follow_clock(state, moment.now)
         if state.open in moment.ended or _is_overdue(state, moment.now):
-            state.open, state.opened_at = "", None
+            _settle(state, ended_well=state.open in moment.ended and state.open not in moment.failed)
         result.paused = state.paused
         if result.end is not None or state.paused or state.since is None:
             return result
@@ -133,7 +142,7 @@ class ChannelKeeper:
         }
         payload = msgspec.json.encode([[digest], {}])
         result.starts.append(Start(run, workflow, payload, {TELLS: channel_id(state.name)}))
-        state.deliveries, state.delivered = number, state.delivered + state.total
+        state.deliveries, state.sent = number, state.total
         state.open, state.opened_at = run, moment.now
         state.since, state.total, state.notices, state.counts = None, 0, [], []
 
@@ -149,6 +158,25 @@ def _add(state: ChannelState, topic: str, workflow: str, count: int, now: dateti
         state.counts.append(Count(topic, workflow, count))
     else:
         found.count += count
+
+
+def _follow_clock(state: ChannelState, now: datetime) -> None:
+    """Bring times that lie ahead back to now. A clock that was set back would otherwise hold notices up."""
+    if state.since is not None:
+        state.since = min(state.since, now)
+    if state.opened_at is not None:
+        state.opened_at = min(state.opened_at, now)
+
+
+def _settle(state: ChannelState, *, ended_well: bool) -> None:
+    """Count the notices of the open delivery, and forget it."""
+    if ended_well:
+        state.delivered += state.sent
+    elif state.open:
+        state.undelivered += state.sent
+        state.failures += 1
+        state.failed = [*state.failed, state.open][-MOST_FAILED:]
+    state.open, state.opened_at, state.sent = "", None, 0
 
 
 def _is_overdue(state: ChannelState, now: datetime) -> bool:

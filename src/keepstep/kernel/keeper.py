@@ -63,14 +63,15 @@ class Message:
 class Moment:
     """The input of an answer, besides the state.
 
-    `ended` are those of its `watched` runs that have ended or are gone. `taken` are ids of runs to start that belong to
-    other runs.
+    `ended` are those of its `watched` runs that have ended or are gone, `failed` those of them that ended, but did not
+    complete. `taken` are ids of runs to start that belong to other runs.
     """
 
     now: datetime
     messages: Sequence[Message] = ()
     ended: frozenset[str] = frozenset()
     taken: frozenset[str] = frozenset()
+    failed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,14 +237,15 @@ class Keeper:
             if signal.seq != place:
                 raise CheckpointCorrupt(f"run {run.id!r}: its signal {place} is missing: {signal.seq} follows")
         messages = [_message(signal, run.created_at) for signal in signals]
-        ended = frozenset([one for one in self._kept.watched(self._state) if await self._has_ended(one)])
+        ends = {one: end for one in self._kept.watched(self._state) if (end := await self._end_of(one)) is not None}
+        failed = frozenset(one for one, end in ends.items() if end is not Status.COMPLETED)
         unread = signals[-1].seq if signals else self._signals_read
         taken: frozenset[str] = frozenset()
         may_release = len(signals) < MOST_SIGNALS
         while True:
             now = instant(host.clock.now())
             state = msgspec.json.decode(_encode(self._state), type=type(self._state))  # `react` may change its copy
-            reaction = self._kept.react(state, Moment(now, messages, ended, taken))
+            reaction = self._kept.react(state, Moment(now, messages, frozenset(ends), taken, failed))
             release = (may_release and not reaction.more) or reaction.end is not None
             change = self._change(reaction, now, unread, release=release)
             answer = await host.journal.write(change)
@@ -282,13 +284,15 @@ class Keeper:
         run = self._run
         self._host.events.emit(Event(name, run.id, at, run.workflow, self._seq, worker=self._worker, data=data))
 
-    async def _has_ended(self, run_id: str) -> bool:
-        """Whether a run, with those that continue it, has ended or is gone."""
+    async def _end_of(self, run_id: str) -> Status | None:
+        """Return how a run, with those that continue it, has ended; one that is gone counts as completed."""
         try:
             run = await self._host.newest_of_series(run_id)
         except CheckpointCorrupt:  # a damaged run waits for a person, who may repair it
-            return False
-        return run is None or run.status in FINISHED
+            return None
+        if run is None:
+            return Status.COMPLETED
+        return run.status if run.status in FINISHED else None
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
