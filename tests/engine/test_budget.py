@@ -248,7 +248,10 @@ async def test_cost_of_a_transactional_step_counts(world):
 
 
 @pytest.mark.one_store
-@pytest.mark.parametrize("spends", [{"cost": -1}, {"tokens": -1}, {"tokens": 1.5}, {"cost": float("inf")}])
+@pytest.mark.parametrize(
+    "spends",
+    [{"cost": -1}, {"tokens": -1}, {"tokens": 1.5}, {"cost": float("inf")}, {"cost": 1e300}, {"tokens": 10**400}],
+)
 async def test_invalid_amount_is_refused(world, spends):
     async with world.engine() as engine:
         with pytest.raises(ks.RunFailed, match="DefinitionError"):

@@ -422,6 +422,42 @@ async def test_attempts_wait_while_too_much_was_spent(world, gauge):
         assert await second.result(60) == 2
 
 
+@pytest.mark.parametrize("amount", [{"tokens": 10**400}, {"cost": 1e308}], ids=["tokens", "cost"])
+async def test_an_amount_that_is_refused_costs_no_place(world, amount):
+    ks.Service("api", concurrency=1, spend=ks.Rate(100))
+
+    @ks.step(service="api", retry=ks.Retry.none())
+    async def call(n):
+        if n == 0:
+            ks.spend(**amount)
+        return n
+
+    @ks.workflow
+    async def calling(n):
+        return await call(n)
+
+    async with world.engine() as engine:
+        with pytest.raises(ks.RunFailed, match=r"must be finite and from 0 to 1e\+15"):
+            await (await engine.start(calling, 0)).result(60)
+        assert await (await engine.start(calling, 1)).result(60) == 1
+
+
+async def test_a_cost_that_exits_is_replaced_by_the_mean(world, caplog):
+    ks.Service("api", spend=ks.Rate(100))
+
+    @ks.step(service="api", cost=lambda n: exec("raise SystemExit(3)") if n else 1.0)
+    async def call(n):
+        return n
+
+    @ks.workflow
+    async def calling(n):
+        return await call(n)
+
+    async with world.engine() as engine:
+        assert await (await engine.start(calling, 1)).result(60) == 1
+    assert "cost= of step call#1 failed: SystemExit: 3" in caplog.text
+
+
 # -- breakers ----------------------------------------------------------------------------------------------------------
 
 

@@ -35,7 +35,7 @@ def test_limits_read_as_text():
 @pytest.mark.parametrize(
     "options, error",
     [
-        ({"concurrency": -1}, "concurrency must be a whole number of at least 0, or None, got -1"),
+        ({"concurrency": -1}, "concurrency must be a whole number from 0 to 2147483647, got -1"),
         ({"concurrency": True}, "concurrency must be"),
         ({"rate": 5}, "rate must be a ks.Rate, got 5"),
         ({"spend": "5"}, "spend must be a ks.Rate, got '5'"),

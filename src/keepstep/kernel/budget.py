@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from ..checks import check_count, check_number
+from ..checks import MOST_SPENT, check_count, check_number
 from ..errors import DefinitionError
 from ..model import Kind, Outcome
 from ..model.ids import new_id
@@ -25,8 +25,8 @@ def spend(cost: float = 0.0, tokens: int = 0) -> None:
 
     The record of the attempt keeps it, whether it failed or not, and it counts for the budget.
     """
-    cost = check_number(cost, "cost", 0.0)
-    check_count(tokens, "tokens", 0)
+    cost = check_number(cost, "cost", 0.0, MOST_SPENT)
+    check_number(check_count(tokens, "tokens", 0), "tokens", 0.0, MOST_SPENT)
     scope = CURRENT.get()
     if scope is None:
         return

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
+from ..checks import MOST_SPENT
 from ..model import Kind, Outcome
 from ..model.ids import new_id
 from ..ports import Admission, Gate
@@ -216,8 +217,15 @@ class ServicePlace:
         if attempt.failure is None and place.has_begun and not run.spent.reported and run.host.forgetting is None:
             place.succeed()
             return
-        if place.has_begun:
-            place.ended(_counts(attempt), _spent(attempt))
+        try:
+            if place.has_begun:
+                place.ended(_counts(attempt), _spent(attempt))
+        finally:
+            self._give_back(attempt, place, late)
+
+    @staticmethod
+    def _give_back(attempt: Attempt, place: Any, late: asyncio.Future[Any] | None) -> None:
+        run = attempt.run
         if run.host.forgetting is not None and run.host.forgetting.keeps(run):
             place.leave_to(run.id)
         elif late is not None and not late.done():  # a thread cannot be stopped: its call is still going on
@@ -238,8 +246,10 @@ def _cost(attempt: Attempt) -> float | None:
     if cost is None or isinstance(cost, int | float):
         return cost
     try:
-        return max(0.0, float(cost(*call.args, **call.kwargs)))
-    except Exception as error:  # noqa: BLE001 - an estimate that fails is replaced by the mean
+        return min(max(0.0, float(cost(*call.args, **call.kwargs))), MOST_SPENT)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - an estimate that fails, `SystemExit` too, is replaced by the mean
         log.warning("run %s: cost= of step %s failed: %s: %s", attempt.run.id, attempt.key, type(error).__name__, error)
         return None
 

@@ -11,11 +11,12 @@ A person may hold it open or closed.
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ..checks import check_limit, shown
 from ..errors import DefinitionError
+from .rate import LONGEST_SECONDS
 
 OPEN, CLOSED, HALF_OPEN = "open", "closed", "half-open"
 
@@ -52,12 +53,12 @@ class Breaker:
     def __post_init__(self) -> None:
         for name in ("failures", "probes", "successes"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise DefinitionError(f"ks.Breaker: {name} must be an integer of at least 1, got {value!r}")
+            check_limit(value, f"ks.Breaker: {name}", 1)
         for name in ("within", "open_seconds"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-                raise DefinitionError(f"ks.Breaker: {name} must be a number greater than 0, got {value!r}")
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LONGEST_SECONDS:
+                limit = f"greater than 0 and at most {LONGEST_SECONDS:g}"
+                raise DefinitionError(f"ks.Breaker: {name} must be a number {limit}, got {shown(value)}")
 
     def plain(self) -> dict[str, Any]:
         """Return the settings as plain data."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..checks import check_name
+from ..checks import check_limit, check_name
 from ..errors import DefinitionError
-from .rate import Rate
+from .rate import UNREADABLE, Rate
 
 #: The limits that are whole numbers.
 COUNTS = ("concurrency", "per_worker", "per_key", "max_waiting")
@@ -28,8 +28,8 @@ class Limits:
     def __post_init__(self) -> None:
         for name in COUNTS:
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-                raise DefinitionError(f"{name} must be a whole number of at least 0, or None, got {value!r}")
+            if value is not None:
+                check_limit(value, name)
         if self.rate is not None and not isinstance(self.rate, Rate):
             raise DefinitionError(f"rate must be a ks.Rate, got {self.rate!r}")
         if self.when_full not in _WHEN_FULL:
@@ -46,10 +46,16 @@ class Limits:
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> Limits:
-        """Return the limits in plain data; unknown names, which a newer version may write, are left out."""
-        known = {name: plain[name] for name in (*COUNTS, "when_full") if name in plain}
-        rate = plain.get("rate")
-        return cls(**known, rate=None if rate is None else Rate.of(rate))
+        """Return the limits in stored plain data; unknown names, which a newer version may write, are left out.
+
+        Data that this version cannot read lifts all limits, so that it stops nothing.
+        """
+        try:
+            known = {name: plain[name] for name in (*COUNTS, "when_full") if name in plain}
+            rate = plain.get("rate")
+            return cls(**known, rate=None if rate is None else Rate.of(rate))
+        except UNREADABLE:
+            return cls()
 
     def changed(self, changes: dict[str, Any]) -> Limits:
         """Return these limits with some of them changed."""

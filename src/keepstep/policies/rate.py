@@ -6,8 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ..checks import check_limit, shown
 from ..errors import DefinitionError
 
+#: Shortest and longest time in seconds between two beginnings. The longest one, 30 years, is also the longest `per`.
+SHORTEST_SECONDS, LONGEST_SECONDS = 1e-12, 1e9
+#: Errors of stored limits that are damaged, or have the form of a newer version.
+UNREADABLE = (DefinitionError, ArithmeticError, LookupError, AttributeError, TypeError, ValueError)
 #: Added before a number of tokens is rounded down: seconds since 1970 are exact to about a microsecond.
 _ROUNDING = 1e-4
 
@@ -23,9 +28,15 @@ class Rate:
     def __post_init__(self) -> None:
         for name, value in (("count", self.count), ("per", self.per)):
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-                raise DefinitionError(f"ks.Rate: {name} must be a number greater than 0, got {value!r}")
-        if isinstance(self.burst, bool) or not isinstance(self.burst, int) or self.burst < 1:
-            raise DefinitionError(f"ks.Rate: burst must be an integer of at least 1, got {self.burst!r}")
+                raise DefinitionError(f"ks.Rate: {name} must be a number greater than 0, got {shown(value)}")
+        count, per = self.count, self.per
+        is_counted = per <= LONGEST_SECONDS and count <= LONGEST_SECONDS / SHORTEST_SECONDS
+        if not is_counted or not SHORTEST_SECONDS * count <= per <= LONGEST_SECONDS * count:
+            raise DefinitionError(
+                f"ks.Rate: {shown(count)} in {shown(per)} s cannot be counted: per must be at most {LONGEST_SECONDS:g}"
+                f" s, and per / count from {SHORTEST_SECONDS:g} s to {LONGEST_SECONDS:g} s"
+            )
+        check_limit(self.burst, "ks.Rate: burst", 1)
 
     @property
     def interval(self) -> float:

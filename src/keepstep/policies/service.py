@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..checks import check_name
+from ..checks import check_limit, check_name
 from ..errors import DefinitionError
 from .breaker import Breaker
-from .rate import Rate
+from .rate import UNREADABLE, Rate
 
 _WHEN_OPEN = ("wait", "fail")
 
@@ -24,9 +24,8 @@ class ServiceLimits:
     when_open: str = "wait"
 
     def __post_init__(self) -> None:
-        value = self.concurrency
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-            raise DefinitionError(f"concurrency must be a whole number of at least 0, or None, got {value!r}")
+        if self.concurrency is not None:
+            check_limit(self.concurrency, "concurrency")
         for name in ("rate", "spend"):
             if not isinstance(getattr(self, name), Rate | None):
                 raise DefinitionError(f"{name} must be a ks.Rate, got {getattr(self, name)!r}")
@@ -45,10 +44,16 @@ class ServiceLimits:
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> ServiceLimits:
-        """Return the limits in plain data; unknown names, which a newer version may write, are left out."""
-        known = {name: plain[name] for name in ("concurrency", "when_open") if name in plain}
-        parts = {name: kind.of(plain[name]) for name, kind in _PARTS.items() if plain.get(name) is not None}
-        return cls(**known, **parts)
+        """Return the limits in stored plain data; unknown names, which a newer version may write, are left out.
+
+        Data that this version cannot read lifts all limits, so that it stops nothing.
+        """
+        try:
+            known = {name: plain[name] for name in ("concurrency", "when_open") if name in plain}
+            parts = {name: kind.of(plain[name]) for name, kind in _PARTS.items() if plain.get(name) is not None}
+            return cls(**known, **parts)
+        except UNREADABLE:
+            return cls()
 
     def changed(self, changes: dict[str, Any]) -> ServiceLimits:
         """Return these limits with some of them changed."""

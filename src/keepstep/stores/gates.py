@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from ..errors import DefinitionError
 from ..model import Run, Status
 from ..model.gate import MOST_CHANGES, GateChange, GateInfo
 from ..policies.breaker import held
@@ -82,11 +81,8 @@ def _read(decode: Any, text: Any) -> Any:
 
 
 def limits_of(gate: GateInfo) -> Limits:
-    """Return the limits of a queue that hold now."""
-    try:
-        return Limits.of(gate.limits)
-    except (DefinitionError, KeyError, TypeError):
-        return Limits()
+    """Return the limits of a queue that hold now. Damage lifts them, so that it does not stop runs."""
+    return Limits.of(gate.limits)
 
 
 def waits_at(run: Run, limited: Container[str]) -> str | None:

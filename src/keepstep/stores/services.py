@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..errors import DefinitionError
+from ..checks import MOST
 from ..model.gate import Ask, GateInfo, Grant, Share
 from ..policies.breaker import CLOSED, BreakerState
 from ..policies.rate import next_token_at, spend_left, tokens
@@ -72,10 +72,7 @@ def refused(ask: Ask) -> Grant:
 
 def limits_of(gate: GateInfo) -> ServiceLimits:
     """Return the limits of a service that hold now. Damage lifts them, so that it does not stop steps."""
-    try:
-        return ServiceLimits.of(gate.limits)
-    except (DefinitionError, KeyError, TypeError, AttributeError):
-        return ServiceLimits()
+    return ServiceLimits.of(gate.limits)
 
 
 def breaker_of(gate: GateInfo) -> BreakerState:
@@ -97,8 +94,15 @@ def with_breaker(gate: GateInfo, state: BreakerState) -> GateInfo:
 
 
 def decide(gate: GateInfo, shares: Sequence[Share], worker: str, ask: Ask, now: float) -> Passage:
-    """Decide one ask of a worker, from the gate and the shares of living workers."""
-    return _Decision(gate, shares, worker, ask, now).passage()
+    """Decide one ask of a worker, from the gate and the shares of living workers.
+
+    Damage that cannot be counted with limits nothing, so that it stops neither this service nor the others.
+    """
+    try:
+        return _Decision(gate, shares, worker, ask, now).passage()
+    except (ArithmeticError, TypeError, ValueError):
+        lifted = _Decision(GateInfo(gate.kind, gate.name), shares, worker, ask, now).passage()
+        return lifted._replace(gate=gate)
 
 
 def parts(places: int, wants: Sequence[Share]) -> dict[str, int]:
@@ -217,12 +221,14 @@ class _Decision:
         if spend is not None:
             room, spent_from = spend_left(spend, spent_until, now, saved_seconds=TOKEN_SECONDS)
             spent_until = min(spent_until, spent_from)
-            affordable = 0 if room <= 0 else wanted if ask.estimate <= 0 else math.ceil(room / ask.estimate)
+            attempts = wanted if ask.estimate <= 0 else math.ceil(min(room / ask.estimate, MOST))
+            affordable = attempts if room > 0 else 0
             count = min(count, self._part(affordable, wanted))
             if count < min(ask.waiting, wanted):
                 self._lacks("spend", spent_from - now)
             if count:
-                spent_until = spent_from + count * max(ask.estimate, 0.0) * spend.interval
+                taken = count * max(ask.estimate, 0.0) * spend.interval
+                spent_until = min(spent_from + taken, now + spend.per)
         if count and rate is not None:
             used_until = there.spend(rate, count)
         self._gate = replace(gate, used_until=used_until, spent_until=spent_until)
@@ -237,7 +243,8 @@ class _Decision:
         spend, gate = self._limits.spend, self._gate
         if spend is not None and self._ask.spent:
             _, spent_until = spend_left(spend, gate.spent_until, self._now, saved_seconds=TOKEN_SECONDS)
-            self._gate = replace(gate, spent_until=spent_until + self._ask.spent * spend.interval)
+            spent_until += self._ask.spent * spend.interval
+            self._gate = replace(gate, spent_until=min(max(spent_until, 0.0), self._now + spend.per))
 
     # -- the breaker ---------------------------------------------------------------------------------------------------
 

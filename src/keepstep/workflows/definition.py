@@ -12,7 +12,7 @@ from types import MappingProxyType, MethodType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar, get_args, overload
 from weakref import WeakValueDictionary
 
-from ..checks import check_key, check_name, check_number, check_seconds
+from ..checks import MOST_SPENT, check_key, check_name, check_number, check_seconds
 from ..errors import DefinitionError, DuplicateName
 from ..model.keepers import is_reserved
 from ..policies import Budget, Durability, Recovery, Retry, Timeout, checked_rules
@@ -177,7 +177,7 @@ class Step(Generic[P, R]):
         if self.service is None:
             raise DefinitionError(f"step {self.name!r} has cost=, which only a step with service= needs")
         if not callable(self.cost):
-            check_number(self.cost, f"step {self.name!r}: cost=", 0.0)
+            check_number(self.cost, f"step {self.name!r}: cost=", 0.0, MOST_SPENT)
 
     def _check_undo(self) -> None:
         if self.undo is None:

@@ -75,6 +75,23 @@ class Serving(Ground):
         change(store, "reset")
         assert ask(store, waiting=9).share == 2
 
+    def test_limits_that_cannot_be_counted_limit_nothing(self, store: Store) -> None:
+        declare(store, "fast", rate={"count": 1e300, "per": 1e-300, "burst": 1})
+        declare(store, "wide", concurrency=2**63)
+        declare(store, "newer", concurrency="auto")
+        declare(store, concurrency=1)
+        asks = [Ask(name, waiting=3, spent=1.0) for name in ("fast", "wide", "newer", "bank")]
+        grants = store.pass_gates("w1", asks)
+        assert [(grant.share, grant.tokens) for grant in grants] == [(None, None)] * 3 + [(1, None)]
+
+    def test_spend_beyond_all_bounds_is_a_debt_that_ends(self, store: Store, clock: SteppedClock) -> None:
+        declare(store, spend={"count": 100.0, "per": 10.0, "burst": 1})
+        assert ask(store, waiting=1, spent=1e300, estimate=1e300).tokens == 0
+        clock.advance(11)
+        assert ask(store, waiting=1, estimate=1e300).tokens == 1
+        clock.advance(11)
+        assert ask(store, waiting=1, spent=-1e300, estimate=1e-300).tokens == 1
+
     def test_the_last_changes_of_a_service_are_kept(self, store: Store) -> None:
         for act in ("open", "close") * MOST_CHANGES:
             change(store, act)
