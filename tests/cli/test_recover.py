@@ -250,3 +250,44 @@ def test_no_command_that_would_be_refused_is_named_after_an_undo(keepstep, folde
     assert keepstep("show", "t", "--json").json == before
     plan = keepstep("rewind", "t", "--to", "1", "--dry-run")
     assert plan.out.splitlines()[1].split(": ")[1] == "reserve#1, pay#1"
+
+
+MISTYPED = """
+import keepstep as ks
+
+
+@ks.step
+def reserve(state):
+    return {}
+
+
+@ks.workflow(recovery="skipstep")
+async def mistyped():
+    return 1
+"""
+
+MISTYPED_FILE = """
+keepstep: 1
+metadata: {name: mistyped-file}
+policies:
+  resilience:
+    recovery: {handler: skipp stp}
+steps:
+  reserve: {}
+"""
+
+
+def test_mistyped_handler_is_told_before_a_crash(keepstep, folder, caplog):
+    (folder / "mistyped.py").write_text(MISTYPED, encoding="utf-8")
+    (folder / "mistyped.yaml").write_text(MISTYPED_FILE, encoding="utf-8")
+    assert keepstep("worker", "mistyped.py", "--until-idle").code == 0
+    [warning] = [one.getMessage() for one in caplog.records if "recovery handler" in one.getMessage()]
+    assert "workflow 'mistyped': no recovery handler is named 'skipstep'" in warning
+    assert "did you mean 'skip step'?" in warning
+    checked = keepstep("validate", "mistyped.yaml", "--module", "mistyped.py")
+    assert checked.code == 1
+    assert "mistyped.yaml:6:25: error: policies.resilience.recovery: no recovery handler is named" in checked.out
+    assert "did you mean 'skip step'?" in checked.out
+    alone = keepstep("validate", "mistyped.yaml")
+    assert (alone.code, "warning: policies.resilience.recovery" in alone.out) == (0, True)
+    assert keepstep("validate", "mistyped.yaml", "--strict").code == 1

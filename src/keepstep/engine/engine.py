@@ -57,6 +57,7 @@ from ..values.large import is_large, is_large_text
 from ..workflows import definition
 from ..workflows.channel import CHANNELS
 from ..workflows.definition import Bound, Workflow
+from ..workflows.recovery import unknown_handlers
 from .encryption import Encryption
 from .events import Events
 from .handle import RunHandle, this_process
@@ -273,6 +274,8 @@ class Engine(Process):
                 await self.channels.open()
             await self.services.open()
             if self._with_worker:
+                for unknown in unknown_handlers(tuple(self.workflows.values())):
+                    log.warning("%s", unknown)
                 self.worker = worker
                 await worker.start()
                 if (rules := self._rules()) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
@@ -55,6 +56,20 @@ HANDLERS = ("continue", "retry step", "skip step", "restart", "undo", "set aside
 RECOVERY_SECONDS = 300.0
 
 
+def check_handler(function: Callable[..., Any], name: str) -> None:
+    """Refuse a recovery handler that cannot be called with a `ks.RecoveryInfo` alone."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a function of an extension module does not tell its parameters
+        return
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise DefinitionError(
+            f"recovery handler {name!r} cannot be called: {error}; let it take one argument, a ks.RecoveryInfo"
+        ) from None
+
+
 @dataclass(frozen=True, slots=True)
 class Recovery:
     """How a run goes on after its worker has died, or when a person recovers it.
@@ -86,8 +101,11 @@ class Recovery:
                 raise DefinitionError(f"recovery: {name} must be text, got {text!r}")
             check_text(text, f"recovery: {name}")
         check_seconds(self.timeout, "recovery: timeout", 0.001)
-        if self.step and self.handler in HANDLERS and self.handler != "skip step":
-            raise DefinitionError(f"recovery: step= belongs to the handler 'skip step', not to {self.handler!r}")
+        for name, given in (("step", self.step), ("value", self.value is not None)):
+            if given and self.handler != "skip step":
+                raise DefinitionError(f"recovery: {name}= belongs to the handler 'skip step', not to {self.name!r}")
+        if callable(self.handler):
+            check_handler(self.handler, self.name)
 
     @property
     def timeout_seconds(self) -> float:

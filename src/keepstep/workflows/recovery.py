@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ..checks import check_name
 from ..errors import DefinitionError, DuplicateName, HandlerMissing
 from ..model import Status
-from ..policies.recovery import HANDLERS
+from ..policies.recovery import HANDLERS, check_handler
+
+if TYPE_CHECKING:
+    from .definition import Workflow
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -66,6 +69,7 @@ def _register(function: F, name: str) -> F:
     check_name(name, "recovery handler")
     if name in HANDLERS:
         raise DuplicateName(f"recovery handler {name!r} is built in; give yours another name")
+    check_handler(function, name)
     other = _REGISTERED.get(name)
     if other is not None and _place(other) != _place(function):
         raise DuplicateName(f"two recovery handlers are named {name!r}; give one of them another name")
@@ -84,8 +88,31 @@ def handler_named(name: str) -> Callable[..., Any]:
     try:
         return _REGISTERED[name]
     except KeyError:
-        known = ", ".join([*HANDLERS, *sorted(_REGISTERED)])
-        raise HandlerMissing(
-            f"no recovery handler is named {name!r} in this process; register a function with "
-            f"@ks.recovery_handler({name!r}), or use one of {known}"
-        ) from None
+        raise HandlerMissing(f"no recovery handler is named {name!r} in this process; {how_to_name(name)}") from None
+
+
+def is_known(handler: str | Callable[..., Any]) -> bool:
+    """Whether a handler is built in, registered in this process, or a function itself."""
+    return not isinstance(handler, str) or handler in HANDLERS or handler in _REGISTERED
+
+
+def how_to_name(name: str) -> str:
+    """Return what to do about an unknown name of a handler."""
+    from difflib import get_close_matches  # noqa: PLC0415 - only for an unknown name
+
+    known = [*HANDLERS, *sorted(_REGISTERED)]
+    near = get_close_matches(name, known, n=1)
+    meant = f"did you mean {near[0]!r}? Otherwise " if near else ""
+    others = "" if near else f", or use one of {', '.join(known)}"
+    return f"{meant}register a function with @ks.recovery_handler({name!r}){others}"
+
+
+def unknown_handlers(workflows: Iterable[Workflow[..., Any]]) -> Iterator[str]:
+    """Yield a warning for each workflow whose recovery handler has a name that is unknown in this process."""
+    for workflow in workflows:
+        if workflow.recovery is not None and not is_known(workflow.recovery.handler):
+            name = workflow.recovery.name
+            yield (
+                f"workflow {workflow.name!r}: no recovery handler is named {name!r} in this process, so a run whose "
+                f"worker dies would be set aside; {how_to_name(name)}"
+            )

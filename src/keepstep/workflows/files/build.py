@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 from ...errors import DefinitionError, KeepstepError
 from ...model.problem import Problem
@@ -17,6 +17,7 @@ from ...policies.service import DECLARED as SERVICES
 from ..dag import Dag
 from ..definition import KNOWN, Step, Workflow
 from ..graph import Graph
+from ..recovery import how_to_name, is_known
 from ..source import Place
 from ..streaming import streaming_body
 from .check import Examined, exits_of, inside, items, kind_of
@@ -78,6 +79,17 @@ class Names:
         }
 
 
+def unknown_handler(root: Value | None, severity: Literal["error", "warning"]) -> list[Problem]:
+    """Return the problem of a file whose recovery handler has an unknown name."""
+    given = inside(root, "policies", "resilience", "recovery")
+    named = given if given is None or isinstance(given.data, str) else given.data.get("handler")
+    if named is None or is_known(named.data):
+        return []
+    at = named.at
+    what, how = f"no recovery handler is named {named.data!r}", how_to_name(named.data)
+    return [Problem(severity, "policies.resilience.recovery", what, how, line=at.line, column=at.column)]
+
+
 def checked_names(
     modules: Iterable[Any], functions: Mapping[str, Any] | None, agents: Mapping[str, Any] | None
 ) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]:
@@ -118,6 +130,7 @@ class Builder:
         """Return everything that prevents the build, without registering the workflow."""
         before, declared = KNOWN.get(self.name), [(one, dict(one)) for one in (QUEUES, SERVICES)]
         self.build()
+        self.problems += unknown_handler(self.root, "error")
         _forget(self.name, before)
         for registry, earlier in declared:
             registry.clear()

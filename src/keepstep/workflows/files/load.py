@@ -11,7 +11,7 @@ from ...errors import DefinitionError, InvalidGraph
 from ...model.problem import Problem
 from ..definition import Workflow
 from ..shape import Shape
-from .build import Builder, Names, checked_names
+from .build import Builder, Names, checked_names, unknown_handler
 from .check import CacheInfo, Examined, cache_info, examine, inside, shape_of
 from .read import MAX_BYTES, Spot, Value
 from .schema import problem, schema, schema_text
@@ -106,6 +106,8 @@ def check(file: str | Path, names: Names | None = None) -> Checked:
     if examined.ok and names is not None:
         missing = Builder(examined, names, str(file)).check()
         found = [replace(one, file=str(file)) for one in missing] + found
+    elif examined.ok:  # the module that registers the handler may just not be given
+        found += [replace(one, file=str(file)) for one in unknown_handler(examined.value, "warning")]
     return Checked(str(file), examined.form if examined.value is not None else None, tuple(found))
 
 
