@@ -38,3 +38,30 @@ def test_a_mistake_is_told_in_one_line(keepstep):
     ):
         done = keepstep("queues", *words)
         assert (done.code, "Traceback" in done.err) == (2, False), words
+
+
+def test_a_run_in_a_queue_that_nobody_serves_says_so(keepstep, spawn):
+    worker = spawn("worker", "program.py", "--queue", "orders")
+    assert " in queue orders only; stop it" in worker.stderr.readline()
+    (row,) = keepstep("workers", "--json").json["workers"]
+    assert row["queues"] == ["orders"]
+    assert "orders" in keepstep("workers").out
+    assert keepstep("start", "program.py:total", "1", "--id", "lost", "--queue", "mail").code == 0
+    shown = keepstep("show", "lost").out
+    assert "a worker that serves queue mail (no living one does)" in shown
+    assert "keepstep worker FILE.py --queue mail" in shown
+    (found,) = keepstep("doctor", "--json").json["findings"]
+    assert (found["code"], found["runs"]) == ("queue-unattended", ["lost"])
+    assert "no living worker serves queue 'mail'; 1 run in it: lost" in found["message"]
+
+
+def test_a_run_in_a_stopped_or_full_queue_says_so(keepstep):
+    keepstep("queues", "set", "mail", "--concurrency", "0")
+    keepstep("start", "program.py:total", "1", "--id", "held", "--queue", "mail")
+    shown = keepstep("show", "held").out
+    assert "queue mail, which is stopped (concurrency 0)" in shown
+    assert "keepstep queues show mail" in shown
+    keepstep("queues", "set", "mail", "--concurrency", "none", "--rate", "1/60/1")
+    keepstep("worker", "program.py", "--until-idle", "-q")
+    keepstep("start", "program.py:total", "1", "--id", "later", "--queue", "mail")
+    assert "its turn in queue mail (rate)" in keepstep("show", "later").out

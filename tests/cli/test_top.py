@@ -77,3 +77,15 @@ def test_the_live_view_ends_with_q(keepstep, folder):
         process.kill()
         process.wait()
         os.close(main)
+
+
+def test_nothing_is_cut_in_a_pipe(keepstep, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    keepstep("run", "program.py:total", "1")
+    name = f"a-service-with-a-{'long-' * 20}name"
+    limits = ("--concurrency", "123", "--rate", "1000/3600/100", "--spend", "10000/60/1000", "--breaker", "5/300/60")
+    keepstep("services", "set", name, *limits)
+    (line,) = [line for line in keepstep("top", "--once").out.splitlines() if line.startswith(name)]
+    assert line.endswith(keepstep("services", "show", name).out.splitlines()[1].removeprefix("limits").strip())
+    monkeypatch.setenv("COLUMNS", "60")
+    assert max(map(len, keepstep("top", "--once").out.splitlines())) <= 60

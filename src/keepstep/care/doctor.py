@@ -122,6 +122,7 @@ class _Doctor:
         self.unknown: dict[str, list[Run]] = {}
         self.pinned: dict[tuple[str, str, tuple[str, ...]], list[Run]] = {}
         self.late: dict[str, list[Run]] = {}
+        self.unserved: dict[str, list[Run]] = {}
         self.orphans: dict[str, list[Run]] = {}
         self.unreadable: set[str] = set()
         self.locked: dict[tuple[str, bool], list[Run]] = {}
@@ -283,7 +284,7 @@ class _Doctor:
         return known is not None and known.alive
 
     async def look_at_run(self, run: Run) -> None:
-        if run.queue in self.queues:
+        if run.queue in self.queues and self._is_served(run):
             self.queues[run.queue].add(run)
         try:
             waits = run.worker is None and run.status is not Status.SET_ASIDE
@@ -348,6 +349,13 @@ class _Doctor:
             self.unknown.setdefault(run.workflow, []).append(run)
         elif instead := self._instead(run):
             self.pinned.setdefault((run.workflow, run.version, instead), []).append(run)
+        elif not self._is_served(run):
+            self.unserved.setdefault(run.queue, []).append(run)
+
+    def _is_served(self, run: Run) -> bool:
+        """Whether a living worker that knows the workflow of a run serves its queue; true if none knows it."""
+        knowing = [one for one in self.report.workers if one.claims and run.workflow in one.workflows]
+        return run.worker is not None or not knowing or any(one.serves(run.queue) for one in knowing)
 
     def _instead(self, run: Run) -> tuple[str, ...]:
         return versions_instead(self.report.workers, run.workflow, run.version)
@@ -454,7 +462,7 @@ class _Doctor:
     def _due(self, run: Run) -> None:
         if run.queue in self.queues:  # it may wait for a place or its key
             return
-        if run.workflow not in self.known or self._instead(run):
+        if run.workflow not in self.known or self._instead(run) or not self._is_served(run):
             return
         if run.due_at is not None and self.now - run.due_at > _LATE:
             self.late.setdefault(run.workflow, []).append(run)
@@ -602,6 +610,14 @@ class _Doctor:
                 f"no living worker has version {version!r} of workflow {workflow!r}, only {there}; "
                 f"{_count(len(runs), 'run')} of it: {_named(runs)}",
                 "start a worker with the code of that version: keepstep worker FILE.py",
+                runs=[run.id for run in runs],
+            )
+        for name, runs in self.unserved.items():
+            self.find(
+                Severity.WARNING,
+                "queue-unattended",
+                f"no living worker serves queue {name!r}; {_count(len(runs), 'run')} in it: {_named(runs)}",
+                f"start one that does: keepstep worker FILE.py --queue {quote(name)}",
                 runs=[run.id for run in runs],
             )
         for (key, wrong), runs in self.locked.items():

@@ -69,7 +69,8 @@ class QueueLook:
     def _late(self) -> Iterator[Concern]:
         late = [run for run in self._ready if self._now - (run.due_at or self._now) > READY and self._may_begin(run)]
         if late:
-            text = f"queue {self._gate.name!r} has room, but {len(late)} runs are ready for {READY.seconds} s unclaimed"
+            many = "1 run is" if len(late) == 1 else f"{len(late)} runs are"
+            text = f"queue {self._gate.name!r} has room, but {many} ready for {READY.seconds} s unclaimed"
             advice = "its workers are full or stuck: start another, or check their logs"
             yield Concern("late", text, advice, tuple(run.id for run in late))
 
@@ -97,8 +98,9 @@ class QueueLook:
         for key, runs in behind.items():
             holders = self._holders.get(key, [])
             if holders:
+                many = "1 run has" if len(runs) == 1 else f"{len(runs)} runs have"
                 text = (
-                    f"queue {self._gate.name!r}: {len(runs)} runs have waited for a day behind key {key!r}, which "
+                    f"queue {self._gate.name!r}: {many} waited for a day behind key {key!r}, which "
                     f"{', '.join(holders[:5])} holds"
                 )
                 advice = f"look at it with keepstep show {holders[0]}; end it, or raise per_key"

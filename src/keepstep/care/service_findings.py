@@ -32,7 +32,8 @@ def service_concerns(gate: GateInfo, now: datetime) -> Iterator[Concern]:
     has_place = limits.concurrency is None or held < limits.concurrency
     has_token = limits.rate is None or tokens(limits.rate, gate.used_until, now.timestamp()).left > 0
     if gate.parked and waited > READY and has_place and has_token and limits.spend is None:
-        text = f"service {gate.name!r} has room, but {gate.parked} runs wait for it, the first for {_minutes(waited)}"
+        many = "1 run waits" if gate.parked == 1 else f"{gate.parked} runs wait"
+        text = f"service {gate.name!r} has room, but {many} for it, the first for {_minutes(waited)}"
         advice = (
             f"its workers are full or stuck: keepstep services show {name} names them; start another, or check logs"
         )
@@ -48,9 +49,8 @@ def _open(gate: GateInfo, status: str, waited: timedelta, now: datetime) -> Iter
             advice = f"keepstep services reset {name} lets it follow its own rules again"
             yield Concern("breaker-open", text, advice, ())
     elif waited > OPEN:
-        text = (
-            f"service {gate.name!r}: the breaker is {status}, and {gate.parked} runs have waited for {_minutes(waited)}"
-        )
+        many = "1 run has" if gate.parked == 1 else f"{gate.parked} runs have"
+        text = f"service {gate.name!r}: the breaker is {status}, and {many} waited for {_minutes(waited)}"
         advice = f"mend the service; its next probe closes the breaker, or keepstep services close {name} does"
         yield Concern("breaker-open", text, advice, ())
 

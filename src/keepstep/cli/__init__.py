@@ -66,7 +66,7 @@ COMMANDS = {
     "import": ("move:import_", "Import the runs of an archive."),
     "copy": ("move:copy", "Copy runs from one store to another."),
     "queues": ("queues:queues", "List queues, and change their limits."),
-    "services": ("services:services", "List services, change their limits, open or close their breakers."),
+    "services": ("services:services", "List services, change limits, open or close breakers."),
     "doctor": ("doctor:doctor", "Examine the store, its workers and its runs."),
     "version": ("version:version", "Print the version."),
 }

@@ -186,7 +186,7 @@ def _wait_in_words(wait: Wait, now: datetime) -> str:
         case WaitKind.RETRY | WaitKind.RESUME:
             return f"a person: keepstep {'resume' if wait.kind is WaitKind.RESUME else 'retry or cancel'}"
         case WaitKind.WORKER:
-            return f"a worker{_which(wait)}{f' (handed back, due again in {ahead})' if ahead else ''}"
+            return _worker_in_words(wait, ahead)
         case WaitKind.SIGNAL:
             callback = callback_of(wait.name)
             return f"signal {wait.name}" if callback is None else f"callback {callback}".rstrip()
@@ -202,6 +202,22 @@ def _wait_in_words(wait: Wait, now: datetime) -> str:
             return f"a person at the breakpoint {wait.name}: keepstep resume"
         case WaitKind.TIME:
             return f"{ahead} to pass"
+
+
+def _worker_in_words(wait: Wait, ahead: str) -> str:
+    if wait.why:
+        return _QUEUE_WAITS[wait.why].format(wait.queue)
+    return f"a worker{_which(wait)}{f' (handed back, due again in {ahead})' if ahead else ''}"
+
+
+#: Words for a wait in a queue, by its reason.
+_QUEUE_WAITS = {
+    "unserved": "a worker that serves queue {} (no living one does)",
+    "stopped": "queue {}, which is stopped (concurrency 0)",
+    "concurrency": "a place in queue {} (concurrency)",
+    "per_key": "its key in queue {} (per_key)",
+    "rate": "its turn in queue {} (rate)",
+}
 
 
 def _which(wait: Wait) -> str:
@@ -331,6 +347,7 @@ def worker_json(worker: WorkerInfo) -> dict[str, Any]:
         "alive": worker.alive,
         "leases": worker.leases,
         "workflows": list(worker.known),
+        "queues": None if worker.queues is None else list(worker.queues),
         "started_at": iso(worker.started_at),
         "renewed_at": iso(worker.renewed_at),
         "drain_at": iso(worker.drain_at),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..views.overview import Locked, Overview
     from ..views.requests import Cancellation, Request
     from ..views.undo import UndoView
-    from ..views.waits import Action
+    from ..views.waits import Action, Wait
 
 #: Records of a run up to which `show` adds up its spending, so that it answers at once.
 MANY_RECORDS = 10_000
@@ -169,6 +169,7 @@ def _shown(facts: _Facts, *, traceback: bool) -> str:
         ("cancelled", formatting.one_line(_who_cancelled(view.cancellation)) if view.cancellation is not None else ""),
         ("asked", formatting.one_line(_who_asked(view.request)) if view.request is not None else ""),
         ("waits for", formatting.one_line(formatting.waits_in_words(view.waits))),
+        ("queue", formatting.one_line(_which_queue(run))),
         *(("unread", _what_is_unread(signal)) for signal in view.refused),
         *(("child", _how_it_stands(child)) for _, child in view.children),
         ("created", f"{formatting.local(run.created_at)} ({formatting.ago(run.created_at)})"),
@@ -199,9 +200,27 @@ def _shown(facts: _Facts, *, traceback: bool) -> str:
         ("error", formatting.printable(error)),
         ("", formatting.printable(run.error.traceback if traceback and run.error is not None else frames)),
     ]
-    hints = [hint(action) for action in view.actions if not _is_refused(run, facts.undo, action)]
+    queued = [wait for wait in view.waits if wait.queue and wait.why]
+    hints = [_queue_hint(wait) for wait in queued]
+    hints += [
+        hint(action)
+        for action in view.actions
+        if not _is_refused(run, facts.undo, action) and not (queued and action.act == "worker")
+    ]
     hints += [errors.line("show", child.id) for _, child in view.children]
     return formatting.facts(pairs) + ("\n\n" + "\n".join(hints) if hints else "")
+
+
+def _which_queue(run: Run) -> str:
+    """Return the queue of a run and its key, unless it is the one of runs that name none."""
+    name = "" if run.queue == "default" and run.key is None else run.queue
+    return f"{name} (key {run.key})" if run.key is not None else name
+
+
+def _queue_hint(wait: Wait) -> str:
+    if wait.why == "unserved":
+        return errors.line("worker", "FILE.py", "--queue", wait.queue)
+    return errors.line("queues", "show", wait.queue)
 
 
 def _what_is_unread(signal: Signal) -> str:

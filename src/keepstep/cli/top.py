@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Pause after a sample, in times of what it took, so that looking at a store with very many runs does not load it.
 SHARE = 5.0
+#: Characters of a line in a pipe, where nothing is cut.
+_UNBOUNDED = 10_000
 #: Keys that end the view.
 _QUIT = ("q", "Q", "\x03", "\x04", "\x1b")
 
@@ -96,7 +99,8 @@ def _printed(sample: Sample, url: str) -> str:
     """Return one sample as text."""
     from rich.console import Console
 
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    is_bounded = sys.stdout.isatty() or "COLUMNS" in os.environ
+    console = Console(highlight=False, width=None if is_bounded else _UNBOUNDED)
     with console.capture() as taken:
         console.print(_screen(sample, url))
     return "\n".join(line.rstrip() for line in taken.get().splitlines())

@@ -130,7 +130,7 @@ async def _serve(
         await engine.open()
         try:
             if not quiet:
-                names = ", ".join(sorted(engine.workflows))
+                names = ", ".join(sorted(engine.workflows)) + _only(options["queues"])
                 lines.plain(
                     f"worker (pid {os.getpid()}) on {shown_url(engine.store)} drives {names}; stop it with Ctrl-C"
                 )
@@ -159,6 +159,11 @@ async def _serve(
         left = "asked" if stop.asked.is_set() else "drained" if is_drained else "idle"
         settings.answer({"pid": os.getpid(), "workflows": sorted(engine.workflows), "drove": dict(drove), "left": left})
     return errors.OK
+
+
+def _only(queues: tuple[str, ...] | None) -> str:
+    """Return the queues that a worker serves, in words; nothing for all."""
+    return f" in queue{'' if len(queues) == 1 else 's'} {', '.join(queues)} only" if queues else ""
 
 
 async def _show_draining(engine: Engine) -> None:

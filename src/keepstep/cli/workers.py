@@ -42,11 +42,12 @@ def workers(settings: Settings) -> None:
                 _state(one),
                 str(one.leases),
                 formatting.local(one.started_at) if one.started_at else "",
+                "all" if one.queues is None else formatting.one_line(", ".join(one.queues)),
                 formatting.one_line(", ".join(one.known)),
             )
             for one in found
         ]
-        return formatting.table(("WORKER", "PID", "STATE", "RUNS", "SINCE", "KNOWS"), rows)
+        return formatting.table(("WORKER", "PID", "STATE", "RUNS", "SINCE", "QUEUES", "KNOWS"), rows)
 
     settings.answer({"workers": [formatting.worker_json(one) for one in found]}, shown)
 

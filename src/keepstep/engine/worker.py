@@ -20,6 +20,7 @@ from ..kernel.progress import cut_short
 from ..model import Run, RunQuery, Status, WorkerInfo
 from ..model.ids import new_id
 from ..model.keepers import KEEPER_QUEUE, is_keeper
+from ..model.lease import QUEUES
 from ..ports import Advance, ClaimRequest, OptionalStore, Verdict, instant, optional
 from ..records.counts import COUNTS
 from .blockage import blocking_code
@@ -184,6 +185,7 @@ class Worker:
                 *(f"{name}@{one}" for name, one in sorted(self._pins().items())),
             ),
             progress={
+                **({} if self.queues is None else {QUEUES: "\n".join(sorted(self.queues)).encode()}),
                 COUNTS: self.engine.journal.counter.text(self.engine.clock.boot()[1]),
                 **{run: text for run, one in dict(self.progress).items() if (text := one.text())},
             },

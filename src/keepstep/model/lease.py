@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from .gate import AtService
+from .keepers import KEEPER_QUEUE
 from .run import Run, Status
 
 #: Lifetime of a lease after a heartbeat, and the interval of heartbeats. Two heartbeats may be missed.
 LEASE_SECONDS = 15.0
 HEARTBEAT_SECONDS = 5.0
+#: Key of a worker's queues, a line each, among the progress of its runs; a worker that serves all queues has none.
+QUEUES = "ks:queues"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,16 @@ class WorkerInfo:
     def claims(self) -> bool:
         """Whether it is alive and may claim runs."""
         return self.alive and self.drain_at is None
+
+    @property
+    def queues(self) -> tuple[str, ...] | None:
+        """The queues whose runs it drives; None is all."""
+        named = self.progress.get(QUEUES)
+        return None if named is None else tuple(named.decode("utf-8", "replace").split("\n"))
+
+    def serves(self, queue: str) -> bool:
+        """Whether it drives runs of this queue."""
+        return queue == KEEPER_QUEUE or self.queues is None or queue in self.queues
 
     @property
     def pins(self) -> dict[str, str]:

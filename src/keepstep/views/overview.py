@@ -11,6 +11,7 @@ from ..errors import EncryptionError
 from ..model import Run, Signal, WorkerInfo
 from ..model.run import handed_over
 from .finding import awaited_children, successor_of
+from .queue_waits import with_queue
 from .requests import Cancellation, Request, cancellation_of, pending_request, refused_signals
 from .waits import Action, Wait, WaitKind, actions_for, waits_of, with_version
 
@@ -58,6 +59,7 @@ async def overview_of(host: CommandHost, run: Run, now: datetime) -> Overview:
     newest = await successor_of(host, run)
     plain, locked = readable(host.encryption, run)
     waits = () if handed_over(run) else tuple(with_version(wait, run, workers) for wait in waits_of(run, now))
+    waits = await host.ask(lambda store: with_queue(store, run, waits, workers, now))
     keys = [wait.name for wait in waits if wait.kind is WaitKind.CHILD]
     return Overview(
         run=plain,

@@ -37,7 +37,8 @@ class Wait:
     `name` is the signal, the key of the child's call or of the step, or the breakpoint. `until` is the instant of a
     `TIME`; of a `WORKER`, it is when the run may be taken again, because a worker has given it back. `version` is the
     version that a `WORKER` must have of the workflow `name`, if the living ones have only the `versions` instead. `why`
-    is the limit of a `SERVICE` that had no room: `concurrency`, `rate`, `spend` or `breaker`.
+    is the limit of a `SERVICE` that had no room: `concurrency`, `rate`, `spend` or `breaker`. Of a `WORKER`, it tells
+    why nobody claims the run from its `queue`: `unserved`, `stopped`, `concurrency`, `per_key` or `rate`.
     """
 
     kind: WaitKind
@@ -46,6 +47,7 @@ class Wait:
     version: str = ""
     versions: tuple[str, ...] = ()
     why: str = ""
+    queue: str = ""
 
 
 def with_version(wait: Wait, run: Run, workers: Iterable[WorkerInfo]) -> Wait:
