@@ -35,7 +35,8 @@ def service_concerns(gate: GateInfo, now: datetime) -> Iterator[Concern]:
         many = "1 run waits" if gate.parked == 1 else f"{gate.parked} runs wait"
         text = f"service {gate.name!r} has room, but {many} for it, the first for {_minutes(waited)}"
         advice = (
-            f"its workers are full or stuck: keepstep services show {name} names them; start another, or check logs"
+            f"its workers are full or stuck, or serve other queues: keepstep services show {name} names them; "
+            "start another that uses the service, or check logs"
         )
         yield Concern("service-late", text, advice, ())
 

@@ -166,14 +166,16 @@ class MemoryStore:
             taken: tuple[Claim, ...] = ()
             next_due_at: datetime | None = None
             served = limited if request.queues is None else limited & request.queues
-            rooms = services.rooms_of(request, self._parked_at(), self._is_used)
+            rooms = services.rooms_of(request, self._parked_at(), self._users)
             turns = {*served, *(f"{services.gate_text(name)}" for name in rooms)}
             for name in queues.in_turn(turns, self._claims_made):
                 rest = replace(request, limit=request.limit - len(taken))
                 service = services.service_in(name)
                 at: datetime | None = None
                 if service is not None:
-                    more = self._claim_parked(service, min(rooms[service], rest.limit), rest, dead, now)
+                    places, workflows = rooms[service]
+                    rest = replace(rest, workflows=workflows)
+                    more = self._claim_parked(service, min(places, rest.limit), rest, dead, now)
                 elif name is not None:
                     more, at = self._claim_queue(name, rest, dead, now)
                 else:
@@ -189,8 +191,10 @@ class MemoryStore:
     def _parked_at(self) -> set[str]:
         return {entry.head.service for entry in self._open.values() if entry.head.service is not None}
 
-    def _is_used(self, service: str) -> bool:
-        return bool(self._living(service))
+    def _users(self, service: str) -> list[tuple[str, ...]]:
+        """Return the workflows of each worker that uses a service, is not given up and does not drain."""
+        workers = [self._workers[share.worker].info for share in self._living(service)]
+        return [worker.workflows for worker in workers if worker.drain_at is None]
 
     def _parked(self, service: str, request: ClaimRequest) -> list[queues.Place]:
         """Return the runs that wait at a service and that the request serves."""

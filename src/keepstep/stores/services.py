@@ -290,11 +290,44 @@ class _Decision:
 # -- claims of parked runs ---------------------------------------------------------------------------------------------
 
 
-def rooms_of(request: ClaimRequest, parked_at: Iterable[str], is_used: Callable[[str], bool]) -> dict[str, int]:
+class Room(NamedTuple):
+    """How many runs that wait at a service a claim may take, and of which workflows."""
+
+    places: int
+    workflows: frozenset[str]
+
+
+def workflows_in(text: object) -> tuple[str, ...]:
+    """Return the workflows in the stored heartbeat of a worker; none if they cannot be read."""
+    try:
+        return msgspec.json.decode(text, type=tuple[str, ...]) if isinstance(text, str) and text else ()
+    except (msgspec.MsgspecError, ValueError):
+        return ()
+
+
+def rooms_of(
+    request: ClaimRequest, parked_at: Iterable[str], users: Callable[[str], Iterable[Sequence[str]]]
+) -> dict[str, Room]:
     """Return the services whose parked runs a claim may take, and how many of each.
 
-    A service that no living worker uses limits nothing.
+    `users` gives the workflows that each living worker knows which uses a service and does not drain. A service limits
+    nothing for workflows that none of them knows: nobody else would take their runs.
     """
-    rooms = {service: room for service, room in request.rooms.items() if room > 0}
-    unused = {service for service in parked_at if service not in request.rooms and not is_used(service)}
-    return rooms | dict.fromkeys(unused, request.limit)
+    rooms = {service: Room(room, request.workflows) for service, room in request.rooms.items() if room > 0}
+    for service in parked_at:
+        if service not in request.rooms:
+            known = [*users(service)]
+            passing = frozenset(
+                one for one in request.workflows if not any(_drives(one_knows, one, request) for one_knows in known)
+            )
+            if passing:
+                rooms[service] = Room(request.limit, passing)
+    return rooms
+
+
+def _drives(known: Sequence[str], workflow: str, request: ClaimRequest) -> bool:
+    """Whether a worker drives the runs of a workflow that a request serves. One that tells nothing may drive any."""
+    if not known or workflow not in known:
+        return not known
+    pins = [name for name in known if name.startswith(f"{workflow}@")]
+    return not pins or f"{workflow}@{request.versions.get(workflow)}" in pins

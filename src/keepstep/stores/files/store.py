@@ -214,14 +214,15 @@ class FilesStore:
         claims: tuple[Claim, ...] = ()
         at: list[float | None] = []
         served = [name for name in limited if request.queues is None or name in request.queues]
-        rooms = services.rooms_of(request, self._index.parked_at(), self._is_used)
+        rooms = services.rooms_of(request, self._index.parked_at(), self._users)
         turns = [*served, *(f"{services.gate_text(name)}" for name in rooms)]
         for name in queues.in_turn(turns, self._claims_made):
             rest = replace(request, limit=request.limit - len(claims))
             service = services.service_in(name)
             if service is not None:
-                room = min(rooms[service], rest.limit)
-                claims += self._claim_parked(service, room, rest, (alive, limited, now))
+                places, workflows = rooms[service]
+                rest = replace(rest, workflows=workflows)
+                claims += self._claim_parked(service, min(places, rest.limit), rest, (alive, limited, now))
             elif name is None:
                 claims += self._claim_others(rest, alive, limited, now)
             else:
@@ -320,8 +321,10 @@ class FilesStore:
     def _has_place(self, gate: GateInfo, request: ClaimRequest, alive: set[str], now: float) -> bool:
         return queues.may_drive(gate, self._ground(gate.name, request, alive, now), holds_key=True)
 
-    def _is_used(self, service: str) -> bool:
-        return bool(self._living(self._gates.service(service)[0]))
+    def _users(self, service: str) -> list[tuple[str, ...]]:
+        """Return the workflows of each worker that uses a service, is not given up and does not drain."""
+        users = [share.worker for share in self._living(self._gates.service(service)[0])]
+        return [self._workers.workflows(one) for one in users if self._workers.drain_at(one) is None]
 
     def _at_services(self, request: ClaimRequest) -> tuple[AtService, ...]:
         found: list[AtService] = []

@@ -250,6 +250,11 @@ class Workers:
                 )
         return found
 
+    def workflows(self, worker: str) -> tuple[str, ...]:
+        """Return the workflows that a worker knows; none if its heartbeat cannot be read."""
+        beat = self._beat(worker) if is_id(worker) else None
+        return beat.workflows if isinstance(beat, Heartbeat) else ()
+
     def progress(self, worker: str, run: str) -> bytes | None:
         """Return a worker's progress on a run. It is only displayed, so no error is raised."""
         beat = self._beat(worker) if is_id(worker) else None

@@ -118,17 +118,19 @@ class Claimer:
         taken: tuple[Claim, ...] = ()
         later: datetime | None = None
         served = self.limited if request.queues is None else self.limited & request.queues
-        rooms: dict[str, int] = {}
+        rooms: dict[str, services.Room] = {}
         if liveness.parked_at:
             later = self._services.let_timed_go_on(connection, now)
-            used = self._services.used(connection)
-            rooms = services.rooms_of(request, liveness.parked_at, used.__contains__)
+            users = self._services.users(connection)
+            rooms = services.rooms_of(request, liveness.parked_at, lambda service: users.get(service, ()))
         turns = {*served, *(f"{services.gate_text(name)}" for name in rooms if name in liveness.parked_at)}
         for name in queues.in_turn(turns, self._claims_made) if request.workflows else ():
             rest = replace(request, limit=max(request.limit - len(taken), 0))
             service = services.service_in(name)
             if service is not None:
-                claims, at = self._parked(moment, service, min(rooms[service], rest.limit), rest), None
+                places, workflows = rooms[service]
+                rest = replace(rest, workflows=workflows)
+                claims, at = self._parked(moment, service, min(places, rest.limit), rest), None
             else:
                 claims, at = self._others(moment, rest) if name is None else self._queue(moment, name, rest)
             taken += claims

@@ -39,7 +39,10 @@ class ServiceStatements:
             " since = excluded.since"
         )
         self._end_shares = f"DELETE FROM {share} WHERE gate = %s AND worker = ANY(%s)"
-        self._used = f"SELECT DISTINCT s.gate FROM {share} s JOIN {worker} w ON w.id = s.worker AND w.gone_at IS NULL"
+        self._users = (
+            f"SELECT s.gate, w.workflows FROM {share} s JOIN {worker} w ON w.id = s.worker"
+            " AND w.gone_at IS NULL AND w.drain_at IS NULL"
+        )
         self._waiting_for_people = f"SELECT count(*), min(since) FROM {head} WHERE worker IS NULL AND gate = %s"
         self._go_on = (
             f"UPDATE {head} SET gate = NULL, since = NULL WHERE run = ANY(ARRAY(SELECT run FROM {head}"
@@ -70,9 +73,12 @@ class ServiceStatements:
         at = next_due[0][0] if next_due else None
         return at.astimezone(UTC) if isinstance(at, datetime) else None  # a damaged time may be infinity
 
-    def used(self, connection: Connection) -> set[str]:
-        """Return the services that workers use which are not given up."""
-        return {gate for (gate,) in connection.execute(self._used, binary=True).fetchall()}
+    def users(self, connection: Connection) -> dict[str, list[tuple[str, ...]]]:
+        """Return by service the workflows of each worker that uses it, is not given up and does not drain."""
+        found: dict[str, list[tuple[str, ...]]] = {}
+        for gate, text in connection.execute(self._users, binary=True).fetchall():
+            found.setdefault(gate, []).append(services.workflows_in(text))
+        return found
 
     # -- people --------------------------------------------------------------------------------------------------------
 

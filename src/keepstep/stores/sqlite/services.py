@@ -11,10 +11,15 @@ from ...ports import ClaimRequest, instant
 from .. import services
 from .connection import Cursor
 from .queues import QueueGround, move_gate, read_gates
+from .rows import text_or_bytes
 
 _SHARES = (
     "SELECT s.worker, s.held, s.need, s.since, w.id IS NULL FROM keepstep_share s"
     " LEFT JOIN keepstep_worker w ON w.id = s.worker AND w.gone_at IS NULL WHERE s.gate = ?"
+)
+_USERS = (
+    "SELECT w.workflows FROM keepstep_share s JOIN keepstep_worker w ON w.id = s.worker"
+    " AND w.gone_at IS NULL AND w.drain_at IS NULL WHERE s.gate = ?"
 )
 _ADD_SHARE = "INSERT INTO keepstep_share (gate, worker, held, need, since) VALUES (?, ?, ?, ?, ?)"
 _END_SHARE = "DELETE FROM keepstep_share WHERE gate = ? AND worker = ?"
@@ -67,9 +72,9 @@ def parked_at(cursor: Cursor) -> list[str]:
         found.append(services.service_in(gate) or "")
 
 
-def is_used(cursor: Cursor, service: str) -> bool:
-    """Whether a worker that is not given up uses a service."""
-    return any(not is_gone for *_, is_gone in cursor.execute(_SHARES, (service,)).fetchall())
+def users(cursor: Cursor, service: str) -> list[tuple[str, ...]]:
+    """Return the workflows of each worker that uses a service, is not given up and does not drain."""
+    return [services.workflows_in(text_or_bytes(text)) for (text,) in cursor.execute(_USERS, (service,)).fetchall()]
 
 
 def service_gate(cursor: Cursor, service: str) -> GateInfo | None:

@@ -362,14 +362,17 @@ class SQLiteStore:
         return Claims((), instant(min(later)) if later else None, self._at_services(cursor, request, parked))
 
     @staticmethod
-    def _rooms(cursor: Cursor, request: ClaimRequest, parked: list[str]) -> dict[str, int]:
+    def _rooms(cursor: Cursor, request: ClaimRequest, parked: list[str]) -> dict[str, services.Room]:
         """Return the services at which runs wait that the request may take, and how many."""
-        rooms = services.rooms_of(request, parked, partial(here.is_used, cursor))
+        rooms = services.rooms_of(request, parked, partial(here.users, cursor))
         return {service: room for service, room in rooms.items() if service in parked and request.limit > 0}
 
     def _has_room_for_parked(self, cursor: Cursor, request: ClaimRequest, parked: list[str]) -> bool:
         rooms = self._rooms(cursor, request, parked)
-        return any(ParkedGround(cursor, service, request).priorities() for service in rooms)
+        return any(
+            ParkedGround(cursor, service, replace(request, workflows=room.workflows)).priorities()
+            for service, room in rooms.items()
+        )
 
     @staticmethod
     def _at_services(cursor: Cursor, request: ClaimRequest, parked: Iterable[str]) -> tuple[AtService, ...]:
@@ -400,7 +403,9 @@ class SQLiteStore:
             rest = replace(request, limit=request.limit - len(claims))
             service = services.service_in(name)
             if service is not None:
-                claims += self._claim_parked(moment, service, min(rooms[service], rest.limit), rest)
+                places, workflows = rooms[service]
+                rest = replace(rest, workflows=workflows)
+                claims += self._claim_parked(moment, service, min(places, rest.limit), rest)
             elif name is not None:
                 claims += self._claim_queue(moment, moment.limited[name], rest, later)
             else:

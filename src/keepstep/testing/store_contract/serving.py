@@ -8,7 +8,7 @@ import pytest
 
 from ...model import Ask, Claims, GateChange, GateInfo, Grant, Run, Signal, Status, WorkerInfo
 from ...model.gate import MOST_CHANGES, SERVICE
-from ...ports import Create, Send, Store, Verdict
+from ...ports import Create, OptionalStore, Send, Store, Verdict, optional
 from .ground import START, Ground, Holder, SteppedClock, at, commit, get, ids, parked, queued, started, watch
 from .queueing import declare as declare_queue
 
@@ -485,6 +485,35 @@ class Serving(Ground):
         self.kill(store, clock, "w1")
         taken = [*self.claim(store, "w2").claims, *self.claim(store, "w2").claims]
         assert [(claim.run.id, claim.service) for claim in taken] == [("r", None)]
+
+    def test_a_service_whose_users_do_not_know_a_workflow_lets_its_runs_pass(self, store: Store) -> None:
+        assert store.renew_leases(WorkerInfo("w1", workflows=("other",)))
+        declare(store, concurrency=1)
+        ask(store, "w1")
+        waits(store, "r")
+        taken = self.claim(store, "w2").claims
+        assert [(claim.run.id, claim.service) for claim in taken] == [("r", None)]
+
+    def test_a_service_limits_the_workflows_that_its_users_know(self, store: Store) -> None:
+        assert store.renew_leases(WorkerInfo("w1", workflows=("digest", "digest@1", "other")))
+        ask(store, "w1")
+        waits(store, "old", version="1")
+        waits(store, "new", version="2")
+        waits(store, "other", workflow="other")
+        both = ("digest", "other")
+        assert ids(self.claim(store, "w2", workflows=both, versions={"digest": "1"})) == []
+        assert ids(self.claim(store, "w2", workflows=both, versions={"digest": "2"})) == ["new"]
+
+    def test_a_worker_that_drains_keeps_no_run_at_a_service(self, store: Store) -> None:
+        drain = optional(store, OptionalStore.drain_worker)
+        if drain is None:
+            return
+        assert store.renew_leases(WorkerInfo("w1", workflows=("digest",)))
+        ask(store, "w1")
+        waits(store, "r")
+        assert ids(self.claim(store, "w2")) == []
+        assert drain("w1")
+        assert ids(self.claim(store, "w2")) == ["r"]
 
     def test_a_run_at_a_service_needs_a_place_in_its_queue(self, store: Store) -> None:
         declare_queue(store, "mail", concurrency=1)
