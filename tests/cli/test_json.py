@@ -62,7 +62,7 @@ ASKED = [
     ("fork done --id f", {"run": "f"}),
     ("rewind f --to 1", {"run": "f"}),
     ("aside", {"runs": []}),
-    ("recover failed --dry-run", {"run": "failed", "recoverable": True, "handler": "continue"}),
+    ("recover failed --dry-run", {"run": "failed", "recoverable": True, "handler": None}),
     ("retry failed", {"run": "failed", "status": "queued"}),
     ("validate flow.json", {}),
     ("export all.jsonl done", {"written": 1}),

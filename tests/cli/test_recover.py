@@ -291,3 +291,80 @@ def test_mistyped_handler_is_told_before_a_crash(keepstep, folder, caplog):
     alone = keepstep("validate", "mistyped.yaml")
     assert (alone.code, "warning: policies.resilience.recovery" in alone.out) == (0, True)
     assert keepstep("validate", "mistyped.yaml", "--strict").code == 1
+
+
+DECIDING = """
+import keepstep as ks
+
+
+@ks.step
+async def ship():
+    raise ks.Permanent("no carrier")
+
+
+def careful(info):
+    return "continue"
+
+
+@ks.workflow(recovery=ks.Recovery("skip step", value={"by": "hand"}))
+async def skipping():
+    return await ship()
+
+
+@ks.workflow(recovery=ks.Recovery("set aside", reason="look first"))
+async def leaving():
+    return await ship()
+
+
+@ks.workflow(recovery=careful)
+async def asking():
+    return await ship()
+"""
+
+
+@pytest.fixture
+def deciding(keepstep, folder):
+    """Failed runs of workflows with handlers; each run has the name of its workflow."""
+    (folder / "deciding.py").write_text(DECIDING, encoding="utf-8")
+
+    def fail(name):
+        assert keepstep("run", f"deciding.py:{name}", "--id", name).code == 1
+        return lambda *words: keepstep("recover", name, *words)
+
+    return fail
+
+
+def test_dry_run_tells_what_the_handler_would_do(deciding):
+    skipping = deciding("skipping")
+    known = skipping("deciding.py:skipping", "--dry-run")
+    assert (known.code, "skips:        ship#1, with the result {" in known.out) == (0, True)
+    told = skipping("deciding.py:skipping", "--dry-run", "--json").json
+    assert (told["handler"], told["skips"], told["value"]) == ("skip step", "ship#1", {"by": "hand"})
+    unknown = skipping("--dry-run")
+    assert "handler:      that of the workflow, which is unknown here" in unknown.out
+    assert skipping("--dry-run", "--json").json["handler"] is None
+    asking = deciding("asking")
+    assert "handler:      careful, which decides when a worker asks it" in asking("deciding.py:asking", "--dry-run").out
+
+
+def test_dry_run_of_a_handler_that_sets_the_run_aside_exits_with_1(deciding):
+    leaving = deciding("leaving")
+    own = leaving("deciding.py:leaving", "--dry-run")
+    assert (own.code, "cannot be recovered: its handler 'set aside' leaves it" in own.out) == (1, True)
+    assert "look first" in own.out
+    assert leaving("--handler", "set aside", "--dry-run").code == 1
+    assert leaving("deciding.py:leaving", "--handler", "continue", "--dry-run").code == 0
+
+
+def test_other_code_and_unknown_handlers_are_refused_with_and_without_a_dry_run(deciding, status):
+    asking = deciding("asking")
+    for more in ((), ("--dry-run",)):
+        other = asking("deciding.py:leaving", *more)
+        assert (other.code, "belongs to workflow 'asking', not to 'leaving'" in other.err) == (2, True)
+        unknown = asking("deciding.py:asking", "--handler", "restrt", *more)
+        assert (unknown.code, "did you mean 'restart'?" in unknown.out + unknown.err) == (1, True)
+    assert status("asking") == "failed"
+    done = asking()
+    assert (done.code, "with the handler of its workflow" in done.out) == (0, True)
+    twice = asking("--dry-run")
+    assert (twice.code, "cannot be recovered: it is being recovered already" in twice.out) == (7, True)

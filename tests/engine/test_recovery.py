@@ -457,7 +457,7 @@ async def test_request_that_no_worker_took_up_can_be_replaced(world, monkeypatch
         await failed(world, engine)
     async with world.engine(worker=False) as engine:
         run = await engine.get("r")
-        await run.recover("page ops")
+        await run.recover("set aside")
         await run.recover("restart")
     async with world.engine() as engine:
         assert await (await engine.get("r")).result(30) == (1, "sent")

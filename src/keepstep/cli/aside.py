@@ -19,6 +19,14 @@ if TYPE_CHECKING:
     from ..views.aside import AsidePage, AsideRun
 
 _ACTS = ("list", "retry", "edit", "drop")
+#: The phases in which a worker takes up a run, in words.
+_PHASES = {
+    "load": "when its records were loaded",
+    "validate": "when it was validated",
+    "rebuild": "when its state was rebuilt",
+    "handler": "when its recovery handler was asked",
+    "resume": "when its code was called",
+}
 #: Runs that are listed at most, because the history of each is read.
 _LIMIT = 20
 
@@ -122,7 +130,7 @@ def _lines(one: AsideRun) -> list[str]:
     tried = f"set aside {formatting.count(one.attempts, 'time')}" if one.attempts > 1 else "set aside"
     head = f"{formatting.one_line(one.run.id)}  {formatting.one_line(one.run.workflow)}  {tried}"
     lines = [f"{head}, {formatting.ago(one.since)}"]
-    phase = f" (phase {one.phase})" if one.phase else ""
+    phase = f" ({_PHASES.get(one.phase, one.phase)})" if one.phase else ""
     lines += [f"  {formatting.one_line(reason)}" for reason in one.problems or (f"{one.reason}{phase}",)]
     if one.last_error:
         lines.append(f"  last error: {formatting.step_name(one.failed)}: {formatting.one_line(one.last_error)}")

@@ -49,13 +49,18 @@ def recover(
     if value is not None and handler != "skip step":
         raise click.UsageError('--value is for --handler "skip step"')
     given = None if value is None else read_json(value, "--value")
+    code = None  # with TARGET, the engine knows the workflow
     if target is not None:
-        load_workflow(target, modules=module, debug=settings.debug)  # the engine knows the workflow from now on
+        code = load_workflow(target, modules=module, debug=settings.debug)
 
     async def act(engine: Engine) -> tuple[RecoveryInfo, str]:
         from .control import alone
 
         handle = await find(engine, run_id)
+        run = await handle.run()
+        if code is not None and run.workflow != code.name and run.continued_as is None:
+            hint = f"name the code of {run.workflow!r}, as FILE.py:NAME"
+            raise errors.Refused(f"run {run_id!r} belongs to workflow {run.workflow!r}, not to {code.name!r}", hint)
         info = await handle.recover(
             handler, step=step, value=given, skip_validation=skip_validation, reason=reason, dry_run=dry_run
         )
@@ -64,7 +69,8 @@ def recover(
     info, later = settings.talk(act)
     answer = _as_json(info)
     if not dry_run:
-        asked = f"asked a worker to recover {run_id} with the handler {_handler(info)!r}{later}"
+        whose = f"the handler {_handler(info)!r}" if info.handler else "the handler of its workflow"
+        asked = f"asked a worker to recover {run_id} with {whose}{later}"
         settings.answer({**answer, "asked": "recover"}, asked)
         return errors.OK
     settings.answer(answer, lambda: _text(info))
@@ -87,15 +93,49 @@ def _as_json(info: RecoveryInfo) -> dict[str, Any]:
         "recoverable": info.recoverable,
         "why": info.why,
         "problems": list(info.problems),
-        "handler": info.handler,
+        "handler": info.handler or None,
         "last_success": info.last_success or None,
         "failed": info.failed or None,
         "error": info.error or None,
         "next": list(info.next),
         "again": list(info.again),
+        "skips": info.skips or None,
+        "value": _plain(info.value),
         "checked": info.checked,
         "recoveries": info.recoveries,
     }
+
+
+def _plain(value: Any) -> Any:
+    """Return the value for a skipped step as plain JSON."""
+    from ..errors import KeepstepError
+    from ..values import VALUES
+    from . import formatting
+
+    try:
+        return formatting.plain(VALUES.encode(value, "the value"))
+    except KeepstepError:  # of a class that only the worker knows
+        return repr(value)
+
+
+def _decider(info: RecoveryInfo) -> str:
+    """Return the handler, and whether it decides only when a worker asks it."""
+    from ..policies.recovery import HANDLERS
+
+    if not info.handler:
+        return "that of the workflow, which is unknown here"
+    return info.handler if info.handler in HANDLERS else f"{info.handler}, which decides when a worker asks it"
+
+
+def _skipped(info: RecoveryInfo) -> str:
+    """Return the step that would be skipped, and the result that it would get."""
+    from . import formatting
+
+    if info.handler != "skip step":
+        return ""
+    if info.checked and not info.skips:
+        return "nothing, because no step was under way"
+    return f"{info.skips or 'the step that was under way'}, with the result {formatting.brief(_plain(info.value))}"
 
 
 def _text(info: RecoveryInfo) -> str:
@@ -109,7 +149,8 @@ def _text(info: RecoveryInfo) -> str:
         ("last success", info.last_success),
         ("failed step", f"{info.failed}: {info.error}" if info.failed and info.error else info.failed),
         ("next", ", ".join(info.next)),
-        ("handler", info.handler),
+        ("handler", _decider(info)),
+        ("skips", _skipped(info) if info.recoverable else ""),
         ("runs again", ", ".join(info.again)),
     ]
     lines += [f"  {name + ':':<14}{formatting.one_line(text)}" for name, text in pairs if text]

@@ -515,7 +515,7 @@ class RunHandle(Generic[R]):
         """
         from ..history.recovery import Wish, recovery_info  # noqa: PLC0415 - rarely needed
 
-        info = await recovery_info(self._engine, self.id, handler, step, self._workflow)
+        info = await recovery_info(self._engine, self.id, handler, step, value=value, workflow=self._workflow)
         if dry_run:
             return info
         data = b""

@@ -31,7 +31,7 @@ from ..policies.recovery import HANDLERS, RECOVERY_SECONDS, Recovery
 from ..ports import Send, instant
 from ..records.data import RecoveredData, SupersededData, data_of, new_data
 from ..records.record import FORMAT_WITH_UNDO, Record, unseal
-from ..workflows.recovery import RecoveryInfo, handler_named
+from ..workflows.recovery import RecoveryInfo, handler_named, is_known
 from .commands import append_and_release, check_not_keeper, claim_by_name, hand_back_on_error
 from .names import named
 from .retry import of_unfinished, plan_retry, retry_children
@@ -79,6 +79,8 @@ async def request_recovery(host: CommandHost, run_id: str, wish: Wish, actor: st
     refusal = await _refusal(host, run)
     if refusal is not None:
         raise refusal
+    if run.workflow in host.workflows and not is_known(asked.handler):
+        handler_named(wish.handler)
     host.encryption.cipher(run)  # nothing can be written without the run's key
     if run.status is Status.FAILED or wish.handler == "restart":
         # Plan before the claim, so that a refusal leaves the run untouched.
@@ -149,18 +151,31 @@ async def _other_request(host: CommandHost, run: Run) -> KeepstepError | None:
 
 
 async def recovery_info(
-    host: CommandHost, run_id: str, handler: str = "", step: str = "", workflow: Workflow[..., Any] | None = None
+    host: CommandHost,
+    run_id: str,
+    handler: str = "",
+    step: str = "",
+    *,
+    value: Any = None,
+    workflow: Workflow[..., Any] | None = None,
 ) -> RecoveryInfo:
     """Report whether a person can recover a run, and what that would do."""
     run = await _newest(host, run_id)
     code = workflow or host.workflows.get(run.workflow)
     policy = None if code is None else code.recovery
-    chosen = Recovery(handler, step=step) if handler else policy or Recovery()
+    chosen = Recovery(handler, step=step, value=value) if handler else policy or Recovery()
     found = await _look(host, run, chosen, run.status, code)
+    if code is None and not handler:
+        found = replace(found, handler="", again=())
     refusal = await _refusal(host, run)
     if refusal is not None:
-        why = str(refusal).removeprefix(f"run {run.id!r} ")
-        return replace(found, recoverable=False, why=why, problems=(), next=(), again=())
+        why = str(refusal)
+        about = f"run {run.id!r} "
+        why = f"it {why.removeprefix(about)}" if why.startswith(about) else why
+        return replace(found, recoverable=False, why=why, problems=(), next=(), again=(), skips="", value=None)
+    if chosen.handler == "set aside":
+        left = f"its handler 'set aside' leaves it to a person{f': {chosen.reason}' if chosen.reason else ''}"
+        found = replace(found, problems=(*found.problems, left), next=())
     if found.problems:
         return replace(found, recoverable=False, why=found.problems[0])
     why = "its worker is dead" if run.status.active else f"it is {run.status.value}"
@@ -191,12 +206,12 @@ async def _look(
     """Return the position of a run, and what would run again if the handler answered with its own name."""
     found = await info(host, run.id, workflow)
     problems = [*found.problems]
-    again: tuple[str, ...] = ()
+    plan = RecoveryPlan()
     try:
-        if isinstance(chosen.handler, str) and chosen.handler not in HANDLERS and workflow is not None:
-            handler_named(chosen.handler)
+        if workflow is not None and not is_known(chosen.handler):
+            handler_named(chosen.name)
         if chosen.handler in HANDLERS and run.seq and run.status not in (Status.COMPLETED, Status.CANCELLED):
-            again = (await plan_answer(host, run, chosen, before, found.steps if found.checked else None)).again
+            plan = await plan_answer(host, run, chosen, before, found.steps if found.checked else None)
     except (StoreError, RecoveryError, RunConflict, DefinitionError) as error:
         problems.append(str(error))
     return RecoveryInfo(
@@ -211,11 +226,13 @@ async def _look(
         found.failed,
         found.error,
         found.next,
-        again,
+        plan.again,
         found.checked,
         seq=found.seq,
         generation=found.generation,
         recoveries=found.recoveries,
+        skips=plan.skips,
+        value=chosen.value,
     )
 
 

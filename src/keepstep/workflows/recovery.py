@@ -24,9 +24,11 @@ class RecoveryInfo:
 
     `recoverable` tells whether the run can be recovered now, and `why` gives the reason. `problems` lists everything
     that the phases would find. `last_success` and `failed` are keys of steps, and `error` is the message of the
-    failure. `next` are the calls that a worker would begin, and `handler` is the handler that would be asked. `again`
-    are the calls whose bodies would run although they ran before, or may have. `next` and `again` are complete only if
-    `checked`, which means that the code of the workflow is loaded. `taken_from` is the dead worker.
+    failure. `next` are the calls that a worker would begin, and `handler` is the handler that would be asked; it is
+    empty if the handler of the workflow is unknown, because its code is not loaded. `again` are the calls whose bodies
+    would run although they ran before, or may have. `skips` is the step that "skip step" would skip, and `value` its
+    result. `next`, `again` and `skips` are complete only if `checked`, which means that the code is loaded.
+    `taken_from` is the dead worker.
     """
 
     run: str
@@ -46,6 +48,8 @@ class RecoveryInfo:
     seq: int = 0
     generation: int = 0
     recoveries: int = 0
+    skips: str = ""
+    value: Any = None
 
 
 #: The recovery handlers of this process, by name.
