@@ -15,6 +15,7 @@ from keepstep.model.gate import SERVICE
 from keepstep.stores.files.store import FilesStore
 from keepstep.stores.postgres.store import PostgresStore
 from keepstep.stores.services import parts
+from keepstep.stores.sqlite import services
 from keepstep.stores.sqlite.store import SQLiteStore
 from keepstep.testing.store_contract import START
 from tests.postgres import empty_store
@@ -112,3 +113,24 @@ def test_workers_of_several_stores_never_run_more_than_the_concurrency(open_stor
     assert errors == []
     assert (bodies.ended, gate.shares) == (80, ())
     assert 1 < bodies.most <= 3
+
+
+def test_an_ask_reads_only_the_gates_that_it_names(tmp_path, monkeypatch):
+    read, inner = [], services.read_gates
+
+    def reading(*words):
+        read.extend(found := inner(*words))
+        return found
+
+    monkeypatch.setattr(services, "read_gates", reading)
+    store = SQLiteStore(tmp_path / "runs.db")
+    try:
+        assert store.renew_leases(WorkerInfo("w1"))
+        for n in range(20):
+            store.change_gate(SERVICE, f"s{n}", GateChange(START, "test", "declare", {"concurrency": 1}))
+        read.clear()
+        grants = store.pass_gates("w1", [Ask(f"s{n}", waiting=1) for n in range(3)])
+        assert [grant.share for grant in grants] == [1, 1, 1]
+        assert {gate.name for gate in read} == {"s0", "s1", "s2"}
+    finally:
+        store.close()

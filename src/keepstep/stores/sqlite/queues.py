@@ -34,9 +34,10 @@ _RIPE = (
 _RIPEN = "UPDATE keepstep_head SET gate = queue, since = due_at WHERE run = ?"
 
 
-def read_gates(cursor: Cursor, kind: str) -> list[GateInfo]:
-    """Return the gates of one kind, by name."""
-    return [gates.gate_of([*map(text_or_bytes, row)]) for row in cursor.execute(_GATES, (kind,)).fetchall()]
+def read_gates(cursor: Cursor, kind: str, name: str | None = None) -> list[GateInfo]:
+    """Return the gates of one kind, by name, or only the one with this name."""
+    sql, values = (_GATES, (kind,)) if name is None else (f"{_GATES} AND name = ?", (kind, name))
+    return [gates.gate_of([*map(text_or_bytes, row)]) for row in cursor.execute(sql, values).fetchall()]
 
 
 def put_gate(cursor: Cursor, gate: GateInfo, *, is_new: bool) -> None:

@@ -79,7 +79,7 @@ def users(cursor: Cursor, service: str) -> list[tuple[str, ...]]:
 
 def service_gate(cursor: Cursor, service: str) -> GateInfo | None:
     """Return the gate of a service; None if nobody has declared it."""
-    return next((gate for gate in read_gates(cursor, SERVICE) if gate.name == service), None)
+    return next(iter(read_gates(cursor, SERVICE, service)), None)
 
 
 def list_services(cursor: Cursor) -> list[GateInfo]:
