@@ -13,6 +13,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ..errors import EncryptionError, SchemaMismatch, StoreError, StoreUnavailable
 from ..kernel.log import Draft
 from ..kernel.namesakes import Namesakes
@@ -185,7 +187,7 @@ class Worker:
                 *(f"{name}@{one}" for name, one in sorted(self._pins().items())),
             ),
             progress={
-                **({} if self.queues is None else {QUEUES: "\n".join(sorted(self.queues)).encode()}),
+                **({} if self.queues is None else {QUEUES: msgspec.json.encode(sorted(self.queues))}),
                 COUNTS: self.engine.journal.counter.text(self.engine.clock.boot()[1]),
                 **{run: text for run, one in dict(self.progress).items() if (text := one.text())},
             },

@@ -13,7 +13,7 @@ from .run import Run, Status
 #: Lifetime of a lease after a heartbeat, and the interval of heartbeats. Two heartbeats may be missed.
 LEASE_SECONDS = 15.0
 HEARTBEAT_SECONDS = 5.0
-#: Key of a worker's queues, a line each, among the progress of its runs; a worker that serves all queues has none.
+#: Key of a worker's queues among the progress of its runs; a worker that serves all queues has none.
 QUEUES = "ks:queues"
 
 
@@ -84,8 +84,14 @@ class WorkerInfo:
     @property
     def queues(self) -> tuple[str, ...] | None:
         """The queues whose runs it drives; None is all."""
-        named = self.progress.get(QUEUES)
-        return None if named is None else tuple(named.decode("utf-8", "replace").split("\n"))
+        if QUEUES not in self.progress:
+            return None
+        from json import loads  # noqa: PLC0415 - driving a run does not need it
+
+        try:
+            return tuple(map(str, loads(self.progress[QUEUES])))
+        except (ValueError, TypeError):
+            return None
 
     def serves(self, queue: str) -> bool:
         """Whether it drives runs of this queue."""
