@@ -363,6 +363,7 @@ def test_other_code_and_unknown_handlers_are_refused_with_and_without_a_dry_run(
         assert (other.code, "belongs to workflow 'asking', not to 'leaving'" in other.err) == (2, True)
         unknown = asking("deciding.py:asking", "--handler", "restrt", *more)
         assert (unknown.code, "did you mean 'restart'?" in unknown.out + unknown.err) == (1, True)
+        assert "which decides" not in unknown.out
     assert status("asking") == "failed"
     done = asking()
     assert (done.code, "with the handler of its workflow" in done.out) == (0, True)

@@ -124,7 +124,8 @@ def _decider(info: RecoveryInfo) -> str:
 
     if not info.handler:
         return "that of the workflow, which is unknown here"
-    return info.handler if info.handler in HANDLERS else f"{info.handler}, which decides when a worker asks it"
+    decides = info.recoverable and info.handler not in HANDLERS
+    return f"{info.handler}, which decides when a worker asks it" if decides else info.handler
 
 
 def _skipped(info: RecoveryInfo) -> str:
