@@ -54,8 +54,3 @@ async def test_a_status_that_there_is_not_is_refused():
         run = await engine.start(plain)
         with pytest.raises(ks.DefinitionError, match="'done' is not a valid Status; choose from queued, running"):
             await run.reached("done")
-
-
-async def test_options_without_effect_are_refused():
-    with pytest.raises(ks.DefinitionError, match="service= has no effect yet"):
-        ks.step(service="shop")(lambda: None)

@@ -307,7 +307,7 @@ async def read_history(engine: Any, run: Run, rows: list[Row]) -> None:
         await plan_retry(engine, run)
     for at in (0, run.seq // 2, run.seq - 1):
         with contextlib.suppress(KeepstepError):
-            await rewinding._plan(engine, run, at, None)
+            await rewinding.plan_rewind(engine, run, at, None)
         with contextlib.suppress(KeepstepError):
             await compare(engine, ("r", at), ("r", None))
     with contextlib.suppress(KeepstepError):

@@ -509,7 +509,8 @@ class RunDriver:
             log.warning("run %s has made %d steps; continue it as a new run with ks.continue_as", self.id, self.steps)
         if not self.deliver(call, record):
             return False
-        if self.arrived or self.waits or self.stop.holding:  # the code may end a branch and ask for nothing more
+        # The code may end a branch and ask for nothing more.
+        if self.arrived or self.waits or self.held or self.stop.holding:
             self.watch()
         return True
 
