@@ -75,6 +75,6 @@ def wait_until_told(folder, keepstep):
 def test_wrong_names_are_refused(keepstep):
     keepstep("run", "program.py:total", "1")
     unknown = keepstep("channels", "test", "nobody")
-    assert (unknown.code, "no channel 'nobody'" in unknown.err) == (2, True)
+    assert (unknown.code, "no channel 'nobody'" in unknown.err) == (3, True)
     assert keepstep("channels", "test").code == 2
     assert keepstep("channels").out.startswith("no channel")

@@ -65,3 +65,15 @@ def test_a_run_in_a_stopped_or_full_queue_says_so(keepstep):
     keepstep("worker", "program.py", "--until-idle", "-q")
     keepstep("start", "program.py:total", "1", "--id", "later", "--queue", "mail")
     assert "its turn in queue mail (rate)" in keepstep("show", "later").out
+
+
+@pytest.mark.parametrize("kind", ["queue", "service"])
+def test_a_name_that_nobody_knows_is_noted(keepstep, kind):
+    done = keepstep(f"{kind}s", "set", "mail", "--concurrency", "3")
+    assert (done.code, f"no code declares {kind} 'mail'" in done.err, f"no {kind} is known" in done.err) == (
+        0,
+        True,
+        True,
+    )
+    done = keepstep(f"{kind}s", "show", "nope")
+    assert (done.code, f"no code declares {kind} 'nope', and no run waits for it; known: mail" in done.err) == (0, True)

@@ -187,3 +187,19 @@ def test_run_of_a_file_survives_a_kill_while_it_waits(keepstep, spawn, files):
     shown = keepstep("show", "r", "--json").json
     assert shown["status"] == "completed"
     assert (files / "written").read_text(encoding="utf-8") == "trees\n"
+
+
+def test_a_mistyped_service_and_a_missing_undo_are_reported(keepstep, folder):
+    (folder / "fns.py").write_text("def reserve(state): return {}\n", encoding="utf-8")
+    text = (
+        "keepstep: 1\nmetadata: {name: typo}\nspec:\n  entrypoint: reserve\n  services: {bank: {concurrency: 2}}\n"
+        "steps:\n  reserve: {service: bnak, undo: release}\n"
+    )
+    (folder / "typo.yaml").write_text(text, encoding="utf-8")
+    done = keepstep("validate", "typo.yaml")
+    assert (done.code, "no service 'bnak'" in done.out, "did you mean 'bank'?" in done.out) == (0, True, True)
+    assert keepstep("validate", "typo.yaml", "--strict").code == 1
+    assert "there is no function 'release'" in keepstep("validate", "typo.yaml", "--module", "fns.py").out
+    refused = keepstep("worker", "typo.yaml").err
+    assert "there is no function 'reserve'" in refused
+    assert "there is no function 'release'" in refused

@@ -640,3 +640,11 @@ def test_a_wrong_service_or_cost_is_refused(options, message):
 
         @ks.step(**options)
         async def call(): ...
+
+
+async def test_a_service_that_nobody_declares_is_warned_of_once(world, caplog, monkeypatch):
+    monkeypatch.setattr("keepstep.engine.services.SERVICES", {"fsue"})
+    async with world.engine() as engine:
+        await engine.services.open()
+    said = [one.getMessage() for one in caplog.records if "'fsue', which nobody declares" in one.getMessage()]
+    assert len(said) == 1

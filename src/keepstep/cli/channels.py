@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from . import errors
 from .settings import Settings, command
 
 if TYPE_CHECKING:
@@ -30,6 +31,10 @@ def channels(settings: Settings, *, act: str, name: str | None) -> None:
         chosen = name
 
         async def send(engine: Engine) -> None:
+            known = [one.name for one in await engine.channels.list()]
+            if chosen not in known:
+                hint = f"known: {', '.join(known)}" if known else "a worker whose code has ks.Channel(...) creates it"
+                raise errors.Refused(f"no channel {chosen!r}", hint, errors.NOT_FOUND)
             await engine.channels.test(chosen)
 
         settings.talk(send)

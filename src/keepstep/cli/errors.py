@@ -43,7 +43,7 @@ class Manner(Protocol):
 OK = 0
 FAILED = 1  # the run failed; doctor or crashtest found an error; the demo's proof failed
 USAGE = 2  # the command, its input or the user's code is wrong
-NOT_FOUND = 3  # no such run
+NOT_FOUND = 3  # no such run, schedule, channel or worker
 CANCELLED = 4
 SET_ASIDE = 5  # the run waits for a person
 STORE = 6  # the store is missing, busy, damaged, full, or not a Keepstep store

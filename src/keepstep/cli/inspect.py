@@ -208,6 +208,7 @@ def _shown(facts: _Facts, *, traceback: bool) -> str:
         if not _is_refused(run, facts.undo, action) and not (queued and action.act == "worker")
     ]
     hints += [errors.line("show", child.id) for _, child in view.children]
+    hints += [text for wait in view.waits if wait.kind == "service" for text in _service_hints(wait)]
     return formatting.facts(pairs) + ("\n\n" + "\n".join(hints) if hints else "")
 
 
@@ -221,6 +222,13 @@ def _queue_hint(wait: Wait) -> str:
     if wait.why == "unserved":
         return errors.line("worker", "FILE.py", "--queue", wait.queue)
     return errors.line("queues", "show", wait.queue)
+
+
+def _service_hints(wait: Wait) -> list[str]:
+    shown = errors.line("services", "show", wait.name)
+    if wait.why != "breaker":
+        return [shown]
+    return [f"{shown}    (tells when it is tried again)", errors.line("services", "close", wait.name)]
 
 
 def _what_is_unread(signal: Signal) -> str:

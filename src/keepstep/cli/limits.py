@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import click
@@ -44,6 +44,13 @@ class _RateLimit(click.ParamType[Any]):
 
 #: Types of options: a whole number or none, and a rate or none.
 LIMIT, RATE = _Limit(), _RateLimit()
+
+
+def unknown_gate(kind: str, name: str, known: Iterable[str]) -> str:
+    """Return the note about a queue or a service that may be mistyped."""
+    others = sorted(set(known) - {name})
+    there = f"known: {', '.join(others)}" if others else f"no {kind} is known"
+    return f"note: no code declares {kind} {name!r}, and no run waits for it; {there}"
 
 
 class Gate(Protocol):

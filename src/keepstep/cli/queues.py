@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .limits import LIMIT, RATE, changed_by, log_as_json, log_table
+from .limits import LIMIT, RATE, changed_by, log_as_json, log_table, unknown_gate
 from .settings import REASON, Settings, command
 
 if TYPE_CHECKING:
@@ -41,15 +41,19 @@ def queues(settings: Settings, *, act: str, name: str | None, reason: str, **opt
     if act == "set" and not given:
         raise click.UsageError("name a limit to set, for example --concurrency 10")
 
-    async def change(engine: Engine) -> QueueInfo:
+    async def change(engine: Engine) -> tuple[QueueInfo, list[QueueInfo]]:
         if act == "set":
-            return await engine.queues.set(name or "", reason=reason, **given)
-        if act == "reset":
-            return await engine.queues.reset(name or "", reason=reason)
-        return await engine.queues.get(name or "")
+            info = await engine.queues.set(name or "", reason=reason, **given)
+        elif act == "reset":
+            info = await engine.queues.reset(name or "", reason=reason)
+        else:
+            info = await engine.queues.get(name or "")
+        return info, await engine.queues.list()
 
-    info = settings.talk(change)
+    info, known = settings.talk(change)
     settings.answer(_as_json(info), lambda: _shown(info))
+    if info.declared is None and not info.counts.driven and not info.counts.waiting and not settings.json:
+        click.echo(unknown_gate("queue", info.name, (one.name for one in known)), err=True)
 
 
 def _list(settings: Settings, name: str | None) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from .limits import LIMIT, RATE, changed_by, log_as_json, log_table
+from .limits import LIMIT, RATE, changed_by, log_as_json, log_table, unknown_gate
 from .settings import REASON, Settings, command
 
 if TYPE_CHECKING:
@@ -65,17 +66,21 @@ def services(settings: Settings, *, act: str, name: str | None, reason: str, **o
     if act == "set" and not given:
         raise click.UsageError("name a limit to set, for example --concurrency 10")
 
-    async def change(engine: Engine) -> ServiceInfo:
+    async def change(engine: Engine) -> tuple[ServiceInfo, list[ServiceInfo]]:
         one, services = name or "", engine.services
         if act == "set":
-            return await services.set(one, reason=reason, **given)
-        if act == "show":
-            return await services.get(one)
-        acts = {"reset": services.reset, "open": services.open_breaker, "close": services.close_breaker}
-        return await acts[act](one, reason=reason)
+            info = await services.set(one, reason=reason, **given)
+        elif act == "show":
+            info = await services.get(one)
+        else:
+            acts = {"reset": services.reset, "open": services.open_breaker, "close": services.close_breaker}
+            info = await acts[act](one, reason=reason)
+        return info, await services.list()
 
-    info = settings.talk(change)
+    info, known = settings.talk(change)
     settings.answer(_as_json(info), lambda: _shown(info))
+    if info.declared is None and not info.shares and not info.parked and not settings.json:
+        click.echo(unknown_gate("service", info.name, (one.name for one in known)), err=True)
 
 
 def _list(settings: Settings, name: str | None) -> None:
@@ -108,6 +113,14 @@ def _breaker(info: ServiceInfo) -> str:
     return f"{info.breaker.status}{' (by hand)' if info.breaker.by_hand else ''}"
 
 
+def _probes_at(info: ServiceInfo) -> datetime | None:
+    """Return when an open breaker lets the next probes begin; None if it is not open, or if a person holds it."""
+    breaker, limits = info.breaker, info.limits.breaker
+    if breaker is None or limits is None or breaker.opened_at is None or breaker.by_hand or breaker.status != "open":
+        return None
+    return breaker.opened_at + timedelta(seconds=limits.open_seconds)
+
+
 def _shown(info: ServiceInfo) -> str:
     from . import formatting
 
@@ -119,6 +132,8 @@ def _shown(info: ServiceInfo) -> str:
         lines.append(
             f"breaker  {_breaker(info)}{since}; {info.breaker.failures} failures count, {info.breaker.probes} probes"
         )
+        if (probes_at := _probes_at(info)) is not None:
+            lines.append(f"probes   from {formatting.local(probes_at)} on ({formatting.ago(probes_at)})")
     since = "" if info.parked_since is None else f", the first since {formatting.local(info.parked_since)}"
     lines.append(f"parked   {info.parked} runs wait for a place{since}")
     if info.shares:
@@ -153,6 +168,7 @@ def _as_json(info: ServiceInfo) -> dict[str, Any]:
             "failures": breaker.failures,
             "probes": breaker.probes,
             "opened_at": None if breaker.opened_at is None else formatting.iso(breaker.opened_at),
+            "probes_at": formatting.iso(_probes_at(info)),
         },
         "log": log_as_json(info.log),
     }

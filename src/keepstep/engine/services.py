@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..checks import check_name, check_text
 from ..errors import DefinitionError
@@ -14,7 +15,13 @@ from ..policies.breaker import CLOSED
 from ..policies.service import DECLARED, ServiceLimits
 from ..ports import instant
 from ..stores.services import breaker_of
+from ..workflows.definition import SERVICES
 from .gates import Gates
+
+if TYPE_CHECKING:
+    from .process import Process
+
+log = logging.getLogger("keepstep")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +67,22 @@ class Services(Gates[ServiceLimits]):
     kind = SERVICE
     limits = ServiceLimits
 
+    def __init__(self, engine: Process) -> None:
+        super().__init__(engine)
+        self._warned: set[str] = set()
+
     async def open(self) -> None:
         """Write the services that this process has declared, once."""
         await self.declare_all(DECLARED.values())
+        if unknown := SERVICES.difference(DECLARED, self._warned):
+            known = {one.name for one in await self._gates() if one.declared is not None or one.changed is not None}
+            self._warned |= unknown
+            for name in sorted(unknown - known):
+                log.warning(
+                    "a step calls service %r, which nobody declares, so it has no limits; write ks.Service(%r, ...) "
+                    "or mend the name (known: %s)",
+                    *(name, name, ", ".join(sorted(known)) or "none"),
+                )
 
     # -- for people ----------------------------------------------------------------------------------------------------
 

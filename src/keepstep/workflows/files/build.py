@@ -124,6 +124,8 @@ class Builder:
         for name, step in self.steps.items():
             if kind_of(step) in look:
                 look[kind_of(step)](name, step)
+            if "undo" in step.data:
+                self._given(name, step, "function", self.functions, under="undo")
         return self.problems
 
     def check(self) -> list[Problem]:

@@ -282,10 +282,21 @@ class _Look:
         if "in_doubt" in step.data and once is not None and once.data is False:
             at = step.data["in_doubt"].key
             yield problem(f"{path}.in_doubt", "only an at_most_once step is ever in doubt", "remove in_doubt", at)
+        yield from self.service(f"{path}.service", step.data.get("service"))
         if kind == "approval" and "on_timeout" in step.data and not {"timeout", "heartbeat"} & step.data.keys():
             at = step.data["on_timeout"].key
             what = "it never happens: there is no timeout"
             yield Problem("warning", f"{path}.on_timeout", what, "add timeout:", line=at.line, column=at.column)
+
+    def service(self, path: str, named: Value | None) -> Iterator[Problem]:
+        """Yield a warning if a step names a service that the file does not declare beside others."""
+        declared = inside(self.root, "spec", "services")
+        if named is None or declared is None or not isinstance(named.data, str) or not isinstance(declared.data, dict):
+            return
+        if named.data not in declared.data:
+            what = f"the file declares no service {shown(named.data)}, so it has no limits unless code declares it"
+            how = nearest(named.data, declared.data) or f"there are: {', '.join(islice(declared.data, 12))}"
+            yield Problem("warning", path, what, how, line=named.at.line, column=named.at.column)
 
     def parameters(self, name: str, step: Value) -> Iterator[Problem]:
         given = step.data.get("with")
