@@ -408,6 +408,11 @@ async def test_code_of_an_undone_run_is_not_retried_and_goes_back_only_to_before
             await run.result()
         assert shop.did == ["a", "b", "c", "-c", "-b", "-a"] * 2
         assert all(len(keys) == 2 for keys in shop.keys.values())
+        for last in (2, 6, 8):  # what the first life has undone stays undone, though the rewind has superseded it
+            with pytest.raises(ks.RunConflict, match="go back to seq 1 or before"):
+                await run.rewind(last)
+            with pytest.raises(ks.RunConflict, match="go back to seq 1 or before"):
+                await engine.fork(run.id, at=last)
 
 
 async def test_fork_does_not_undo_the_steps_of_its_origin(world, shop):

@@ -227,9 +227,12 @@ class ServiceShare:
         self._line = [one for one in self._line if one[-1] is not turn]
         heapq.heapify(self._line)
 
-    def retry_seconds(self) -> float:
-        """Return for how long a retry has to wait, so that retries are a small part of the attempts."""
-        return self._retries.wait_seconds(self._shares.time())
+    def retry_seconds(self, run: str) -> float:
+        """Return for how long a retry has to wait, so that retries are a small part of the attempts.
+
+        A run that was claimed for its place waits no longer: its retry was counted before it was parked.
+        """
+        return 0.0 if run in self._expected else self._retries.wait_seconds(self._shares.time())
 
     # -- places --------------------------------------------------------------------------------------------------------
 

@@ -16,9 +16,9 @@ from ..errors import DefinitionError, RunConflict, RunNotFound
 from ..kernel.children import is_word_of, says_cancelled
 from ..kernel.replay import Entry, check_kept
 from ..kernel.steering import DEADLINE
-from ..kernel.undo_records import UndoRecords, counting
+from ..kernel.undo_records import Outline
 from ..model import Kind, Run, Signal, Status
-from ..model.checkpoint import EDITABLE, ENDS_RUN, ENDS_STEP, MOVES_GRAPH
+from ..model.checkpoint import ABOUT_UNDO, EDITABLE, ENDS_RUN, ENDS_STEP, MOVES_GRAPH
 from ..model.ids import child_id, new_run_id
 from ..model.series import SERIES
 from ..model.signal import CANCEL, CHILD, RESERVED
@@ -91,7 +91,9 @@ async def fork(
         edits = replace(edits, state=plain(host, run, edits.state))
     whole = await read_prefix(host, run)
     last = _end(whole, at, step, edits)
-    check_not_torn(run, UndoRecords(counting(whole.records)), last, "forked")
+    undo = [Outline.of(record) for record in whole.records if record.kind in ABOUT_UNDO]
+    marks = [record for record in whole.records if record.kind == Kind.SUPERSEDED]
+    check_not_torn(run, undo, marks, last, "forked")
     prefix = await host.call(whole.until, last)
     edits = await _with_fitting_results(host, prefix, edits)
     signals = await _signals_of(host, run)

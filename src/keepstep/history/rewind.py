@@ -10,7 +10,7 @@ from ..checks import check_text
 from ..errors import AlreadyFinished, DefinitionError, RunConflict, RunNotFound
 from ..kernel.graph.position import generation_in
 from ..kernel.replay import Superseded, read_records
-from ..kernel.undo_records import Outline, UndoRecords
+from ..kernel.undo_records import Outline
 from ..model import FINISHED, Kind, Signal, Status
 from ..model.checkpoint import ABOUT_UNDO, DONE_AGAIN
 from ..model.ids import is_child_id
@@ -159,7 +159,7 @@ async def plan_rewind(host: CommandHost, run: Run, to: int | None, step: str | N
             "it to that record or a later one, or start it anew with a fork at record 0"
         )
     last = with_its_state(last, [one for one in outlines if one.seq in (last, last + 1)])
-    check_not_torn(run, UndoRecords(one for one in undo if one.seq not in gone), last, "rewound")
+    check_not_torn(run, undo, marks, last, "rewound")
     for record in marks:
         if record.seq <= last:
             then.add(record)

@@ -9,8 +9,8 @@ import msgspec
 
 from ..checks import check_text
 from ..errors import AlreadyFinished, DefinitionError, RunConflict, RunNotFound
-from ..kernel.replay import read_records
-from ..kernel.undo_records import Answered, UndoRecords, counting
+from ..kernel.replay import Superseded, read_records
+from ..kernel.undo_records import Answered, Outline, UndoRecords, counting
 from ..model import Kind, Status
 from ..model.undo import ANSWER, is_undo, waits_for_answer
 from ..records.data import UndoData, new_data
@@ -74,12 +74,20 @@ def _chosen(run: Run, past: UndoRecords, steps: Sequence[str]) -> list[str]:
     return list(keys)
 
 
-def check_not_torn(run: Run, past: UndoRecords, last: int, verb: str) -> None:
+def check_not_torn(run: Run, records: Sequence[Outline], marks: Sequence[Record], last: int, verb: str) -> None:
     """Refuse to go back to a record from which a step would count that the run has undone.
 
-    The code would go on as if the step were done: charged, refunded, retried, shipped.
+    The code would go on as if the step were done: charged, refunded, retried, shipped. An undo that a rewind has
+    superseded has still happened, so the run is also looked at as it was before each of its superseding `marks`.
     """
-    torn = past.splits(last)
+    gone = Superseded()
+    torn = None
+    for mark in (*marks, None):
+        if mark is None or mark.seq > last:
+            counted = [one for one in records if one.seq not in gone and (mark is None or one.seq < mark.seq)]
+            torn = torn or UndoRecords(counted).splits(last)
+        if mark is not None:
+            gone.add(mark)
     if torn is not None:
         first = min((item.seq for item in torn.items), default=torn.seq)
         raise RunConflict(

@@ -166,7 +166,8 @@ class ServicePlace:
     async def enter(self, attempt: Attempt, *, may_park: bool = True) -> Admission:
         run, step = attempt.run, attempt.call.step
         share: ServiceShare = run.host.shares.of(step.service)
-        if attempt.number > 1 and attempt.queued_at is None and (seconds := share.retry_seconds()) > 0 and may_park:
+        is_retry = attempt.number > 1 and attempt.queued_at is None and may_park
+        if is_retry and (seconds := share.retry_seconds(run.id)) > 0:
             why = f"too many retries at {share.name}"
             run.host.events.observe("step.blocked", run, step=attempt.key, why=why, again_seconds=seconds)
             await pause_until(run, run.host.clock.now() + seconds)

@@ -185,8 +185,8 @@ class ServiceShare(Protocol):
     def withdraw(self, turn: Turn) -> None:
         """Drop a turn whose attempt no longer waits; a place that it has got already is given back."""
 
-    def retry_seconds(self) -> float:
-        """Return for how long a retry has to wait, so that retries are a small part of the attempts. Count it if 0."""
+    def retry_seconds(self, run: str) -> float:
+        """Return for how long a retry of a run has to wait, so that few attempts are retries. Count it if 0."""
 
 
 class Shares(Protocol):
