@@ -3,7 +3,7 @@
 PYTHON  ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV    ?= .venv
-WORKERS ?= 2
+WORKERS ?= 3
 SECONDS ?= 600
 PEERS   ?=
 ARGS    ?=
@@ -24,7 +24,7 @@ help:  ## show this
 demo: $(VENV)/.runtime  ## watch a workflow be killed and go on where it was
 	@$(BIN)/keepstep demo $(ARGS)
 
-test: $(VENV)/.dev  ## run the tests (WORKERS=2, ARGS="-k name")
+test: $(VENV)/.dev  ## run the tests (WORKERS=3, ARGS="-k name")
 	@$(BIN)/python -m tests.simulation.seeds
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
