@@ -399,6 +399,13 @@ class Soak:
     async def judge(self, engine) -> None:
         report = self.report
         runs = await self.every_run()
+        until = time.monotonic() + DRAIN_SECONDS
+        # The child of a cancelled run ends by itself, perhaps after its parent, for which the clients have waited.
+        while any(not run.status.finished and run.status is not Status.SET_ASIDE for run in runs):
+            if time.monotonic() > until:
+                break
+            await asyncio.sleep(0.1)
+            runs = await self.every_run()
         report.lost = sorted(set(self.jobs) - {run.id for run in runs})
         report.stuck = [explained(run) for run in runs if not run.status.finished]
         await self.keep_aside(engine, [run for run in runs if run.status is Status.SET_ASIDE])
