@@ -48,6 +48,7 @@ if _TYPE_CHECKING:
     from .kernel.context import attempt, idempotency_key, in_step, in_workflow, log, replaying, run_id
     from .kernel.deterministic import now, random, uuid
     from .kernel.doubt import Done, NotDone
+    from .kernel.naming import acting, stage
     from .kernel.publish import checkpoint, emit, patched, progress, publish, save_progress, saved_progress
     from .kernel.undo import saga, undo
     from .kernel.until import wait_until
@@ -96,6 +97,7 @@ _HOMES = {
     "engine.engine": "Engine",
     "kernel.composing": "branch",
     "kernel.context": "attempt idempotency_key in_step in_workflow log replaying run_id",
+    "kernel.naming": "acting stage",
     "kernel.deterministic": "now random uuid",
     "engine.handle": "RunHandle",
     "kernel.publish": "checkpoint emit patched progress publish save_progress saved_progress",
@@ -225,6 +227,7 @@ __all__ = [
     "UnknownToken",
     "WaitFailed",
     "__version__",
+    "acting",
     "as_completed",
     "attempt",
     "branch",
@@ -259,6 +262,7 @@ __all__ = [
     "signal",
     "sleep",
     "spend",
+    "stage",
     "start",
     "step",
     "timeout",

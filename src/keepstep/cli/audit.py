@@ -60,6 +60,8 @@ def _what(entry: AuditEntry) -> str:
     step = f": {formatting.step_name(entry.step)}" if entry.step and not is_command(entry.step) else ""
     has_taken = entry.seconds is not None and entry.step and entry.what != "wait started"
     took = f" in {formatting.duration(entry.seconds or 0.0)}" if has_taken else ""
+    if named := formatting.names(entry.agent, entry.stage):
+        took += f" [{named}]"
     if entry.before is entry.after:
         return entry.what + step + took
     before = f"{entry.before.value} → " if entry.before is not None else ""
@@ -79,6 +81,8 @@ def _as_json(entry: AuditEntry) -> dict[str, Any]:
         "outcome": entry.outcome.value,
         "step": entry.step,
         "attempt": entry.attempt,
+        "agent": entry.agent,
+        "stage": entry.stage,
         "reason": entry.reason,
         "epoch": entry.epoch,
         "seconds": entry.seconds,

@@ -316,6 +316,8 @@ def checkpoint_as_json(one: Checkpoint) -> dict[str, Any]:
         "attempt": one.attempt,
         "trigger": one.trigger.value,
         "worker": one.worker,
+        "agent": one.agent,
+        "stage": one.stage,
         "started_at": iso(one.started_at),
         "finished_at": iso(one.finished_at),
         "value": plain(one.value),
@@ -324,6 +326,11 @@ def checkpoint_as_json(one: Checkpoint) -> dict[str, Any]:
         "error": error_as_json(one.error),
         "retry_at": iso(one.retry_at),
     }
+
+
+def names(agent: str | None, stage: str | None) -> str:
+    """Return the stage and the agent that a workflow has named, or ""."""
+    return ", ".join(f"{what} {one_line(name)}" for what, name in (("stage", stage), ("agent", agent)) if name)
 
 
 def step_input(one: Checkpoint) -> Any:

@@ -12,6 +12,7 @@ from .filters import filters, is_filtered, query_of
 from .settings import RUN, Settings, command, find_run, handle_on, shown_url
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from datetime import datetime
 
     from ..engine.engine import Engine
@@ -89,6 +90,9 @@ class _Facts(NamedTuple):
     inputs: tuple[int, int] | None
     #: The steps that are undone or can be; None if there are none.
     undo: UndoView | None = None
+    #: The stages and agents that the records name, each with the number of its records; the newest is last.
+    stages: dict[str, int] = {}  # noqa: RUF012 - never changed
+    agents: dict[str, int] = {}  # noqa: RUF012 - as above
 
 
 @command("show")
@@ -107,13 +111,17 @@ def show(settings: Settings, *, run_id: str, traceback: bool) -> None:
         handle = handle_on(engine, run)
         view = await overview_of(engine, run, datetime.now(UTC))
         published, spent, inputs, undo = {}, None, None, None
+        stages: dict[str, int] = {}
+        agents: dict[str, int] = {}
         if view.locked is None:
             if run.seq <= MANY_RECORDS:
                 spent = await handle.spent()
-                inputs = _count_inputs(await handle.checkpoints())
+                records = await handle.checkpoints()
+                inputs = _count_inputs(records)
+                stages, agents = (_count(getattr(one, level) for one in records) for level in ("stage", "agent"))
                 undo = undo_of(await handle.checkpoints(counted=True))
             published = {key: formatting.plain(value) for key, value in (await handle.published_raw()).items()}
-        return _Facts(view, published, spent, inputs, undo)
+        return _Facts(view, published, spent, inputs, undo, stages, agents)
 
     facts = settings.talk(look)
     settings.answer(_as_json(facts), lambda: _shown(facts, traceback=traceback))
@@ -129,6 +137,7 @@ def _as_json(facts: _Facts) -> dict[str, Any]:
         value["spent"] = {"steps": spent.steps, "cost": spent.cost, "tokens": spent.tokens}
     if facts.inputs is not None:
         value["step_inputs"] = facts.inputs[1]
+    value |= {"stages": facts.stages, "agents": facts.agents}
     if (undo := facts.undo) is not None:
         value["undo"] = {name: getattr(undo, name) for name in ("undone", "failed", "skipped", "left", "at_end")}
     if (cancelled := view.cancellation) is not None:
@@ -180,6 +189,8 @@ def _shown(facts: _Facts, *, traceback: bool) -> str:
         ),
         ("worker", formatting.one_line(_who_drives(view))),
         ("records", f"{run.seq} ({errors.line('history', run.id)})"),
+        ("stages", _counted(facts.stages)),
+        ("agents", _counted(facts.agents)),
         ("spent", _what_was_spent(facts.spent) if facts.spent is not None else ""),
         ("recoveries", str(run.recoveries) if run.recoveries else ""),
         ("parent", formatting.one_line(run.parent or "")),
@@ -247,6 +258,21 @@ def _how_it_stands(child: Run) -> str:
     more = f": {error}" if error else f"; it waits for {waits}" if waits else ""
     name = f"{formatting.one_line(child.id)} ({formatting.one_line(child.workflow)})"
     return f"{name}, {formatting.coloured(child.status)}{more}"
+
+
+def _count(names: Iterable[str | None]) -> dict[str, int]:
+    """Return the number of records with each name; the name of the newest one is last."""
+    counts: dict[str, int] = {}
+    for name in names:
+        if name is not None:
+            counts[name] = counts.pop(name, 0) + 1
+    return counts
+
+
+def _counted(counts: dict[str, int]) -> str:
+    from . import formatting
+
+    return ", ".join(f"{formatting.one_line(name)} ({formatting.count(n, 'record')})" for name, n in counts.items())
 
 
 def _count_inputs(checkpoints: list[Checkpoint]) -> tuple[int, int]:
@@ -460,6 +486,8 @@ def _detail(one: Checkpoint, *, full: bool) -> str:
     from . import formatting
 
     parts = []
+    if named := formatting.names(one.agent, one.stage):
+        parts.append(named)
     if one.attempt > 1 or one.kind == "step failed":
         parts.append(f"attempt {one.attempt}")
     if one.error is not None:

@@ -47,6 +47,8 @@ def _as_json(event: Event) -> str:
         "step": event.step,
         "attempt": event.attempt,
         "worker": event.worker,
+        "agent": event.agent,
+        "stage": event.stage,
         "data": event.data,
         "life": event.life,
     }
@@ -61,6 +63,8 @@ def _as_line(event: Event, *, full: bool) -> str:
     colour = {"failure": "red", "cancelled": "yellow"}.get(str(event.data.get("outcome")))
     name = click.style(f"{event.name:<16}", fg=colour)
     parts = [formatting.one_line(formatting.step_name(event.step))] if event.step else []
+    if named := formatting.names(event.agent, event.stage):
+        parts.append(named)
     if event.attempt > 1:
         parts.append(f"attempt {event.attempt}")
     if "error" in event.data:

@@ -42,8 +42,10 @@ class Events:
             at = instant(self._engine.clock.now())
             redact = self._engine.redaction.redact
             data = {key: redact(value) if isinstance(value, str) else value for key, value in data.items()}
+            names = context.names_of(step) or (None, None)
+            workflow = context.run.workflow
             self.emit(
-                Event(name, context.id, at, context.run.workflow, context.seq, step, attempt, context.worker, data)
+                Event(name, context.id, at, workflow, context.seq, step, attempt, context.worker, data, 0, *names)
             )
 
     def emit_record(self, context: RunDriver, record: Record) -> None:
@@ -59,11 +61,12 @@ class Events:
         name = event_of_record(record.kind, record.data)
         workflow, step = context.run.workflow, record.step
         life = data_of(record, EmittedData).get("epoch", 0) if record.kind == Kind.EMITTED else 0
-        self.emit(Event(name, context.id, at, workflow, record.seq, step, record.attempt, record.worker, data, life))
+        worker, names = record.worker, (record.agent, record.stage)
+        self.emit(Event(name, context.id, at, workflow, record.seq, step, record.attempt, worker, data, life, *names))
         if record.kind in TAKES_EDGE and record.data is not None and (target := record.data.get("next")) is not None:
             edge = {"next": target}
             step = step.removesuffix(".next")  # a choice that was made after the step
-            self.emit(Event("edge.taken", context.id, at, workflow, record.seq, step, 0, record.worker, edge))
+            self.emit(Event("edge.taken", context.id, at, workflow, record.seq, step, 0, worker, edge, 0, *names))
 
     def emit(self, event: Event) -> None:
         """Emit an event to all observers."""

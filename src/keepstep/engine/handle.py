@@ -751,7 +751,8 @@ def _recovery_error(error: ErrorInfo | None, problems: Sequence[str]) -> Recover
 
 def _events(one: Checkpoint, workflow: str, values: Values) -> list[Event]:
     def event(name: EventName, data: dict[str, Any]) -> Event:
-        return Event(name, one.run, one.finished_at, workflow, one.seq, one.step, one.attempt, one.worker, data, life)
+        key, names = (one.seq, one.step, one.attempt, one.worker), (one.agent, one.stage)
+        return Event(name, one.run, one.finished_at, workflow, *key, data, life, *names)
 
     life = one.data.get("epoch", 0) if one.kind is Kind.EMITTED else 0
     value = None if one.value is None else _shown(one.value)

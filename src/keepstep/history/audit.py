@@ -49,6 +49,8 @@ class AuditEntry:
     epoch: int = 0
     seconds: float | None = None
     data: dict[str, Any] = field(default_factory=dict)
+    agent: str | None = None
+    stage: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,8 @@ class _Story:
                 seq=record.seq,
                 epoch=self.epoch,
                 seconds=_seconds(record),
+                agent=record.agent,
+                stage=record.stage,
             )
         )
         self.status = after

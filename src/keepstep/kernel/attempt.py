@@ -6,6 +6,8 @@ import asyncio
 import hashlib
 import logging
 from datetime import datetime
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
@@ -18,6 +20,7 @@ from ..records.record import Record
 from ..values import VALUES
 from ..workflows.call import PlainCall
 from ..workflows.hooks import Hooks
+from .naming import Names, names_in_body
 from .saved import check_size
 
 if TYPE_CHECKING:
@@ -64,8 +67,8 @@ class Attempt(msgspec.Struct, eq=False):
     first_at: datetime | None = None
     #: The arguments by name, for the record of the outcome, if the step records them.
     input: Data | None = None
-    #: Tokens that are not in a record yet.
-    emitted: list[Any] = []  # msgspec makes a new list for each attempt
+    #: Tokens that are not in a record yet, each with the agent and the stage that are named for it.
+    emitted: list[tuple[Names | None, msgspec.Raw]] = []  # msgspec makes a new list for each attempt
     #: Time of the loop from which on tokens are appended at once.
     emits_at: float = 0.0
     #: The epoch of the lease under which the body emitted its first tokens.
@@ -135,7 +138,7 @@ class Attempt(msgspec.Struct, eq=False):
         data = self.run.host.redaction.token(value, VALUES, f"step {self.key!r}: emitted", self.key)
         if not self.emitted:
             self.run.loop.call_soon_threadsafe(self._flush_soon, context=self.run.host.context)
-        self.emitted.append(msgspec.Raw(data))
+        self.emitted.append((names_in_body(self.call), msgspec.Raw(data)))
 
     def _flush_soon(self) -> None:
         loop = self.run.loop
@@ -153,11 +156,16 @@ class Attempt(msgspec.Struct, eq=False):
         values, self.emitted = self.emitted, []
         self.emits_at = run.loop.time() + EMIT_SECONDS
         self.life = self.life or run.epoch
-        data = new_data(EmittedData, epoch=self.life)
-        record = Record(run.id, Kind.EMITTED.value, step=self.key, attempt=self.number, worker=run.worker, data=data)
-        record.finished_at = run.time()
-        record.value = msgspec.Raw(msgspec.json.encode(values))
-        run.append(record)
+        for names, tokens in groupby(values, itemgetter(0)):
+            data = new_data(EmittedData, epoch=self.life)
+            record = Record(
+                run.id, Kind.EMITTED.value, step=self.key, attempt=self.number, worker=run.worker, data=data
+            )
+            record.finished_at = run.time()
+            record.value = msgspec.Raw(msgspec.json.encode([token for _, token in tokens]))
+            if names is not None:
+                names.put_on(record)
+            run.append(record)
 
 
 def idempotency_key(run: str, key: str, generation: int) -> str:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..model.ids import new_id
 from ..records.record import Record, StoredError
+
+if TYPE_CHECKING:
+    from .naming import Names
 
 #: Number of times that `Detached` is raised in code that swallows it, before the code is left hanging.
 PATIENCE = 100
@@ -49,6 +52,7 @@ class Body(Call, Protocol):
     step: Any
     task: asyncio.Task[None] | None
     doubtful: bool
+    names: Names | None
     #: Whether an at-most-once step waits for its next attempt, so that nothing is in doubt.
     rests: bool
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ..workflows.graph import Graph
     from .code_thread import Code
     from .driver import RunDriver
+    from .naming import Names
     from .replay import Entry
 
 T = TypeVar("T")
@@ -66,8 +67,8 @@ class Branch:
     """
 
     __slots__ = (
-        *("children", "composites", "counts", "draws", "guard", "hooks", "order", "ordinal", "path", "prefix"),
-        *("records_input", "rules", "run", "saga", "scope"),
+        *("children", "composites", "counts", "draws", "guard", "hooks", "names", "order", "ordinal", "path"),
+        *("prefix", "records_input", "rules", "run", "saga", "scope"),
     )
 
     in_step = False
@@ -79,9 +80,10 @@ class Branch:
             self.scope, self.hooks, self.records_input = "", run.step_hooks, run.workflow.record_input
             self.guard, self.rules = run.guard, run.workflow.rules
             self.saga: Saga | None = None
+            self.names: Names | None = None
         else:
             self.scope, self.hooks, self.records_input = around.scope, around.hooks, around.records_input
-            self.guard, self.rules, self.saga = around.guard, around.rules, around.saga
+            self.guard, self.rules, self.saga, self.names = around.guard, around.rules, around.saga, around.names
         self.order = _stable_hash(path, run.order)
         self.prefix = f"{path}/" if path else ""
         self.counts: dict[str, int] = {}
@@ -216,6 +218,7 @@ class DurableCall(Call[T]):
         "handles",
         "key",
         "knew",
+        "names",
         "on_end",
         "ordinal",
         "run",
@@ -239,6 +242,7 @@ class DurableCall(Call[T]):
             counts[name] = count = counts.get(name, 0) + 1
             self.key = key = f"{branch.prefix}{name}#{count}"
         self.digest = digest
+        self.names = branch.names
         self.knew = run.last_delivered
         self.handles = error = sys.exception()  # the exception that the code handles while it makes the call
         if error is not None:
@@ -356,7 +360,7 @@ class DurableCall(Call[T]):
     def record(self, kind: str, value: bytes | None = None, **fields: Any) -> Record:
         """Return a new record of this call, not yet appended."""
         run = self.run
-        return Record(
+        record = Record(
             run.id,
             kind,
             step=self.key,
@@ -368,6 +372,9 @@ class DurableCall(Call[T]):
             asked=self.knew,
             **fields,
         )
+        if self.names is not None:
+            self.names.put_on(record)
+        return record
 
     def settle(self, record: Record) -> bool:
         """Take the recorded outcome, live as on replay. Return whether code was woken."""
@@ -608,7 +615,7 @@ class StepCall(DurableCall[T]):
         run = self.run
         if self.step.undo is not None:
             more["data"] = {**(more.get("data") or {}), **self.for_undo()}
-        return Record(
+        record = Record(
             run.id,
             COMPLETED,
             step=self.key,
@@ -622,6 +629,9 @@ class StepCall(DurableCall[T]):
             asked=self.knew,
             **more,
         )
+        if self.names is not None:
+            self.names.put_on(record)
+        return record
 
     def decode(self, record: Record) -> Any:
         stored = record.value

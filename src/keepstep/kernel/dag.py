@@ -27,6 +27,7 @@ from .call_states import ASKED, Detached
 from .calls import Branch, CompositeWait, DurableCall, StepCall
 from .children import ChildResult, StartCall
 from .combine import MAX_ASYNC_STEPS, MAX_THREAD_STEPS, Limits, mapped
+from .naming import joined
 from .publish import decided
 from .steering import cancel_child
 from .stored_errors import stored_error
@@ -325,6 +326,7 @@ class Walk:
         rest = {name: value for name, value in given.items() if name != each.parameter}
         elements = [{each.parameter: item, **rest} for item in items]
         branch = Branch(self.run, path)
+        branch.names = joined(self.branch.names, vertex.agent, vertex.stage)
         coroutine = mapped(branch, path, vertex.step, elements, limits, by_name=True)
         self.tasks[index] = task = self.context.run(spawn_in, self.run, branch, coroutine)
         task.add_done_callback(partial(self._mapped, index), context=self.context)
@@ -344,7 +346,9 @@ class Walk:
 
     def _at(self, ordinal: int) -> Branch:
         """Return the branch of a step's call: the root, as if all were called one after the other in their order."""
+        vertex = self.order[ordinal % len(self.order)]
         self.place.ordinal, self.place.counts = ordinal, {}
+        self.place.names = joined(self.branch.names, vertex.agent, vertex.stage)
         return self.place
 
     def _ask(self, index: int, call: DurableCall[Any]) -> None:

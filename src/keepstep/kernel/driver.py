@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from ..model import Claim
     from ..workflows.definition import Workflow
     from .host import Host
+    from .naming import Names
 
 log = logging.getLogger("keepstep")
 
@@ -894,6 +895,11 @@ class RunDriver:
                 self.host.runner.settle(self)
             if self.stop.holding:
                 self.watch()
+
+    def names_of(self, key: str) -> Names | None:
+        """Return the agent and the stage that the code has named for a step under way."""
+        body = self.bodies.get(key)
+        return None if body is None else body.names
 
     def doubted(self, *keys: str) -> None:
         """Note that a cancel has left these at-most-once steps in doubt."""

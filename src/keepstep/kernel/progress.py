@@ -47,6 +47,8 @@ def _draft(run: RunDriver, key: str, saved: SavedValue) -> Draft:
     record = Record(run.id, Kind.PROGRESS.value, step=key, attempt=saved.attempt, worker=run.worker)
     record.finished_at, record.value, record.format = run.time(), saved.value, FORMAT_WITH_SAVED
     record.data = new_data(ProgressData, epoch=saved.epoch)
+    if (names := run.names_of(key)) is not None:
+        names.put_on(record)
     return Draft(record, then=partial(run.progress.recorded, key, saved))
 
 

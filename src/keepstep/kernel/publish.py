@@ -16,6 +16,7 @@ from ..records.record import FORMAT_WITH_WAITS, Record
 from ..values import VALUES
 from ..workflows.call import Call
 from .calls import Branch, DurableCall, current_branch
+from .naming import names_in_body
 from .replay import PATCH
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def note(branch: Branch, kind: Kind, key: str, value: bytes | None, data: Data |
     record.asked = run.last_delivered
     if value is not None:
         record.value = msgspec.Raw(value)
+    if branch.names is not None:
+        branch.names.put_on(record)
     if threading.get_ident() == run.thread_id:
         run.append(record)
     else:  # a plain def workflow writes from its own thread, before its next call
@@ -111,6 +114,8 @@ def publish(key: str, value: Any) -> None:
         shown = new_data(PublishedData, key=key)
         record = Record(scope.run.id, Kind.PUBLISHED.value, step=scope.key, worker=scope.run.worker, data=shown)
         record.value = msgspec.Raw(data)
+        if (names := names_in_body(scope.call)) is not None:
+            names.put_on(record)
         _from_step(scope, record)
     else:
         note(scope, Kind.PUBLISHED, scope.key(f"publish:{key}"), data, new_data(PublishedData, key=key))

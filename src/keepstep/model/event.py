@@ -17,7 +17,8 @@ class Event:
 
     `name` is like `step.completed`. `seq` is the number of the checkpoint that records the event, or else of the run's
     newest checkpoint. `life` marks the tokens of one execution of a step's body: a body that begins again after a crash
-    has a higher one. It is 0 for other events, and for tokens that an older version has recorded.
+    has a higher one. It is 0 for other events, and for tokens that an older version has recorded. `agent` and
+    `stage` are the names that the workflow gave with `ks.acting` and `ks.stage`, or in its graph.
     """
 
     name: str
@@ -30,6 +31,8 @@ class Event:
     worker: str = ""
     data: dict[str, Any] = field(default_factory=dict)
     life: int = 0
+    agent: str | None = None
+    stage: str | None = None
 
 
 #: Every event name: a subject, a dot, and what happened to it, in lower case with underscores.

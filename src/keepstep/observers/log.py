@@ -66,6 +66,10 @@ def _words(event: Event) -> Iterator[str]:
         yield f"seq={event.seq}"
     if event.worker:
         yield f"worker={_text(event.worker)}"
+    if event.stage:
+        yield f"stage={_text(event.stage)}"
+    if event.agent:
+        yield f"agent={_text(event.agent)}"
     for key, value in event.data.items():
         yield f"{key}={_text(value)}"
 

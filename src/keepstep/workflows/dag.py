@@ -138,6 +138,8 @@ class Dag(Workflow[..., dict[str, Any]]):
         map: str | None = None,  # noqa: A002 - the word users know
         concurrency: int | None = None,
         tolerate: Tolerate | None = None,
+        agent: str | None = None,
+        stage: str | None = None,
         place: Place | None = None,
         **options: Any,
     ) -> Any:
@@ -145,7 +147,8 @@ class Dag(Workflow[..., dict[str, Any]]):
 
         The same function may be added several times under different names. `map` names a parameter that takes a list:
         the step runs for each element, `concurrency` at once, and its result is the list of theirs. Failures that it
-        may `tolerate` leave None there. `place` is the place of the definition, if it is not the caller.
+        may `tolerate` leave None there. `agent` and `stage` are names for the records of the step. `place`
+        is the place of the definition, if it is not the caller.
         """
         place = place or place_here("step")
         try:
@@ -159,7 +162,11 @@ class Dag(Workflow[..., dict[str, Any]]):
                 )
             step = made if isinstance(made, Step) else None
             child = made if isinstance(made, Workflow) else None
-            added = DagStep(called, step, child, _named(needs), _condition(when), _policy(wait), place, each)
+            for what, given in (("agent", agent), ("stage", stage)):
+                if given is not None:
+                    check_name(given, what)
+            names = (agent, stage)
+            added = DagStep(called, step, child, _named(needs), _condition(when), _policy(wait), place, each, *names)
         except DefinitionError as error:
             raise type(error)(f"{place}: dag {self.name!r}: {error}") from None
         self._steps[called] = added

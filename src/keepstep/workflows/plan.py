@@ -40,6 +40,8 @@ class DagStep(NamedTuple):
     wait: WaitPolicy
     place: Place
     each: Each | None = None
+    agent: str | None = None
+    stage: str | None = None
 
     @property
     def parameters(self) -> list[inspect.Parameter]:
@@ -89,6 +91,8 @@ class Vertex(NamedTuple):
     inputs: tuple[tuple[str, bool], ...]
     seen: tuple[tuple[str, int], ...]
     defaults: Mapping[str, Any]
+    agent: str | None = None
+    stage: str | None = None
 
 
 class Plan(NamedTuple):
@@ -258,4 +262,6 @@ def _vertex(
         inputs=inputs,
         seen=seen,
         defaults=seen_defaults,
+        agent=step.agent,
+        stage=step.stage,
     )

@@ -16,6 +16,7 @@ from ...values.large import is_large
 from ...workflows.graph import AnyNode, Changes, Goto, ParallelNode, StepNode
 from ..call_states import ASKED, CANCELLED, DONE
 from ..calls import DurableCall, StepCall
+from ..naming import joined
 from ..waits import SignalWait
 
 if TYPE_CHECKING:
@@ -223,6 +224,7 @@ class GraphCall(StepCall[None]):
     def __init__(self, walk: Walking, node: StepNode) -> None:
         self.walk, self.node, self.step = walk, node, node.step
         DurableCall.__init__(self, walk.branch, node.name, "")
+        self.names = joined(self.names, node.agent, node.stage)
         if self.entry is None:
             self.given = tuple([given(walk, node, level) for level in node.takes])
             self.kwargs = {}
@@ -271,7 +273,6 @@ class GraphCall(StepCall[None]):
         return value  # a change of the state, which is checked with the schema
 
     def completed(self, value: bytes, attempt: int, started_at: datetime | None, **more: Any) -> Record:
-        node = self.node
         more["data"] = {**(self.data or {}), **(more.get("data") or {})}
         if self.step.undo is not None:
             more["data"] |= self.for_undo()
@@ -280,8 +281,6 @@ class GraphCall(StepCall[None]):
             value,
             attempt=attempt,
             started_at=started_at,
-            stage=node.stage,
-            agent=node.agent,
             **more,
         )
 
@@ -313,6 +312,8 @@ class CloseCall(DurableCall[None]):
         self.target: str | None = None
         self.passed = 0  # number of steps that the joined branches passed
         super().__init__(walk.branch, node.name, "")
+        if isinstance(node, StepNode):
+            self.names = joined(self.names, node.agent, node.stage)
 
     def returned(self, value: Any) -> None:
         """Take what the code of a step has returned."""
@@ -366,8 +367,7 @@ class CloseCall(DurableCall[None]):
         if self.passed:
             data["passed"] = self.passed
         kind = Kind.BARRIER if isinstance(self.node, ParallelNode) else Kind.STEP_COMPLETED
-        named = {level: getattr(self.node, level, None) for level in ("stage", "agent")}
-        self.run.append(self.record(kind.value, change.text, attempt=1, data=data, **named), self, state=after)
+        self.run.append(self.record(kind.value, change.text, attempt=1, data=data), self, state=after)
 
     def cancelled_by_code(self) -> None:
         asked = self.state == ASKED

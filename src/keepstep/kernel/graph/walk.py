@@ -236,6 +236,7 @@ class Walk:
         self.run.host.events.observe("run.interrupted", self.run, step=key, when=when)
         place = f"{key}.{when}"
         branch, history = Branch(self.run, place), self.run.history
+        branch.names = self.branch.names
         recorded = None if history is None else history.entries.get(breakpoint_call(key, when))
         # A parallel part may have a branch of this name, whose calls count from 1. Older histories count the
         # breakpoint, too.
@@ -272,6 +273,7 @@ class Walk:
             return
         close = CloseCall(self, node)
         inner = Branch(self.run, close.key)
+        inner.names = close.names
         if isinstance(node, StepNode):
             states = tuple([given(self, node, level) for level in node.takes])
             close.returned(await _running(inner, node.step.fn(*typed(self, node, states))))
@@ -330,6 +332,8 @@ class Walk:
             Walk(Branch(run, f"{close.key}.{way}"), graph, self.position.fork(way, f"{close.key}.{way}"), inside)
             for way in node.branches
         ]
+        for one in walks:
+            one.branch.names = close.names
         parts = [lambda one=one: spawn_in(run, one.branch, one.go(node.join)) for one in walks]
         group = Group(run, parts, max(1, len(parts)), node.wait, collect=node.collect)
         if parts:
