@@ -84,9 +84,9 @@ clean:  ## remove everything that can be made again
 
 # The stamps are newer than what they were made from, so that nothing is installed twice.
 
-$(VENV)/.dev: $(VENV)/.runtime requirements-dev.txt
+$(VENV)/.dev: $(VENV)/.runtime requirements-dev.txt requirements-agents.txt
 	@echo "installing what development needs into $(VENV)"
-	@$(PIP) --requirement requirements-dev.txt
+	@$(PIP) --requirement requirements-dev.txt --requirement requirements-agents.txt
 	@touch $@
 
 $(VENV)/.fuzz: $(VENV)/.dev requirements-fuzz.txt
