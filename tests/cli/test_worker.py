@@ -202,6 +202,8 @@ def test_a_drained_worker_is_shown_and_ends(keepstep, spawn, folder):
     wait_for((folder / "begun").exists)
     (shown,) = keepstep("workers", "--json").json["workers"]
     assert (shown["pid"], shown["leases"], shown["drain_at"]) == (worker.pid, 1, None)
+    waiting = spawn("drain", "--all", "--wait", "60", "--json")
+    wait_for(lambda: keepstep("workers", "--json").json["workers"][0]["drain_at"])
     assert keepstep("drain", shown["id"][:-2]).out == f"{shown['id']} drains\n"
     assert "drains" in keepstep("workers").out
     assert [one["code"] for one in keepstep("doctor", "--json").json["findings"]] == ["worker-drains"]
@@ -211,6 +213,8 @@ def test_a_drained_worker_is_shown_and_ends(keepstep, spawn, folder):
     (folder / "go").touch()
     out, _ = worker.communicate(timeout=60)
     assert (worker.returncode, json.loads(out)["left"]) == (0, "drained")
+    out, _ = waiting.communicate(timeout=60)
+    assert (waiting.returncode, json.loads(out)) == (0, {"drained": [shown["id"]], "alive": []})
     left = keepstep("show", "r", "--json").json
     assert (left["status"], left["recoveries"]) == ("queued", 0), "the second step has begun, or the lease was left"
     assert keepstep("workers").out.startswith("no worker is alive")
