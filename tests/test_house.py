@@ -39,6 +39,7 @@ LEVELS = (
     {"care"},
     {"views"},
     {"engine"},
+    {"agents"},
     {PACKAGE},  # the public API itself
     {"cli", "web"},
     {"__main__"},

@@ -134,6 +134,7 @@ _HOMES = {
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 #: The parts of the package, which need no import of their own: `keepstep.errors.StoreFull`.
 _PARTS = {
+    "agents",
     "care",
     "checks",
     "cli",

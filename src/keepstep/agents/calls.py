@@ -1,0 +1,211 @@
+"""Model and tool calls of an agent framework as steps, which are found by the call and not by the framework's tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Any, TypedDict
+from weakref import WeakKeyDictionary
+
+from ..errors import DefinitionError
+from ..kernel.budget import spend
+from ..kernel.composing import branch
+from ..kernel.context import in_workflow
+from ..kernel.naming import acting
+from ..kernel.publish import publish
+from ..kernel.waits import wait_for
+from ..model.ids import MAX_ID
+from ..policies import Retry, Service, Timeout
+from ..ports import CURRENT
+from ..workflows.call import Call
+from ..workflows.definition import InDoubt, Step
+
+#: Characters of the digest in the key of a model call: 64 bits tell the calls of one run apart.
+_DIGEST_CHARACTERS = 16
+
+
+class CallOptions(TypedDict, total=False):
+    """Options of the step that a call becomes; they mean the same as those of `ks.step`."""
+
+    retry: Retry
+    timeout: Timeout | float
+    service: Service | str
+    cost: float | Callable[..., float]
+    at_most_once: bool
+    in_doubt: InDoubt
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The recorded result of a streamed call: the last item of `CallSteps.stream`, live as on replay."""
+
+    value: Any
+
+
+async def _perform(of: Any, body: Callable[[], Awaitable[Any]]) -> Any:  # noqa: ARG001 - the input of the step
+    """Run the body of a call; only `of` is compared on replay."""
+    return await body()
+
+
+class CallSteps:
+    """The steps that the model and tool calls of an agent become inside a workflow.
+
+    Outside a workflow's code, a call only runs its body. `tools` gives options for tools by name. A tool with None is
+    not a step: its body runs in the workflow's code, again on each replay.
+    """
+
+    def __init__(
+        self,
+        agent: str | None = None,
+        *,
+        model: CallOptions | None = None,
+        tool: CallOptions | None = None,
+        tools: Mapping[str, CallOptions | None] | None = None,
+    ) -> None:
+        self.agent = agent
+        self._model = _step("model", model or {}, "model=")
+        self._tool = _step("tool", tool or {}, "tool=")
+        self._tools: dict[str, Step[..., Any] | None] = {
+            name: None if options is None else _step("tool", options, f"tools[{name!r}]")
+            for name, options in (tools or {}).items()
+        }
+
+    def records_tool(self, name: str) -> bool:
+        """Whether the calls of a tool are steps."""
+        return self._tools.get(name, self._tool) is not None
+
+    async def model(self, content: Any, body: Callable[[], Awaitable[Any]], *, agent: str | None = None) -> Any:
+        """Call a model, and return what `body` returned, as it is read from the record.
+
+        `content` identifies the call: a plain projection of the messages (role, text, call ids, arguments) that the
+        adapter makes, so that a later version of the framework makes the same one. Equal calls are counted.
+        """
+        if not in_workflow():
+            return await body()
+        return await self._model_call(content, body, agent)
+
+    async def stream(
+        self,
+        content: Any,
+        body: Callable[[Callable[[Any], None]], Awaitable[Any]],
+        *,
+        agent: str | None = None,
+    ) -> AsyncIterator[Any]:
+        """Call a model that streams. `body(send)` sends items and returns the result; the last item is `Recorded`.
+
+        A replay gives only the `Recorded` result. If the reader leaves early, the call is cancelled, and its body has
+        ended before the error goes on.
+        """
+        items: asyncio.Queue[Any] = asyncio.Queue()
+        ended = asyncio.Event()
+        ended.set()
+
+        async def sending() -> Any:
+            ended.clear()
+            try:
+                return await body(items.put_nowait)
+            finally:
+                ended.set()
+
+        call = self._model_call(content, sending, agent) if in_workflow() else sending()
+        task = asyncio.ensure_future(call)
+        task.add_done_callback(lambda _: items.put_nowait(_END))
+        try:
+            while (item := await items.get()) is not _END:
+                yield item
+            yield Recorded(await task)
+        finally:
+            if not task.done():
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+            await ended.wait()
+
+    async def tool(
+        self,
+        name: str,
+        call_id: str | None,
+        body: Callable[[], Awaitable[Any]],
+        *,
+        arguments: Any = None,
+        agent: str | None = None,
+    ) -> Any:
+        """Call a tool, and return what `body` returned, as it is read from the record.
+
+        The model's `call_id` identifies the call; without one, its arguments do. A replay compares the arguments.
+        """
+        step = self._tools.get(name, self._tool)
+        if step is None or not in_workflow():
+            return await body()
+        key = _counted(step_name(name), call_id or _digest(arguments))
+        with self._acting(agent):
+            call = step.options(name=step_name(name), key=key)(arguments, body)
+        return await call
+
+    def _model_call(self, content: Any, body: Callable[[], Awaitable[Any]], agent: str | None) -> Call[Any]:
+        acts = agent or self.agent
+        with self._acting(agent):
+            return self._model.options(key=_counted("model", _digest([acts, content])))(acts, body)
+
+    def _acting(self, agent: str | None) -> AbstractContextManager[object]:
+        acts = agent or self.agent
+        return nullcontext() if acts is None else acting(step_name(acts))
+
+
+#: Marks the end of a stream.
+_END = object()
+
+#: How often each key was used: by run, then by its named branch, name and key. A recovered run counts from the start.
+_USED: WeakKeyDictionary[Any, dict[tuple[str, str, str], int]] = WeakKeyDictionary()
+
+
+def _counted(name: str, key: str) -> str:
+    """Return the key with the number of its use if it was used before: models repeat call ids, and agents prompts."""
+    if len(key.encode()) > MAX_ID // 2 or not key.isprintable():
+        key = _digest(key)
+    scope = CURRENT.get()
+    used = _USED.setdefault(scope.run, {})
+    place = (scope.scope, name, key)
+    used[place] = count = used.get(place, 0) + 1
+    return key if count == 1 else f"{key}~{count}"
+
+
+def _digest(content: Any) -> str:
+    text = json.dumps(content, sort_keys=True, ensure_ascii=False, default=str)
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:_DIGEST_CHARACTERS]
+
+
+def step_name(name: str) -> str:
+    """Return a tool's or agent's name as the name of a step: letters, digits, spaces and _ . : - stay as they are."""
+    plain = re.sub(r"[^A-Za-z0-9 _.:-]", "_", name)[:100]
+    return plain if plain[:1].isalpha() else f"n{plain}"
+
+
+def _step(name: str, options: CallOptions, what: str) -> Step[..., Any]:
+    unknown = set(options) - set(CallOptions.__annotations__)
+    if unknown:
+        known = ", ".join(sorted(CallOptions.__annotations__))
+        raise DefinitionError(f"{what} has unknown options {sorted(unknown)}; the options are {known}")
+    return Step(_perform, name=name, ignore=("body",), **options)
+
+
+def used(model: str | None, *, tokens: int = 0, cost: float = 0.0) -> None:  # noqa: ARG001 - not recorded yet
+    """Report what a model call has used; call it in the body."""
+    spend(cost=cost, tokens=tokens)
+
+
+async def approval(call_id: str, question: Any, *, timeout: float | None = None) -> Any:  # noqa: ASYNC109 - durable
+    """Wait until a person answers whether a call may go on, and return the payload of the signal.
+
+    The signal is named `approve:CALL_ID`; the question is published under the same name. Neither depends on the
+    framework's tasks.
+    """
+    name = f"approve:{step_name(call_id)}"
+    with branch(_counted("approve", name)):
+        publish(name, question)
+        return await wait_for(name, timeout)
