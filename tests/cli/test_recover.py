@@ -291,6 +291,10 @@ def test_mistyped_handler_is_told_before_a_crash(keepstep, folder, caplog):
     alone = keepstep("validate", "mistyped.yaml")
     assert (alone.code, "warning: policies.resilience.recovery" in alone.out) == (0, True)
     assert keepstep("validate", "mistyped.yaml", "--strict").code == 1
+    deployed = keepstep("check", "mistyped.py")
+    assert (deployed.code, "warning: workflow 'mistyped': no recovery handler is named" in deployed.err) == (0, True)
+    strict = keepstep("check", "mistyped.py:mistyped", "--strict", "--json")
+    assert (strict.code, len(strict.json["warnings"])) == (1, 1)
 
 
 DECIDING = """

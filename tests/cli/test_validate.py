@@ -96,6 +96,20 @@ def test_functions_are_looked_for_only_if_a_module_is_named(keepstep, files):
     )
 
 
+def test_missing_functions_are_reported_beside_other_errors(keepstep, files):
+    text = "  ask: {function: aks, timeout: -1}\n  odd: {kind: odd}\n  list: {function: [write]}\n  none: 1\n"
+    (files / "both.yaml").write_text(f"keepstep: 1\nmetadata: {{}}\nsteps:\n{text}", encoding="utf-8")
+    (files / "asking.py").write_text("def ask(state): ...\n", encoding="utf-8")
+    result = keepstep("validate", "both.yaml", "--module", "asking.py")
+    assert result.code == 1
+    assert "both.yaml:4:19: error: steps.ask.function: there is no function 'aks'\n    did you mean" in result.out
+    assert "there is no function 'odd'" not in result.out
+    for path in ("steps.ask.timeout", "steps.odd.kind", "steps.list.function", "steps.none"):
+        assert f"error: {path}: " in result.out
+    (files / "unreadable.yaml").write_text("a: [", encoding="utf-8")
+    assert keepstep("validate", "unreadable.yaml", "--module", "asking.py").code == 1
+
+
 def test_with_its_functions_a_file_is_valid_only_if_it_can_be_run(keepstep, files):
     steps = "  one: {function: first}\n  two: {function: second}\n"
     (files / "dag.yaml").write_text(f"keepstep: 1\nmetadata: {{name: d}}\nsteps:\n{steps}", encoding="utf-8")

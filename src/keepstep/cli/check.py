@@ -21,15 +21,19 @@ _COLOURS = {"fits": "green", "pinned": "cyan", "unknown": "yellow", "locked": "y
 @command("check")
 @click.argument("target", metavar="MODULE[:WORKFLOW]")
 @MODULE
-@click.option("--strict", is_flag=True, help="Also fail if a run's workflow is missing.")
+@click.option("--strict", is_flag=True, help="Also fail if a run's workflow or a recovery handler is missing.")
 def check(settings: Settings, *, target: str, module: tuple[str, ...], strict: bool) -> int:
     """Replay every unfinished run against this code before it is deployed, and report those that would be set aside.
 
     No step runs and nothing is written. Exit code 1 if a run would break, or is encrypted with a key that is not here.
     """
     from ..history.compatibility import check as check_runs
+    from ..workflows.recovery import unknown_handlers
 
     workflows, only = _loaded(target, module, debug=settings.debug)
+    warnings = list(unknown_handlers(one for name, one in workflows.items() if not only or name in only))
+    for warning in warnings:
+        _warn(warning)
 
     async def look(engine: Engine) -> list[Checked]:
         found: list[Checked] = []
@@ -44,7 +48,8 @@ def check(settings: Settings, *, target: str, module: tuple[str, ...], strict: b
     found = settings.talk(look)
     counts = Counter(one.fit.value for one in found)
     bad = any(one.fit.breaks or one.fit == "locked" or (strict and one.fit == "unknown") for one in found)
-    value = {"fits": not bad, "counts": dict(counts), "runs": [_as_json(one) for one in found]}
+    bad = bad or (strict and bool(warnings))
+    value = {"fits": not bad, "counts": dict(counts), "runs": [_as_json(one) for one in found], "warnings": warnings}
     settings.answer(value, lambda: _summary(found, bad=bad))
     return errors.FAILED if bad else errors.OK
 
@@ -63,6 +68,12 @@ def _loaded(
         raise errors.Refused("--module is for workflows in YAML or JSON files", f"{target} imports what it needs")
     load_module(target, debug=debug)
     return dict(KNOWN), frozenset()
+
+
+def _warn(text: str) -> None:
+    from . import formatting
+
+    click.echo(f"{click.style('warning', fg='yellow', bold=True)}: {formatting.one_line(text)}", err=True)
 
 
 def _line(one: Checked, same: str = "") -> str:

@@ -20,7 +20,7 @@ from ..graph import Graph
 from ..recovery import how_to_name, is_known
 from ..source import Place
 from ..streaming import streaming_body
-from .check import Examined, exits_of, inside, items, kind_of
+from .check import Examined, exits_of, has_known_kind, inside, items, kind_of, steps_of
 from .conditions import VARIABLES, Condition
 from .http import DEFAULT_SECONDS, MAX_BYTES, Request
 from .parts import (
@@ -82,8 +82,8 @@ class Names:
 def unknown_handler(root: Value | None, severity: Literal["error", "warning"]) -> list[Problem]:
     """Return the problem of a file whose recovery handler has an unknown name."""
     given = inside(root, "policies", "resilience", "recovery")
-    named = given if given is None or isinstance(given.data, str) else given.data.get("handler")
-    if named is None or is_known(named.data):
+    named = inside(given, "handler") if given is not None and isinstance(given.data, dict) else given
+    if named is None or not isinstance(named.data, str) or is_known(named.data):
         return []
     at = named.at
     what, how = f"no recovery handler is named {named.data!r}", how_to_name(named.data)
@@ -109,20 +109,20 @@ class Builder:
     """Builds one workflow from a file; `problems` collects the errors in the names that the file uses."""
 
     def __init__(self, examined: Examined, names: Names, file: str) -> None:
-        assert examined.value is not None  # noqa: S101 - a file with errors is not built
+        assert examined.value is not None  # noqa: S101 - an unreadable file is not built
         self.root, self.form, self.file = examined.value, examined.form, file
         self.functions, self.agents, self.workflows = names.all_functions(), names.all_agents(), names.all_workflows()
-        self.steps: dict[str, Value] = self.root.data["steps"].data
+        self.steps = steps_of(self.root)
         self.variable = VARIABLES[self.form]
-        self.name: str = self.root.data["metadata"].data["name"].data
+        self.name = self._text("metadata", "name") or ""
         self.place = Place(str(Path(file).resolve()), 1, "", self.name)
         self.problems: list[Problem] = []
 
     def check_names(self) -> list[Problem]:
-        """Return the names in the file that the caller did not give."""
+        """Return the names in the file that the caller did not give. The file may have errors."""
         look = {"function": self._function, "map": self._function, "agent": self._agent, "subworkflow": self._workflow}
         for name, step in self.steps.items():
-            if kind_of(step) in look:
+            if has_known_kind(step) and kind_of(step) in look:
                 look[kind_of(step)](name, step)
             if "undo" in step.data:
                 self._given(name, step, "function", self.functions, under="undo")
@@ -312,6 +312,8 @@ class Builder:
         under = under or what
         named = step.data.get(under)
         wanted = named.data if named is not None else name
+        if not isinstance(wanted, str):  # an error of the file
+            return None
         if wanted not in known:
             how = (
                 nearest(wanted, known) if len(self.problems) < SUGGESTIONS else ""

@@ -120,13 +120,8 @@ class _Look:
 
     def __init__(self, value: Value) -> None:
         self.root = value
-        steps = inside(value, "steps")
-        self.steps_value = steps
-        self.steps: dict[str, Value] = (
-            {name: one for name, one in steps.data.items() if isinstance(one.data, dict)}
-            if steps is not None and isinstance(steps.data, dict)
-            else {}
-        )
+        self.steps_value = inside(value, "steps")
+        self.steps = steps_of(value)
         self.form = self._form()
         self.variable = VARIABLES[self.form]
         self.lost = 0  # number of unknown references
@@ -456,10 +451,24 @@ def items(value: Value | None) -> tuple[Value, ...]:
     return value.data if value is not None and isinstance(value.data, tuple) else ()
 
 
+def steps_of(root: Value) -> dict[str, Value]:
+    """Return those steps of a file that are mappings, by name."""
+    steps = inside(root, "steps")
+    if steps is None or not isinstance(steps.data, dict):
+        return {}
+    return {name: one for name, one in steps.data.items() if isinstance(one.data, dict)}
+
+
 def kind_of(step: Value) -> str:
     """Return the kind of a step; by default a function."""
     kind = step.data.get("kind")
-    return kind.data if kind is not None and isinstance(kind.data, str) and kind.data in kinds() else "function"
+    return kind.data if kind is not None and has_known_kind(step) else "function"
+
+
+def has_known_kind(step: Value) -> bool:
+    """Whether a step has no kind, or one that exists."""
+    kind = step.data.get("kind")
+    return kind is None or (isinstance(kind.data, str) and kind.data in kinds())
 
 
 def _least(wait: Value | None) -> int:

@@ -103,8 +103,9 @@ def check(file: str | Path, names: Names | None = None) -> Checked:
     """Return all problems of a file; with `names`, also names that are missing or do not fit."""
     examined = _examined(Path(file))
     found = list(examined.named(str(file)))
-    if examined.ok and names is not None:
-        missing = Builder(examined, names, str(file)).check()
+    if examined.value is not None and names is not None:
+        builder = Builder(examined, names, str(file))
+        missing = builder.check() if examined.ok else builder.check_names()
         found = [replace(one, file=str(file)) for one in missing] + found
     elif examined.ok:  # the module that registers the handler may just not be given
         found += [replace(one, file=str(file)) for one in unknown_handler(examined.value, "warning")]
