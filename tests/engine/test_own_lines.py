@@ -393,6 +393,23 @@ async def test_failed_attempts_are_logged_with_the_line_and_the_next_attempt(wor
 
 @pytest.mark.live_only
 @pytest.mark.one_store
+async def test_message_of_a_failed_attempt_cannot_imitate_another_line(world, logged):
+    @ks.step
+    async def forging():
+        raise ValueError("no\n2026-01-01 run other: all is well\x1b[31m")
+
+    @ks.workflow
+    async def trusting():
+        await forging()
+
+    await failure_of(await world.started(), trusting, run_id="r")
+    [told] = [line for line in logged() if "attempt 1 of step forging#1" in line]
+    assert told.isprintable()
+    assert "ValueError: no 2026-01-01 run other: all is well\\x1b[31m" in told
+
+
+@pytest.mark.live_only
+@pytest.mark.one_store
 async def test_observer_that_logs_reports_a_failed_attempt_alone(world, logged):
     await failure_of(await world.started(observers="log"), reading)
     assert sum("parse#1" in line and "KeyError" in line and "step.failed" not in line for line in logged()) <= 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import inspect
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -65,8 +67,24 @@ def test_reachable_combinations_are_those_of_the_table():
 
 
 def test_every_move_is_tried():
-    moves = {name for name, value in vars(Stop).items() if callable(value) and not name.startswith("_")}
+    names = {name for name, value in vars(Stop).items() if callable(value) and not name.startswith("_")}
+    moves = {name for name in names if not inspect.iscoroutinefunction(vars(Stop)[name])}  # a wait is no move
     assert moves == set(MOVES)
+
+
+@pytest.mark.parametrize("move", [Stop.release_refused, Stop.code_ended, lambda stop: stop.left("it ended")])
+async def test_whoever_waits_for_the_release_is_told_when_it_is_decided(move):
+    stop = Stop()
+    await stop.release_decided()
+    for decide in (Stop.release_refused, move):
+        stop.release_begun()
+        waiters = [asyncio.create_task(stop.release_decided()) for _ in range(3)]
+        await asyncio.sleep(0)
+        waiters[0].cancel()
+        await asyncio.sleep(0)
+        assert [one.done() for one in waiters] == [True, False, False]
+        decide(stop)
+        await asyncio.wait_for(asyncio.gather(*waiters[1:]), 5)
 
 
 def test_combination_outside_the_table_is_found():

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..model.text import one_line
 from ..workflows.shape import Node, Shape
 from .marks import LOOKS, Mark, mark_of, visits_of
-from .wording import about, conditions, prepared, printable, title
+from .wording import about, conditions, prepared, title
 
 _OUTLINES = {
     "parallel": "hexagon",
@@ -45,7 +46,7 @@ def dot(shape: Shape, marks: Mapping[str, Mark] | None = None) -> str:
 
 def quoted(text: str) -> str:
     """Return text in quotes, without anything that DOT would read as an escape."""
-    kept = printable(text).replace("\\", "\\\\").replace('"', '\\"')
+    kept = one_line(text).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{kept}"'
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from ..model.text import one_line
 from ..workflows.shape import Node, Shape
 from .marks import LOOKS, Mark, State, mark_of, visits_of
-from .wording import about, conditions, prepared, printable, title
+from .wording import about, conditions, prepared, title
 
 #: Brackets that give a node its outline.
 _OUTLINES = {
@@ -50,7 +51,7 @@ def mermaid(shape: Shape, marks: Mapping[str, Mark] | None = None) -> str:
 
 def escaped(text: str) -> str:
     """Return text that Mermaid shows unchanged."""
-    return printable(text).replace("$$", "$\u200b$").translate(_ESCAPES)  # `$$` would begin a formula
+    return one_line(text).replace("$$", "$\u200b$").translate(_ESCAPES)  # `$$` would begin a formula
 
 
 def _label(node: Node, marks: Mapping[str, Mark] | None) -> str:

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from html import escape
 
 from ..errors import DefinitionError
+from ..model.text import one_line
 from ..workflows.shape import Node, Shape
 from .layout import Box, Layout, Line
 from .marks import LOOKS, Mark, counted, mark_of, visits_of
-from .wording import about, conditions, cut, joined, prepared, printable, title
+from .wording import about, conditions, cut, joined, prepared, title
 
 #: Maximum number of steps to draw. No viewer shows a larger file well.
 DRAWN = 2000
@@ -94,7 +95,7 @@ class _Sheet:
 
     def _words(self, node: Node) -> tuple[str, str]:
         """Return the text of a step: its sign, name and visits; and below, its kind and whether it is an exit."""
-        name = cut(printable(node.name), _NAME_WIDTH)
+        name = cut(one_line(node.name), _NAME_WIDTH)
         if self.marks is not None:
             mark = mark_of(node.name, self.marks)
             name = " ".join(filter(None, (LOOKS[mark.state].sign, name, visits_of(mark))))
@@ -152,7 +153,7 @@ class _Sheet:
 
     def _step(self, node: Node, box: Box) -> str:
         name, note = self._words(node)
-        style, tooltip = "", printable(node.name)
+        style, tooltip = "", one_line(node.name)
         if self.marks is not None:
             mark = mark_of(node.name, self.marks)
             look = LOOKS[mark.state]

@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..model.text import one_line
 from ..workflows.reachability import Net, back_arrows, circles, depths, ordered, shortest_cycle, without
 from ..workflows.shape import Shape
 from .marks import LOOKS, Mark, counted, mark_of, visits_of
-from .wording import about, conditions, cut, joined, prepared, printable, title
+from .wording import about, conditions, cut, joined, prepared, title
 
 #: Maximum number of steps to draw. A larger definition is summarised, because a longer drawing is unreadable.
 DRAWN = 100
@@ -54,7 +55,7 @@ class _Pen:
         self.colours = colours
 
     def step(self, name: str) -> str:
-        shown = cut(printable(name), _WIDTH)
+        shown = cut(one_line(name), _WIDTH)
         if self.marks is None:
             return f"○ {shown}"
         mark = mark_of(name, self.marks)
@@ -136,7 +137,7 @@ class _Drawing:
         if notes:
             line += self.pen.faint(f"  ({', '.join(notes)})")
         if meets or self._needs_others(number):
-            others = ", ".join(map(printable, self.net.named(self.net.before[number])))
+            others = ", ".join(map(one_line, self.net.named(self.net.before[number])))
             line += self.pen.faint(f"  ← {cut(others, _WIDTH)}")
         if self._refers_only(number):
             line += "  " + self._reference(number, self.net.after[number][0])
@@ -149,7 +150,7 @@ class _Drawing:
     def _reference(self, number: int, target: int) -> str:
         back = self.place[target] <= self.place[number]
         condition = self.conditions[number, target]
-        shown = f"{'↑' if back else '→'} {cut(printable(self.net.names[target]), _WIDTH)}"
+        shown = f"{'↑' if back else '→'} {cut(one_line(self.net.names[target]), _WIDTH)}"
         if condition and self.kinds[number, target] == "next":
             return self.pen.faint(f"{condition} ") + shown
         return shown + (self.pen.faint(f" ({condition})") if condition else "")
@@ -230,7 +231,7 @@ def _summary(shape: Shape, pen: _Pen) -> list[str]:
     kinds = Counter(node.kind for node in shape.nodes)
     loops = circles(net)
     facts = {
-        "entry": printable(shape.entry or ""),
+        "entry": one_line(shape.entry or ""),
         "exits": _few(list(shape.exits)),
         "kinds": ", ".join(f"{count} {kind}" for kind, count in kinds.items()) if len(kinds) > 1 else "",
         "arrows": str(len(shape.arrows)),
@@ -249,5 +250,5 @@ def _summary(shape: Shape, pen: _Pen) -> list[str]:
 
 def _few(names: list[str]) -> str:
     """Return the first names, and the number of the others."""
-    shown = ", ".join(map(printable, names[:5]))
+    shown = ", ".join(map(one_line, names[:5]))
     return f"{shown} and {len(names) - 5} more" if len(names) > 5 else shown

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
+from ..model.text import one_line
 from ..workflows.reachability import flowing
 from ..workflows.shape import Arrow, Node, Shape
 
@@ -15,14 +16,6 @@ _ALWAYS = frozenset({"", "always"})
 _PLAIN = frozenset({"step", "function"})
 _WAIT = re.compile(r"\b(All|Any)\(\)")
 _QUORUM = re.compile(r"\bQuorum\(n=(\d+)\)")
-
-
-def printable(text: str) -> str:
-    """Return text on one line, with unprintable characters spelt out, so that it cannot control a terminal."""
-    flat = " ".join(text.split())
-    if flat.isprintable():
-        return flat
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in flat)
 
 
 def cut(text: str, width: int) -> str:
@@ -42,14 +35,14 @@ def about(node: Node) -> str:
     """Return the description of a step beside its name: its kind unless that is plain, and its label."""
     parts = [] if node.kind in _PLAIN else [node.kind]
     label = _worded(node.label) if node.label != node.name else ""
-    return printable(" ".join([*parts, label]))
+    return one_line(" ".join([*parts, label]))
 
 
 def title(shape: Shape) -> str:
     """Return the title of a definition."""
     steps = len(shape.nodes)
     form = "" if shape.form == "run" else f"{shape.form}, "
-    return f"{printable(shape.name)}: {form}{steps} step{'' if steps == 1 else 's'}"
+    return f"{one_line(shape.name)}: {form}{steps} step{'' if steps == 1 else 's'}"
 
 
 def conditions(shape: Shape) -> list[str]:
@@ -65,9 +58,9 @@ def conditions(shape: Shape) -> list[str]:
 
 def _condition(arrow: Arrow, *, after_others: bool) -> str:
     if arrow.kind != "next":
-        return printable(_worded(arrow.label))
+        return one_line(_worded(arrow.label))
     if arrow.label not in _ALWAYS:
-        return f"when {printable(arrow.label)}"
+        return f"when {one_line(arrow.label)}"
     return "otherwise" if after_others else ""
 
 

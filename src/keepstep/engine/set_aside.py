@@ -13,6 +13,7 @@ from ..kernel.stored_errors import clean
 from ..model import Kind, Outcome, Status
 from ..model.frames import own_frames
 from ..model.ids import new_id
+from ..model.text import one_line
 from ..ports import Advance, Verdict, instant
 from ..records.data import Data
 from ..records.record import Record, StoredError
@@ -56,7 +57,7 @@ def set_aside(host: Process, run: RunDriver, reason: Reason) -> None:
     data: Data = {"handler": reason.handler} if reason.handler else {}
     if len(reason.problems) > 1:  # a single one is the message
         data["problems"] = [clean(redact(one)) for one in reason.problems]
-    log.error("run %s is set aside: %s", run.id, _one_line(_reason(error)))
+    log.error("run %s is set aside: %s", run.id, one_line(_reason(error)))
     host.background(_write(host, run, error, data or None, cut_short(run)))
 
 
@@ -64,12 +65,6 @@ def _reason(error: StoredError) -> str:
     """Return the message of an error, with the line of the user's code if it is known."""
     frames = own_frames(error.traceback)
     return f"{error.message} ({frames[-1].brief})" if frames else error.message
-
-
-def _one_line(text: str) -> str:
-    """Return text on one line with control characters spelt out, so that it cannot imitate another line of the log."""
-    flat = " ".join(text.split())
-    return flat if flat.isprintable() else "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in flat)
 
 
 async def _write(host: Process, run: RunDriver, error: StoredError, data: Data | None, saved: list[Draft]) -> None:

@@ -14,6 +14,7 @@ from ..errors import DefinitionError
 from ..model import Kind, Outcome
 from ..model.ids import new_id
 from ..model.signal import RESOLVE
+from ..model.text import one_line
 from ..records.data import StepData, new_data
 from ..records.record import StoredError
 from .hooks import within
@@ -110,7 +111,8 @@ async def _decided_by_person(call: StepCall[Any], number: int, late: asyncio.Fut
             value = call.checked(call.fitted(given))
             break
         except DefinitionError as error:  # the step stays in doubt, until a result comes that fits
-            log.warning("run %s: the result that %s gave to %s is refused: %s", run.id, signal.sender, call.key, error)
+            why = one_line(f"the result that {signal.sender} gave to {call.key} is refused: {error}")
+            log.warning("run %s: %s", run.id, why)
     data = new_data(StepData, signal=signal.seq, sender=signal.sender, reason=verdict.get("reason", ""))
     if verdict["verdict"] == "again":
         await run.durable(call.record(Kind.STEP_STARTED, attempt=number, trigger="manual", data=data))

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from ..checks import MOST_SPENT
 from ..model import Kind, Outcome
 from ..model.ids import new_id
+from ..model.text import one_line
 from ..ports import Admission, Gate
 from ..records.record import StoredError
 from .call_states import NotYet
 from .hooks import within
 from .inbox import Wait
 from .recorded_errors import BREAKER_OPEN
-from .stop import RELEASING
 from .stored_errors import class_of
 from .wakeups import add_wait, end_wait, pause_until
 
@@ -36,8 +36,6 @@ READY_SECONDS = 30.0
 STALE_SECONDS = 2.0
 #: Seconds that a probe of a breaker may take if its step has no timeout.
 PROBE_SECONDS = 60.0
-#: Interval in seconds at which an attempt with a place looks whether its run is parked or stays.
-RELEASE_SECONDS = 0.005
 
 
 def gates_of(guard: Guard | None, step: Step[..., Any]) -> tuple[Gate, ...]:
@@ -145,7 +143,9 @@ class Ready:
             answer = await within(run.host, READY_SECONDS, call.step.ready, *call.args, **call.kwargs)
         except Exception as error:  # noqa: BLE001 - a `ready=` that raises counts as not ready
             message = f"{type(error).__name__}: {error}"
-            log.warning("run %s: ready= of step %s failed, so the step waits: %s", run.id, attempt.key, message)
+            log.warning(
+                "run %s: ready= of step %s failed, so the step waits: %s", run.id, attempt.key, one_line(message)
+            )
             return message
         return None if answer else "not ready"
 
@@ -203,9 +203,7 @@ class ServicePlace:
             finally:
                 end_wait(run, token)
                 run.work_began()
-            # If the run is parked, its attempts are cancelled.
-            while run.stop.phase is RELEASING:  # noqa: ASYNC110 - the phase has no event
-                await asyncio.sleep(RELEASE_SECONDS)
+            await run.stop.release_decided()  # if the run is parked, its attempts are cancelled
         except BaseException:
             share.withdraw(turn)
             raise
@@ -251,7 +249,8 @@ def _cost(attempt: Attempt) -> float | None:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - an estimate that fails, `SystemExit` too, is replaced by the mean
-        log.warning("run %s: cost= of step %s failed: %s: %s", attempt.run.id, attempt.key, type(error).__name__, error)
+        message = one_line(f"{type(error).__name__}: {error}")
+        log.warning("run %s: cost= of step %s failed: %s", attempt.run.id, attempt.key, message)
         return None
 
 

@@ -20,6 +20,7 @@ from ..model.event import STATUS_EVENTS, EventName
 from ..model.ids import new_id, seed_in
 from ..model.keepers import KEEPER_QUEUE, TELL
 from ..model.signal import CANCEL, PAUSE, RESUME
+from ..model.text import one_line
 from ..ports import Advance, Answer, Create, Send, Verdict, instant
 from ..records.data import RunStartedData, new_data
 from ..records.record import FORMAT_WITH_KEPT, Record, StoredError, chain_end, check_origin, claimed, seal, unseal
@@ -390,7 +391,7 @@ class Keeper:
         """Leave the keeper to a person, with the reason."""
         host, run = self._host, self._run
         reason = host.redaction.redact(reason)
-        log.error("run %s is set aside: %s", run.id, reason)
+        log.error("run %s is set aside: %s", run.id, one_line(reason))
         self._latest = max(self._latest, instant(host.clock.now()))
         error = StoredError(kind, reason, error_class="permanent", code="ks:recovery-load", id=new_id("error"))
         rows, checksum = self._sealed([self._record(Kind.ERROR, outcome=Outcome.FAILURE.value, error=error)])

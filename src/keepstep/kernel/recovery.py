@@ -31,6 +31,7 @@ from ..errors import (
     StoreError,
 )
 from ..model import Kind, Signal, Status
+from ..model.text import one_line
 from ..model.undo import AT_END
 from ..policies import Recovery, SetAside
 from ..policies.recovery import HANDLERS
@@ -223,7 +224,7 @@ async def validate(run: RunDriver) -> list[Record] | None:
     if request is None or not data_of(request, RecoveredData).get("skip_validation"):
         raise _failure(problems)
     found = "; ".join(one.reason for one in problems)
-    log.warning("run %s goes on unvalidated, as a person has asked: %s", run.id, found)
+    log.warning("run %s goes on unvalidated, as a person has asked: %s", run.id, one_line(found))
     return accepted(run) if isinstance(verdict, Objection) else verdict
 
 

@@ -24,6 +24,7 @@ import msgspec
 from ..errors import DefinitionError, KeepstepError, NotSerializable, StepTimedOut
 from ..model import Kind, Outcome
 from ..model.checkpoint import Trigger
+from ..model.text import one_line
 from ..policies import Again
 from ..ports import CURRENT, Answer, BodyTimedOut, Span, Verdict, instant
 from ..records.data import Data, data_of
@@ -430,7 +431,7 @@ def _failed(attempt: Attempt, failure: BaseException) -> float | None:
 
 
 #: The log message of a failed attempt.
-FAILED_ATTEMPT = "run %s: attempt %d of step %s failed: %s%s; %s"
+FAILED_ATTEMPT = "run %s: attempt %d of step %s failed: %s; %s"
 
 
 def _log_failed(attempt: Attempt, record: Record, wait_seconds: float | None) -> None:
@@ -438,4 +439,4 @@ def _log_failed(attempt: Attempt, record: Record, wait_seconds: float | None) ->
     info = record.error.info()  # type: ignore[union-attr]
     where = f" ({info.frames[-1].brief})" if info.frames else ""
     then = "no attempt is left" if wait_seconds is None else f"the next one begins in {wait_seconds:.3g} s"
-    log.warning(FAILED_ATTEMPT, attempt.run.id, attempt.number, attempt.key, info.summary, where, then)
+    log.warning(FAILED_ATTEMPT, attempt.run.id, attempt.number, attempt.key, one_line(f"{info.summary}{where}"), then)

@@ -11,6 +11,7 @@ deadline that is recorded already, straight from NONE.
 
 from __future__ import annotations
 
+import asyncio
 from enum import Enum
 
 from ..model import Signal
@@ -78,7 +79,10 @@ NEXT_PHASES = {
 class Stop:
     """The stop state of one run, and whether anything new may start in it."""
 
-    __slots__ = ("cancel", "cancel_signal", "deadline", "detached", "holding", "is_ending", "pause", "phase", "wish")
+    __slots__ = (
+        *("cancel", "cancel_signal", "deadline", "decided", "detached", "holding", "is_ending", "pause", "phase"),
+        "wish",
+    )
 
     def __init__(self) -> None:
         self.phase = DRIVING
@@ -95,12 +99,17 @@ class Stop:
         self.holding = False
         #: Whether the run is cancelled or timed out, so that its code is cleaning up.
         self.is_ending = False
+        #: Done when the commit that releases the run is decided; made while something waits for that.
+        self.decided: asyncio.Future[None] | None = None
 
     def _moved(self) -> None:
         """Update the derived values; every move ends here."""
         on_its_way = self.cancel is SETTLING or self.cancel is RECORDED or self.deadline is RECORDED
         self.holding = on_its_way or self.wish is not Wish.NONE
         self.is_ending = self.cancel is not Order.NONE or self.deadline is DELIVERED
+        if self.decided is not None and self.phase is not RELEASING:
+            self.decided.set_result(None)
+            self.decided = None
 
     # -- questions ----------------------------------------------------------------------------------------------------
 
@@ -204,6 +213,13 @@ class Stop:
         if self.phase is RELEASING:
             self.phase = DRIVING
             self._moved()
+
+    async def release_decided(self) -> None:
+        """Wait while the commit that releases the run is in progress. If the run leaves, its tasks are cancelled."""
+        if self.phase is RELEASING:
+            if self.decided is None:
+                self.decided = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self.decided)
 
     def code_ended(self) -> None:
         """Note that the code has returned or raised."""

@@ -14,6 +14,7 @@ import msgspec
 
 from ..errors import ExecutionError, StepError, StepTimedOut
 from ..model.ids import new_id
+from ..model.text import one_line
 from ..policies.classify import Classifier, ErrorClass, Rule, classify
 from ..records.record import StoredError
 from ..values.redact import REDACTED
@@ -78,7 +79,7 @@ def stored_exception(error: BaseException, values: Values, run: RunDriver, where
     except Exception as problem:  # noqa: BLE001 - the failure itself must be recorded
         log.warning(
             "run %s: %s raised in %s cannot be stored, so it comes back as an unregistered one: %s",
-            *(run.id, clean(name_of(type(error))), where, run.host.redaction.redact(str(problem))),
+            *(run.id, clean(name_of(type(error))), where, one_line(run.host.redaction.redact(str(problem)))),
         )
         return None
     return data

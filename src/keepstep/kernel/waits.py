@@ -18,6 +18,7 @@ from ..errors import DefinitionError, KeepstepError, NotSerializable, StepFailed
 from ..model import Kind, Outcome, Signal
 from ..model.ids import new_id
 from ..model.signal import BEAT, RESERVED
+from ..model.text import one_line
 from ..ports import Answer, Verdict, instant
 from ..records.data import ReplyData, SignalData, data_of, new_data
 from ..records.record import FORMAT_WITH_WAITS, Record, StoredError
@@ -265,7 +266,8 @@ class SignalCall(SignalWait):
         except KeepstepError as error:
             if signal.seq not in self.refused:
                 self.refused.add(signal.seq)
-                log.warning("run %s: signal %d from %s stays unread: %s", self.run.id, signal.seq, signal.sender, error)
+                why = one_line(f"signal {signal.seq} from {signal.sender} stays unread: {error}")
+                log.warning("run %s: %s", self.run.id, why)
             return False
         return True
 
