@@ -40,6 +40,7 @@ if _TYPE_CHECKING:
         UnknownToken,
         WaitFailed,
     )
+    from .kernel.asking import ask, broadcast
     from .kernel.budget import spend
     from .kernel.callback import Callback, callback
     from .kernel.children import continue_as, signal, start
@@ -101,6 +102,7 @@ _HOMES = {
     "kernel.deterministic": "now random uuid",
     "engine.handle": "RunHandle",
     "kernel.publish": "checkpoint emit patched progress publish save_progress saved_progress",
+    "kernel.asking": "ask broadcast",
     "kernel.budget": "spend",
     "kernel.combine": "as_completed chain gather map race",
     "kernel.callback": "Callback callback",
@@ -230,8 +232,10 @@ __all__ = [
     "__version__",
     "acting",
     "as_completed",
+    "ask",
     "attempt",
     "branch",
+    "broadcast",
     "callback",
     "chain",
     "checkpoint",

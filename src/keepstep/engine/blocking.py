@@ -307,6 +307,7 @@ class BlockingEngine(Blocking[Engine]):
     fail = blocking(Engine.fail)
     beat = blocking(Engine.beat)
     signal = blocking(Engine.signal)
+    broadcast = blocking(Engine.broadcast)
     retry = blocking(Engine.retry)
     skip = blocking(Engine.skip)
     rewind = blocking(Engine.rewind)

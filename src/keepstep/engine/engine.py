@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, overload
 
-from ..errors import DefinitionError, RunError, RunNotFound
+from ..errors import AlreadyFinished, DefinitionError, RunError, RunNotFound
 from ..executors.inline import InlineExecutor
 from ..executors.thread import ThreadExecutor
 from ..kernel.driver import RunDriver
@@ -30,6 +30,7 @@ from ..kernel.stall import STALL_SECONDS
 from ..kernel.step import perform_traced
 from ..kernel.strands import install, uninstall
 from ..model import Claim, Event, Lease, Run, RunPage, RunQuery, Status, WorkerInfo
+from ..model.ids import new_id
 from ..observers import resolve
 from ..observers.log import RedactedLog
 from ..policies.classify import checked_rules
@@ -117,6 +118,7 @@ LEAVE_SECONDS = 10.0
 DOCUMENTED = (
     *(
         "beat",
+        "broadcast",
         "care",
         "channels",
         "close",
@@ -631,6 +633,23 @@ class Engine(Process):
     async def signal(self, run_id: str, name: str, payload: Any = True, *, id: str = "") -> None:  # noqa: A002
         """Send the run `run_id` a durable message: a `name` and a `payload`. With an `id` it is stored once."""
         await RunHandle[Any](self, run_id).signal(name, payload, id=id)
+
+    async def broadcast(self, runs: Iterable[Any], name: str, payload: Any = True) -> Sequence[str]:
+        """Send several runs the same signal in one commit. Return the ids of those that it was sent to.
+
+        `runs` are ids or handles. Runs that have ended or do not exist are left out.
+        """
+        from ..kernel.asking import targets_of  # noqa: PLC0415 - rarely needed
+
+        self._must_be_open()
+        targets, signal_id = targets_of(runs), new_id("signal")
+        sent = await asyncio.gather(
+            *(RunHandle[Any](self, one).signal(name, payload, id=signal_id) for one in targets), return_exceptions=True
+        )
+        for outcome in sent:
+            if isinstance(outcome, BaseException) and not isinstance(outcome, AlreadyFinished | RunNotFound):
+                raise outcome
+        return [one for one, outcome in zip(targets, sent, strict=True) if outcome is None]
 
     async def complete(self, token: str, value: Any = True) -> None:
         """End the wait of a `ks.callback` with a value.

@@ -41,7 +41,7 @@ from ..history.series import newest_run, next_run
 from ..kernel.graph.position import Position, level_of
 from ..kernel.replay import REST_AFTER, Superseded, check_not_removed, kept_state, read_records, unsealed
 from ..kernel.stored_errors import reported_error
-from ..kernel.waits import SignalCall, heartbeat, report
+from ..kernel.waits import SignalCall, heartbeat, question, report, signal_name
 from ..model import FINISHED, Checkpoint, ErrorInfo, Event, Kind, Run, Signal, State, Status
 from ..model.event import EventName, event_of_record
 from ..model.ids import new_id
@@ -421,7 +421,7 @@ class RunHandle(Generic[R]):
 
     async def signal(self, name: str, payload: Any = True, *, id: str = "") -> None:  # noqa: A002 - the word users know
         """Send the run a durable message; with an `id`, sending it again changes nothing."""
-        _signal_name(name)
+        signal_name(name)
         self._check_type(name, payload)
         await self._send(name, await self._engine.encode(payload, f"signal {name!r}", name, "signal"), id)
 
@@ -430,11 +430,11 @@ class RunHandle(Generic[R]):
 
         `type` names the class of an error that is given as text; with an `id`, sending it again changes nothing.
         """
-        await self._send(_signal_name(name), report(reported_error(error, type, self._engine.redaction.redact)), id)
+        await self._send(signal_name(name), report(reported_error(error, type, self._engine.redaction.redact)), id)
 
     async def beat(self, name: str) -> None:
         """Tell a wait for a signal with a heartbeat that the signal is still to come."""
-        await self._send(*heartbeat(_signal_name(name), self._engine.clock.now()))
+        await self._send(*heartbeat(signal_name(name), self._engine.clock.now()))
 
     async def cancel(self, reason: str = "") -> None:
         """Ask the run to stop, including its steps, waits and children. This is final."""
@@ -624,19 +624,19 @@ class RunHandle(Generic[R]):
 
     async def ask_raw(self, name: str, payload: Any = None, *, timeout: float | timedelta | None = 30.0) -> bytes:  # noqa: ASYNC109
         """Send a signal and return the reply as stored, for a reader without the workflow's types."""
-        question, seconds = new_id("ask"), seconds_of(timeout)
+        asked_as, seconds = new_id("ask"), seconds_of(timeout)
         self._check_type(name, payload)
         asked = await self.latest()
         after = (await asked.run()).seq
         data = await self._engine.encode(payload, "question", name, "question")
-        message = msgspec.json.encode({"$": "ask", "v": [question, msgspec.Raw(data)]})
-        await asked._send(check_name(name, "signal"), message, question)  # noqa: SLF001 - its own kind
+        message = question(asked_as, data)
+        await asked._send(check_name(name, "signal"), message, asked_as)  # noqa: SLF001 - its own kind
         try:
             async with asyncio.timeout(seconds):
                 with self._engine.waiting.reader(asked.id) as reader:
                     while True:
                         run = await asked.run()  # read the run first, so that a last reply is not missed
-                        reply = await asked._reply_to(question, after)  # noqa: SLF001 - its own kind
+                        reply = await asked._reply_to(asked_as, after)  # noqa: SLF001 - its own kind
                         if reply is not None:
                             return reply
                         if run.continued_as:  # an unread question has moved to the successor
@@ -728,14 +728,6 @@ async def _of_children(
             if successor is not None and successor.id not in handles:
                 handles[successor.id] = successor
                 todo.append(successor.id)
-
-
-def _signal_name(name: str) -> str:
-    """Return the name of a signal; refuse one that a user may not send."""
-    check_name(name, "signal")
-    if name.startswith(RESERVED):
-        raise DefinitionError(f"signal name must not begin with {RESERVED!r}, which Keepstep reserves, got {name!r}")
-    return name
 
 
 def _recovery_error(error: ErrorInfo | None, problems: Sequence[str]) -> RecoveryError | None:

@@ -43,29 +43,34 @@ from .steering import cancel_child
 from .waits import SignalWait
 from .wakeups import end_wait
 
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 U = TypeVar("U")
 
 
-class SendCall(DurableCall[None]):
+class SendCall(DurableCall[T]):
     """A signal that a workflow sends to another run, in its own commit."""
 
     __slots__ = ("name", "payload", "target")
 
-    def __init__(self, branch: Branch, target: str, name: str, payload: bytes) -> None:
+    def __init__(self, branch: Branch, target: str, name: str, payload: bytes, verb: str = "signal") -> None:
         self.target, self.name, self.payload = target, name, payload
-        super().__init__(branch, f"signal:{name}", VALUES.digest((target, name, payload), "signal"))
+        super().__init__(branch, f"{verb}:{name}", VALUES.digest((target, name, payload), verb))
 
     def begin_live(self) -> None:
         self._send_to(self.target)
 
+    def message(self, signal_id: str) -> tuple[bytes, bytes | None]:
+        """Return the payload of the signal, and the value of the record."""
+        return self.payload, None
+
     def _send_to(self, target: str) -> None:
         run = self.run
         signal_id = f"{run.id}:{self.key}:{run.generation}"
-        signal = Signal(target, self.name, self.payload, signal_id, f"run {run.id}", run.time())
-        record = self.record(
-            Kind.STEP_COMPLETED, attempt=1, data=new_data(StepCompletedData, to=target, signal_name=self.name)
-        )
+        payload, value = self.message(signal_id)
+        signal = Signal(target, self.name, payload, signal_id, f"run {run.id}", run.time())
+        data = new_data(StepCompletedData, to=target, signal_name=self.name)
+        record = self.record(Kind.STEP_COMPLETED, value, attempt=1, data=data)
         refused = partial(self._refused, target)
         run.append_special(
             record, {"sends": [Send(signal, room=MAX_UNREAD)]}, partial(self._sent, target), refused, self
@@ -128,7 +133,7 @@ def signal(run_id: str, name: str, payload: Any = True) -> Call[None]:
     branch = current_branch("signal")
     data = VALUES.encode_shown(payload, f"signal {name!r}")
     branch.run.host.redaction.check(data, name, "signal")
-    return SendCall(branch, run_id, name, data)
+    return SendCall[None](branch, run_id, name, data)
 
 
 class ChildRun(Generic[T_co]):
@@ -166,7 +171,7 @@ class ChildRun(Generic[T_co]):
 
     def cancel(self) -> Call[None]:
         """Ask the child to stop."""
-        return SendCall(current_branch("cancel"), self.id, CANCEL, b'{"reason":"cancelled by its parent"}')
+        return SendCall[None](current_branch("cancel"), self.id, CANCEL, b'{"reason":"cancelled by its parent"}')
 
     def __repr__(self) -> str:
         return f"<child run {self.id}>"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from ..checks import check_name
 from ..errors import DefinitionError
-from ..model import Kind
-from ..ports import CURRENT
+from ..model import Kind, Signal
+from ..ports import CURRENT, Answer, Send
 from ..records.data import Data, DecisionData, PatchData, PublishedData, data_of, new_data
 from ..records.record import FORMAT_WITH_WAITS, Record
 from ..values import VALUES
@@ -26,9 +29,22 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 U = TypeVar("U")
 
+log = logging.getLogger("keepstep")
 
-def note(branch: Branch, kind: Kind, key: str, value: bytes | None, data: Data | None = None) -> None:
-    """Record something that the code does not wait for; on replay it is there already."""
+
+def note(
+    branch: Branch,
+    kind: Kind,
+    key: str,
+    value: bytes | None,
+    data: Data | None = None,
+    *,
+    signal: Signal | None = None,
+) -> None:
+    """Record something that the code does not wait for; on replay it is there already.
+
+    The same commit sends the `signal`, unless its run has ended.
+    """
     run = branch.run
     if run.stop.detached:
         return
@@ -43,10 +59,22 @@ def note(branch: Branch, kind: Kind, key: str, value: bytes | None, data: Data |
         record.value = msgspec.Raw(value)
     if branch.names is not None:
         branch.names.put_on(record)
+    write: Callable[[Record], None] = run.append if signal is None else partial(_append_and_send, run, signal)
     if threading.get_ident() == run.thread_id:
-        run.append(record)
+        write(record)
     else:  # a plain def workflow writes from its own thread, before its next call
-        run.loop.call_soon_threadsafe(run.append, record)
+        run.loop.call_soon_threadsafe(write, record)
+
+
+def _append_and_send(run: RunDriver, signal: Signal, record: Record) -> None:
+    def refused(answer: Answer) -> None:  # the other run has no key here, so it cannot be told
+        log.error("run %s: %s does not reach run %s: %s", run.id, record.step, signal.run, answer.error)
+        run.append(record)
+
+    def then(_: Answer) -> None:
+        run.host.signalled(signal.run)
+
+    run.append_special(record, {"sends": [Send(signal, optional=True)]}, then, refused)
 
 
 def decided(branch: Branch, key: str) -> int | None:

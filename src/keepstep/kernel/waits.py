@@ -17,7 +17,7 @@ from ..checks import check_name, seconds_of
 from ..errors import DefinitionError, KeepstepError, NotSerializable, StepFailed, TimedOut, WaitFailed
 from ..model import Kind, Outcome, Signal
 from ..model.ids import new_id
-from ..model.signal import BEAT, RESERVED
+from ..model.signal import BEAT, REPLY, RESERVED
 from ..model.text import one_line
 from ..ports import Answer, Verdict, instant
 from ..records.data import ReplyData, SignalData, data_of, new_data
@@ -169,17 +169,25 @@ def _span(seconds: float | timedelta, what: str) -> float:
 
 
 class Request:
-    """The result of `ks.wait_for` for a question of `handle.ask`: the payload, and the way to reply."""
+    """The result of `ks.wait_for` for a question of `handle.ask` or `ks.ask`: the payload, and the way to reply."""
 
-    def __init__(self, branch: Branch, question: str, payload: Any) -> None:
-        self._branch, self._question = branch, question
+    def __init__(self, branch: Branch, question: str, payload: Any, asker: str = "") -> None:
+        self._branch, self._question, self._asker = branch, question, asker
         self.payload = payload
 
     def reply(self, value: Any = None) -> None:
         """Answer the question, durably and once."""
         data = VALUES.encode_shown(value, f"reply to {self._question}")
         self._branch.run.host.redaction.check(data, self._question, "reply to")
-        note(self._branch, Kind.REPLY, f"reply:{self._question}", data, new_data(ReplyData, ask=self._question))
+        reply = new_data(ReplyData, ask=self._question)
+        note(self._branch, Kind.REPLY, f"reply:{self._question}", data, reply, signal=self._answer(data))
+
+    def _answer(self, data: bytes) -> Signal | None:
+        """Return the signal with the reply to a run that asks; None if a program asks, which reads the record."""
+        run, question = self._branch.run, self._question
+        if not self._asker:
+            return None
+        return Signal(self._asker, f"{REPLY}{question}", data, f"reply:{question}", f"run {run.id}", run.time())
 
     def __repr__(self) -> str:
         return f"<request {self._question} {self.payload!r}>"
@@ -231,12 +239,13 @@ class SignalCall(SignalWait):
         default: Any,
         type_: Any = None,
         heartbeat: float | None = None,
+        call: str = "",
     ) -> None:
         self.default, self.type = default, type_
         self.refused: set[int] = set()  # the signals that a warning has named
         self.heartbeat = heartbeat
         self.heard_at = 0.0  # when the heartbeat was sent from which the silence counts
-        super().__init__(branch, f"wait_for:{name}", digest_of(seconds), name, seconds)
+        super().__init__(branch, call or f"wait_for:{name}", digest_of(seconds), name, seconds)
 
     @property
     def subject(self) -> str:
@@ -320,21 +329,21 @@ class SignalCall(SignalWait):
         return super().outcome()
 
     def decode(self, record: Record) -> Any:
-        question, payload = self._payload(bytes(record.value))  # type: ignore[arg-type]
-        return payload if question is None else Request(self.branch, question, payload)
+        asked, payload = self._payload(bytes(record.value))  # type: ignore[arg-type]
+        return payload if asked is None else Request(self.branch, asked.v[0], payload, asked.by)
 
-    def _payload(self, raw: bytes) -> tuple[str | None, Any]:
-        """Return the id of the question, if it is one, and the payload as the type of the wait."""
-        question, where = None, self.subject
+    def _payload(self, raw: bytes) -> tuple[_Ask | None, Any]:
+        """Return the question, if it is one, and the payload as the type of the wait."""
+        asked, where = None, self.subject
         if raw.startswith(b'{"$":"ask"'):
-            question, inner = msgspec.json.decode(raw, type=_Ask).v
-            raw, where = bytes(inner), f"question {self.name!r}"
+            asked = msgspec.json.decode(raw, type=_Ask)
+            raw, where = bytes(asked.v[1]), f"question {self.name!r}"
         if self.type is not None:
-            return question, as_written(values_for(self.type).decode(raw, where), self.type, where)
+            return asked, as_written(values_for(self.type).decode(raw, where), self.type, where)
         try:
-            return question, VALUES.decode(raw, where)
+            return asked, VALUES.decode(raw, where)
         except NotSerializable:
-            return question, self.run.workflow.reach.decode(raw, where)
+            return asked, self.run.workflow.reach.decode(raw, where)
 
 
 #: Beginning of the payload of a signal that reports an error. No value of a user is encoded like this.
@@ -356,7 +365,16 @@ def reported_in(payload: bytes) -> StoredError | None:
 
 
 class _Ask(msgspec.Struct):
+    """A question: its id and payload, and the run that asks; none for a program, which reads the reply's record."""
+
     v: tuple[str, msgspec.Raw]
+    by: str = ""
+
+
+def question(question_id: str, payload: bytes, asker: str = "") -> bytes:
+    """Return the payload of a signal that asks."""
+    asked = {"$": "ask", "v": [question_id, msgspec.Raw(payload)]}
+    return msgspec.json.encode({**asked, "by": asker} if asker else asked)
 
 
 class _Default(Exception):
@@ -418,13 +436,19 @@ def wait_for(
     has come for that long. With a `type`, plain data becomes that type; a signal that does not fit stays unread, with a
     warning, and the wait goes on. An error that the sender reports with `fail` is raised as `WaitFailed`.
     """
-    check_name(name, "signal")
-    if name.startswith(RESERVED):
-        raise DefinitionError(f"signal name must not begin with {RESERVED!r}, which Keepstep reserves, got {name!r}")
+    signal_name(name)
     if isinstance(type, str):
         raise DefinitionError(f"ks.wait_for takes a class or another annotation as type=, not the text {type!r}")
     branch = current_branch("wait_for")
     return SignalCall(branch, name, timeout_seconds(timeout), default, type, heartbeat_seconds(heartbeat))
+
+
+def signal_name(name: str) -> str:
+    """Return the name of a signal; refuse one that a user may not use."""
+    check_name(name, "signal")
+    if name.startswith(RESERVED):
+        raise DefinitionError(f"signal name must not begin with {RESERVED!r}, which Keepstep reserves, got {name!r}")
+    return name
 
 
 def timeout_seconds(timeout: float | timedelta | None) -> float | None:

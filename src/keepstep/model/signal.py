@@ -14,6 +14,8 @@ RESUME = "ks:resume"
 RESOLVE = "ks:resolve"
 GO = "ks:go:"
 CHILD = "ks:child:"
+#: Prefix of the reply to a question of a run. The id of the question follows, which names the asking call.
+REPLY = "ks:reply:"
 #: Prefix of a heartbeat for the wait for a signal. It wakes no parked run: the run looks for it when its time is over.
 BEAT = "ks:beat:"
 #: Signals that wake a run before its start delay has passed, so that a cancel takes effect at once.
