@@ -57,6 +57,7 @@ if _TYPE_CHECKING:
     from .model import Checkpoint, Event, Run, RunQuery, State, Status
     from .policies import (
         All,
+        Amount,
         Any,
         Breaker,
         Budget,
@@ -117,8 +118,8 @@ _HOMES = {
     ),
     "model": "Checkpoint Event Run RunQuery State Status",
     "policies": (
-        "All Any Breaker Budget Cron Durability Every Queue Quorum Rate Recovery Retain Retry Service Timeout Tolerate "
-        "when"
+        "All Amount Any Breaker Budget Cron Durability Every Queue Quorum Rate Recovery Retain Retry Service Timeout "
+        "Tolerate when"
     ),
     "records.keys": "Keys",
     "stores.open": "register_store",
@@ -161,6 +162,7 @@ _PARTS = {
 __all__ = [
     "All",
     "AlreadyFinished",
+    "Amount",
     "Any",
     "BatchFailed",
     "Breaker",

@@ -91,19 +91,27 @@ import keepstep as ks
 
 @ks.step
 async def ask(cost: float, tokens: int) -> None:
-    ks.spend(cost, tokens)
+    ks.spend(cost, tokens, model="small")
 
 @ks.workflow(budget=ks.Budget(tokens=3000))
 async def research(cost: float) -> None:
-    for _ in range(5):
-        await ask(cost, 1500)
+    with ks.acting("critic"):
+        for _ in range(5):
+            await ask(cost, 1500)
 """
     )
     keepstep("run", "spending.py:research", "0.25", "--id", "costly")
     shown = keepstep("show", "costly")
     assert "cost 0.5, 3,000 tokens, in 2 steps" in shown.out
     assert "'ask#3' was not started: the budget of run 'costly' is used up, 3,000 of 3,000 tokens" in shown.out
-    assert keepstep("show", "costly", "--json").json["spent"] == {"steps": 2, "cost": 0.5, "tokens": 3000}
+    assert [line.split()[:3] for line in shown.out.splitlines() if line.startswith("by ")] == [
+        ["by", "model", "small"],
+        ["by", "agent", "critic"],
+        ["by", "step", "ask"],
+    ]
+    whole = {"cost": 0.5, "tokens": 3000}
+    parts = {"by_step": {"ask": whole}, "by_agent": {"critic": whole}, "by_model": {"small": whole}}
+    assert keepstep("show", "costly", "--json").json["spent"] == {"steps": 2, **whole, **parts}
 
 
 def test_a_run_whose_step_is_not_ready_is_shown_as_blocked(keepstep, folder):

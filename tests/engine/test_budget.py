@@ -426,3 +426,168 @@ def test_consolidated_state_keeps_what_was_spent():
         assert one.used(at) == {"seconds": 2.0, "steps": 2, "cost": 1.0, "tokens": 4}
         assert one.all(at).seconds == 6.0
         assert (one.steps, one.cost, one.tokens) == (5, 2.5, 10)
+
+
+# -- expected amounts --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "budget, expected, done, said",
+    [
+        (ks.Budget(tokens=1000), ks.Amount(tokens=400), 2, "800, and 400 expected, of 1,000 tokens"),
+        (ks.Budget(cost=1.0), lambda _: ks.Amount(cost=0.5), 2, "1 of 1 cost"),
+        (ks.Budget(tokens=1000), ks.Amount(cost=9.0), 3, "1,200 of 1,000 tokens"),
+    ],
+)
+async def test_call_that_would_exceed_the_budget_is_refused(world, budget, expected, done, said):
+    @ks.step(cost=expected)
+    async def pay(number):
+        ks.spend(cost=0.5, tokens=400)
+        return number
+
+    @ks.workflow(budget=budget)
+    async def paying():
+        for number in range(10):
+            await pay(number)
+
+    async with world.engine() as engine:
+        run = await engine.start(paying)
+        with pytest.raises(ks.RunFailed, match=f"step 'pay#{done + 1}' was not started.*{said}"):
+            await run.result(30)
+        assert (await run.spent()).steps == done
+
+
+async def test_amounts_of_steps_in_progress_count(world, effects):
+    @ks.step(cost=ks.Amount(tokens=400))
+    async def pay(number):
+        effects.append(number)
+        await asyncio.sleep(0.01)
+        ks.spend(tokens=300)
+        return number
+
+    @ks.workflow(budget=ks.Budget(tokens=1000))
+    async def paying():
+        got = await asyncio.gather(*(pay(number) for number in range(4)), return_exceptions=True)
+        return [one if isinstance(one, int) else type(one).__name__ for one in got]
+
+    async with world.engine() as engine:
+        assert await (await engine.start(paying)).result(30) == [0, 1, "BudgetExceeded", "BudgetExceeded"]
+    assert sorted(effects) == [0, 1]
+
+
+async def test_expected_amounts_count_for_the_budgets_around(world):
+    @ks.step(cost=ks.Amount(tokens=600))
+    async def pay():
+        ks.spend(tokens=600)
+
+    @ks.workflow(budget=ks.Budget(steps=5))
+    async def inner():
+        await pay()
+        await pay()
+
+    @ks.workflow(budget=ks.Budget(tokens=1000))
+    async def outer():
+        await inner()
+
+    async with world.engine() as engine:
+        with pytest.raises(ks.RunFailed, match="600, and 600 expected, of 1,000 tokens"):
+            await (await engine.start(outer)).result(30)
+
+
+async def test_estimate_that_fails_refuses_no_call(world, logged):
+    def estimate(number):
+        raise KeyError(number)
+
+    @ks.step(cost=estimate)
+    async def pay(number):
+        return number
+
+    @ks.workflow(budget=ks.Budget(tokens=10))
+    async def paying():
+        return await pay(1)
+
+    async with world.engine() as engine:
+        assert await (await engine.start(paying)).result(30) == 1
+    assert any("cost= of step pay#1 failed" in line for line in logged())
+
+
+def test_number_as_cost_needs_a_service():
+    with pytest.raises(ks.DefinitionError, match=r"give a ks\.Amount"):
+        ks.step(cost=3)(worker)
+
+
+async def worker():
+    """A body for steps that are never called."""
+
+
+# -- what was spent on what --------------------------------------------------------------------------------------------
+
+
+async def test_spending_is_known_by_step_agent_and_model(world):
+    @ks.step(retry=ks.Retry(attempts=2, base_seconds=0))
+    async def think(fails):
+        ks.spend(cost=0.25, tokens=10, model="large")
+        ks.spend(tokens=5, model="small")
+        ks.spend(cost=0.5)
+        if fails and ks.attempt() == 1:
+            raise OSError("down")
+
+    @ks.workflow
+    async def child():
+        await think(fails=False)
+
+    @ks.workflow
+    async def thinking():
+        await think(fails=True)
+        with ks.acting("critic"):
+            await think(fails=False)
+            await (await ks.start(child))
+
+    async with world.engine() as engine:
+        run = await engine.start(thinking)
+        await run.result(30)
+        spent = await run.spent()
+    one = ks.Amount(cost=0.75, tokens=15)
+    assert (spent.cost, spent.tokens) == (3.0, 60)
+    assert spent.by_step == {"think": one + one + one, "child": one}
+    assert spent.by_agent == {"critic": one + one}
+    assert spent.by_model == {"large": ks.Amount(1.0, 40), "small": ks.Amount(0.0, 20)}
+
+
+@pytest.mark.live_only
+async def test_parts_of_the_spending_survive_removed_records(world):
+    graph = ks.Graph("spending", keep="newest", max_iterations=500)
+
+    @graph.step
+    async def turn(state):
+        ks.spend(tokens=1, model="small")
+        return {"n": state["n"] + 1}
+
+    @graph.step
+    async def end(state):
+        return {}
+
+    graph.edge("turn", "turn", when=lambda state: state["n"] < 200)
+    graph.edge("turn", "end")
+    graph.entry("turn")
+    graph.exit("end")
+    async with world.engine() as engine:
+        run = await engine.start(graph, {"n": 0})
+        await run.result(60)
+        assert (await run.run()).kept_from > 1
+        assert (await run.spent()).by_model == {"small": ks.Amount(tokens=200)}
+
+
+@pytest.mark.parametrize("model", ["", 7, "a\nb"])
+async def test_model_must_be_a_name(world, model):
+    @ks.step
+    async def pay():
+        ks.spend(model=model)
+
+    @ks.workflow
+    async def paying():
+        await pay()
+
+    async with world.engine() as engine:
+        with pytest.raises(ks.RunFailed, match=r"model .* is refused"):
+            await (await engine.start(paying)).result(30)

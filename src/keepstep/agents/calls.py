@@ -23,7 +23,7 @@ from ..model.ids import MAX_ID
 from ..policies import Retry, Service, Timeout
 from ..ports import CURRENT
 from ..workflows.call import Call
-from ..workflows.definition import InDoubt, Step
+from ..workflows.definition import Expected, InDoubt, Step
 
 #: Characters of the digest in the key of a model call: 64 bits tell the calls of one run apart.
 _DIGEST_CHARACTERS = 16
@@ -35,7 +35,7 @@ class CallOptions(TypedDict, total=False):
     retry: Retry
     timeout: Timeout | float
     service: Service | str
-    cost: float | Callable[..., float]
+    cost: Expected
     at_most_once: bool
     in_doubt: InDoubt
 
@@ -194,9 +194,9 @@ def _step(name: str, options: CallOptions, what: str) -> Step[..., Any]:
     return Step(_perform, name=name, ignore=("body",), **options)
 
 
-def used(model: str | None, *, tokens: int = 0, cost: float = 0.0) -> None:  # noqa: ARG001 - not recorded yet
-    """Report what a model call has used; call it in the body."""
-    spend(cost=cost, tokens=tokens)
+def used(model: str | None, *, tokens: int = 0, cost: float = 0.0) -> None:
+    """Report what a call of a model has used; call it in the body."""
+    spend(cost=cost, tokens=tokens, model=model)
 
 
 async def approval(call_id: str, question: Any, *, timeout: float | None = None) -> Any:  # noqa: ASYNC109 - durable

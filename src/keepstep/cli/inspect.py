@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..engine.engine import Engine
     from ..kernel.ledger import Spending
     from ..model import Checkpoint, Run, Signal
+    from ..policies.budget import Amount
     from ..views.overview import Locked, Overview
     from ..views.requests import Cancellation, Request
     from ..views.undo import UndoView
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Records of a run up to which `show` adds up its spending, so that it answers at once.
 MANY_RECORDS = 10_000
+#: Steps, agents and models whose spending `show` names, so that a line stays readable; JSON has them all.
+MOST_PARTS = 5
 
 
 # -- list --------------------------------------------------------------------------------------------------------------
@@ -134,7 +137,8 @@ def _as_json(facts: _Facts) -> dict[str, Any]:
     value = formatting.run_as_json(view.run, whole=True)
     value |= {"published": facts.published, "hidden": view.locked is not None}
     if spent is not None:
-        value["spent"] = {"steps": spent.steps, "cost": spent.cost, "tokens": spent.tokens}
+        parts = {name: _amounts(getattr(spent, name)) for name in ("by_step", "by_agent", "by_model")}
+        value["spent"] = {"steps": spent.steps, "cost": spent.cost, "tokens": spent.tokens, **parts}
     if facts.inputs is not None:
         value["step_inputs"] = facts.inputs[1]
     value |= {"stages": facts.stages, "agents": facts.agents}
@@ -192,6 +196,11 @@ def _shown(facts: _Facts, *, traceback: bool) -> str:
         ("stages", _counted(facts.stages)),
         ("agents", _counted(facts.agents)),
         ("spent", _what_was_spent(facts.spent) if facts.spent is not None else ""),
+        *(
+            (f"by {part}", _by_name(getattr(facts.spent, f"by_{part}")))
+            for part in ("model", "agent", "step")
+            if facts.spent is not None
+        ),
         ("recoveries", str(run.recoveries) if run.recoveries else ""),
         ("parent", formatting.one_line(run.parent or "")),
         ("fork of", formatting.one_line(run.origin or "")),
@@ -320,9 +329,26 @@ def _what_was_spent(spent: Spending) -> str:
     """Return what its steps reported with `ks.spend`, or ""."""
     from . import formatting
 
-    parts = [f"cost {spent.cost:,.6g}" if spent.cost else "", f"{spent.tokens:,} tokens" if spent.tokens else ""]
-    text = ", ".join(filter(None, parts))
+    text = _amount(spent)
     return text and f"{text}, in {formatting.count(spent.steps, 'step')}"
+
+
+def _amount(spent: Spending | Amount) -> str:
+    parts = [f"cost {spent.cost:,.6g}" if spent.cost else "", f"{spent.tokens:,} tokens" if spent.tokens else ""]
+    return ", ".join(filter(None, parts))
+
+
+def _amounts(parts: dict[str, Amount]) -> dict[str, dict[str, float]]:
+    return {name: {"cost": one.cost, "tokens": one.tokens} for name, one in parts.items()}
+
+
+def _by_name(parts: dict[str, Amount]) -> str:
+    """Return the amounts of the most expensive parts by name; nothing more to tell of a single step."""
+    from . import formatting
+
+    shown = [f"{formatting.one_line(name)} {_amount(one)}" for name, one in list(parts.items())[:MOST_PARTS]]
+    left = len(parts) - len(shown)
+    return "; ".join(shown) + (f"; and {left} more" if left else "")
 
 
 def _who_drives(view: Overview) -> str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from ..checks import MOST_SPENT, check_count, check_number
+from ..checks import MOST_SPENT, check_count, check_key, check_number
 from ..errors import DefinitionError
 from ..model import Kind, Outcome
 from ..model.ids import new_id
+from ..model.text import one_line
 from ..model.undo import is_undo
+from ..policies.budget import NOTHING, Amount
 from ..ports import CURRENT
 from ..records.record import StoredError
 from .ledger import BUDGET
@@ -20,11 +23,16 @@ if TYPE_CHECKING:
     from .driver import RunDriver
 
 
-def spend(cost: float = 0.0, tokens: int = 0) -> None:
-    """Report what a step has used.
+log = logging.getLogger("keepstep")
+
+
+def spend(cost: float = 0.0, tokens: int = 0, *, model: str | None = None) -> None:
+    """Report what a step has used, and the model that it has paid for.
 
     The record of the attempt keeps it, whether it failed or not, and it counts for the budget.
     """
+    if model is not None:
+        check_key(model, "model")
     cost = check_number(cost, "cost", 0.0, MOST_SPENT)
     check_number(check_count(tokens, "tokens", 0), "tokens", 0.0, MOST_SPENT)
     scope = CURRENT.get()
@@ -32,7 +40,7 @@ def spend(cost: float = 0.0, tokens: int = 0) -> None:
         return
     if not scope.in_step:
         raise DefinitionError("ks.spend was called in the workflow itself, which a replay repeats; call it in a step")
-    scope.run.spent.report(scope.key, cost, tokens)
+    scope.run.spent.report(scope.key, cost, tokens, model)
 
 
 class Guard:
@@ -42,15 +50,17 @@ class Guard:
     spending of a called workflow counts for the budgets `around` it, too.
     """
 
-    __slots__ = ("_around", "_began", "_budget", "_key", "_run", "_started", "_warned")
+    __slots__ = ("_around", "_began", "_budget", "_key", "_run", "_started", "_warned", "expects")
 
     def __init__(
         self, run: RunDriver, budget: Budget, key: str = "", began: datetime | None = None, around: Guard | None = None
     ) -> None:
         self._run, self._budget = run, budget
         self._key, self._began, self._around = key, began, around
-        self._started: set[str] = set()  # steps in progress, without an outcome yet
+        self._started: dict[str, Amount] = {}  # steps in progress, without an outcome yet, and what they expect
         self._warned: set[str] = set()
+        #: Whether expected amounts can exceed a limit here or around.
+        self.expects: bool = (budget.cost, budget.tokens) != (None, None) or (around is not None and around.expects)
 
     def loaded(self, at: datetime) -> None:
         """Note that the history is loaded up to this time; warnings for it were given before."""
@@ -81,8 +91,9 @@ class Guard:
         if run.stop.is_ending or is_undo(call.key):  # the clean-up of a run that ends is not cut short
             return True
         self.look()
-        self._started.discard(call.key)
-        use = self._budget.exceeded(self._used(run.time()))
+        self._started.pop(call.key, None)
+        expected = sum(self._started.values(), expected_of(call)) if self.expects else NOTHING
+        use = self._budget.exceeded(self._used(run.time()), expected)
         if use is None:
             return self._around is None or self._around.permits(call, attempt)
         whose = f"called workflow {self._key!r}" if self._key else f"run {run.id!r}"
@@ -98,17 +109,39 @@ class Guard:
         if not self.permits(call, attempt):
             return False
         if not self._run.stop.is_ending and not is_undo(call.key):
-            self.started(call.key)
+            self.started(call.key, expected_of(call) if self.expects else NOTHING)
         return True
 
-    def started(self, key: str) -> None:
-        """Count a step while it is in progress."""
-        self._started.add(key)
+    def started(self, key: str, expected: Amount = NOTHING) -> None:
+        """Count a step while it is in progress, and the amount that it expects to spend."""
+        self._started[key] = expected
         if self._around is not None:
-            self._around.started(key)
+            self._around.started(key, expected)
 
     def ended(self, key: str) -> None:
         """Note that a step is no longer in progress."""
-        self._started.discard(key)
+        self._started.pop(key, None)
         if self._around is not None:
             self._around.ended(key)
+
+
+def expected_of(call: DurableCall[Any]) -> Amount:
+    """Return the amount that the `cost=` of a call's step expects; a number counts only for its service."""
+    cost = expected_cost(call)
+    return cost if isinstance(cost, Amount) else NOTHING
+
+
+def expected_cost(call: Any) -> float | Amount | None:
+    """Return the spend expected of a call by its step's `cost=`; None if there is none."""
+    cost = getattr(getattr(call, "step", None), "cost", None)
+    if cost is None or isinstance(cost, int | float | Amount):
+        return cost
+    try:
+        expected = cost(*call.args, **call.kwargs)
+        return expected if isinstance(expected, Amount) else min(max(0.0, float(expected)), MOST_SPENT)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - an estimate that fails, `SystemExit` too, is replaced by the mean
+        message = one_line(f"{type(error).__name__}: {error}")
+        log.warning("run %s: cost= of step %s failed: %s", call.run.id, call.key, message)
+        return None

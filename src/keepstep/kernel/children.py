@@ -417,8 +417,11 @@ class ChildResult(SignalWait):
 
 def _read(signal: Signal) -> Data:
     """Return the record data for the signal that was read; the child's spending counts once."""
-    spent = msgspec.json.decode(signal.payload, type=_Word).spent
-    return new_data(ChildData, signal=signal.seq, spent=spent) if spent else new_data(ChildData, signal=signal.seq)
+    word = msgspec.json.decode(signal.payload, type=_Word)
+    if not word.spent:
+        return new_data(ChildData, signal=signal.seq)
+    spent = {**word.spent, "models": word.models} if word.models else word.spent
+    return new_data(ChildData, signal=signal.seq, spent=spent)
 
 
 class _Word(msgspec.Struct):
@@ -427,6 +430,7 @@ class _Word(msgspec.Struct):
     error: StoredError | None = None
     root: StoredError | None = None
     spent: dict[str, float] | None = None
+    models: dict[str, tuple[float, int]] | None = None  # the part of `spent` that models account for
 
 
 def root_in(word: bytes) -> ErrorInfo | None:

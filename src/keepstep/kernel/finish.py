@@ -383,6 +383,8 @@ class Ending:
         run, spent = context.run, context.spent
         if spent.cost or spent.tokens:
             word["spent"] = {"cost": spent.cost, "tokens": spent.tokens}
+            if models := spent.models():
+                word["models"] = models
         signal = Signal(
             run.parent or "",
             f"{CHILD}{run.parent_key}",

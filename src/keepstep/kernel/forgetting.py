@@ -18,6 +18,7 @@ from ..model import Status
 from ..ports import CURRENT
 from .attempt import Attempt
 from .hooks import call_cancel_hooks
+from .ledger import add_report
 from .parking import is_writing, move
 from .steering import Control
 from .step import perform
@@ -196,11 +197,9 @@ class _Face:
         self.append = body.line.append
         self.spent = self
 
-    def report(self, key: str, cost: float, tokens: int) -> None:
+    def report(self, key: str, cost: float, tokens: int, model: str | None = None) -> None:
         """Add to the spending of the body."""
-        reported = self._body.reported.setdefault(key, [0.0, 0])
-        reported[0] += cost
-        reported[1] += tokens
+        add_report(self._body.reported, key, cost, tokens, model)
         self._body.share_spending()
 
     def save_progress(self, key: str, attempt: int, value: bytes) -> None:

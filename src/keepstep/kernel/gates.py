@@ -9,12 +9,13 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from ..checks import MOST_SPENT
 from ..model import Kind, Outcome
 from ..model.ids import new_id
 from ..model.text import one_line
+from ..policies.budget import Amount
 from ..ports import Admission, Gate
 from ..records.record import StoredError
+from .budget import expected_cost
 from .call_states import NotYet
 from .hooks import within
 from .inbox import Wait
@@ -240,18 +241,8 @@ AT_SERVICE: tuple[Gate, ...] = (SERVICE_PLACE,)
 
 def _cost(attempt: Attempt) -> float | None:
     """Return the spend expected of an attempt by the step's `cost=`; None if there is none."""
-    call = attempt.call
-    cost = call.step.cost
-    if cost is None or isinstance(cost, int | float):
-        return cost
-    try:
-        return min(max(0.0, float(cost(*call.args, **call.kwargs))), MOST_SPENT)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # noqa: BLE001 - an estimate that fails, `SystemExit` too, is replaced by the mean
-        message = one_line(f"{type(error).__name__}: {error}")
-        log.warning("run %s: cost= of step %s failed: %s", attempt.run.id, attempt.key, message)
-        return None
+    cost = None if attempt.call.step.cost is None else expected_cost(attempt.call)
+    return cost.units if isinstance(cost, Amount) else cost
 
 
 def _spent(attempt: Attempt) -> float | None:

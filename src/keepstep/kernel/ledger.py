@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from ..model import Kind
+from ..policies.budget import NOTHING, ROUNDING, Amount
 from ..records.data import Data, StepData, SupersededData, data_of, new_data
 from ..records.record import Record
 from .graph.position import EDITS
@@ -18,6 +19,7 @@ BUDGET = "ks:budget"
 
 _COMPLETED = Kind.STEP_COMPLETED.value
 _FAILED = Kind.STEP_FAILED.value
+_CHILD = Kind.CHILD.value
 _STARTED = Kind.RUN_STARTED.value
 _SUPERSEDED = Kind.SUPERSEDED.value
 
@@ -28,12 +30,15 @@ _LOCK = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """The total spending of a run, regardless of later retries and rewinds."""
+    """The total spending of a run, regardless of later retries and rewinds, and its parts."""
 
     seconds: float
     steps: int
     cost: float
     tokens: int
+    by_step: dict[str, Amount] = field(default_factory=dict)
+    by_agent: dict[str, Amount] = field(default_factory=dict)
+    by_model: dict[str, Amount] = field(default_factory=dict)
 
 
 class Spent:
@@ -43,7 +48,7 @@ class Spent:
     spending in records that a fork has copied belongs to its original.
     """
 
-    __slots__ = ("_before", "_branches", "_copied", "began", "cost", "reported", "since", "steps", "tokens")
+    __slots__ = ("_before", "_branches", "_copied", "_parts", "began", "cost", "reported", "since", "steps", "tokens")
 
     def __init__(self, since: datetime) -> None:
         self.began = since
@@ -57,6 +62,8 @@ class Spent:
         self._branches: dict[str, list[Any]] = {}
         #: Spending reported by steps in progress, by their keys. It goes into their next record.
         self.reported: dict[str, list[Any]] = {}
+        #: Cost and tokens by the name of the step, its agent and the model; "" stands for none.
+        self._parts: dict[tuple[str, str, str], list[Any]] = {}
 
     def add(self, record: Record) -> None:
         """Add the next record of the run."""
@@ -75,6 +82,7 @@ class Spent:
         if data is not None and "spent" in data:
             self.cost += data["spent"].get("cost", 0.0)
             self.tokens += data["spent"].get("tokens", 0)
+            self._add_parts(record, data["spent"])
         if "/" in record.step:
             self._add_to_branches(record, steps)
         if data is not None and "origin_seq" in data:
@@ -84,6 +92,32 @@ class Spent:
             self._grant_again()
         if self._branches and data is not None and "covers" in data:
             self._branches.pop(record.step, None)
+
+    def _add_parts(self, record: Record, spent: dict[str, Any]) -> None:
+        """Add the spending in a record to the sums of its step, its agent and its models."""
+        name, agent = record.step.rpartition("/")[2].partition("#")[0], record.agent or ""
+        if record.kind == _CHILD:
+            name = name.removesuffix(".result")
+        models: dict[str, list[Any]] = spent.get("models", {})
+        cost = spent.get("cost", 0.0) - sum(one for one, _ in models.values())
+        tokens = spent.get("tokens", 0) - sum(one for _, one in models.values())
+        rest = {"": [cost, tokens]} if not models or tokens > 0 or cost > ROUNDING else {}
+        for model, (model_cost, model_tokens) in (models | rest).items():
+            sums = self._parts.setdefault((name, agent, model), [0.0, 0])
+            sums[0] += model_cost
+            sums[1] += model_tokens
+
+    def _by(self, part: int) -> dict[str, Amount]:
+        """Return the spending by the steps, agents or models that have a name, the most expensive first."""
+        found: dict[str, Amount] = {}
+        for names, (cost, tokens) in self._parts.items():
+            if names[part]:
+                found[names[part]] = found.get(names[part], NOTHING) + Amount(cost, int(tokens))
+        return dict(sorted(found.items(), key=lambda one: (-one[1].cost, -one[1].tokens, one[0])))
+
+    def models(self) -> dict[str, list[Any]]:
+        """Return cost and tokens by the models that were named, as plain data."""
+        return {model: [one.cost, one.tokens] for model, one in self._by(2).items()}
 
     def _grant_again(self) -> None:
         """Let only later spending count for the budgets."""
@@ -126,14 +160,13 @@ class Spent:
 
     def all(self, at: datetime) -> Spending:
         """Return the total spending up to a time."""
-        return Spending(max(0.0, (at - self.began).total_seconds()), self.steps, self.cost, self.tokens)
+        seconds = max(0.0, (at - self.began).total_seconds())
+        return Spending(seconds, self.steps, self.cost, self.tokens, self._by(0), self._by(1), self._by(2))
 
-    def report(self, key: str, cost: float, tokens: int) -> None:
+    def report(self, key: str, cost: float, tokens: int, model: str | None = None) -> None:
         """Add the usage that a step reports; its body may be in a thread."""
         with _LOCK:
-            reported = self.reported.setdefault(key, [0.0, 0])
-            reported[0] += cost
-            reported[1] += tokens
+            add_report(self.reported, key, cost, tokens, model)
 
     def report_again(self, reported: dict[str, list[Any]]) -> None:
         """Take over reports of bodies that outlive this incarnation of the run."""
@@ -143,7 +176,13 @@ class Spent:
         """Return the spending reported since the step's last record, to put it into the next one."""
         with _LOCK:
             reported = self.reported.pop(key, None)
-        return None if reported is None else new_data(StepData, spent={"cost": reported[0], "tokens": reported[1]})
+        if reported is None:
+            return None
+        cost, tokens, *models = reported
+        spent: dict[str, Any] = {"cost": cost, "tokens": tokens}
+        if models:
+            spent["models"] = models[0]
+        return new_data(StepData, spent=spent)
 
     def attach(self, record: Record) -> None:
         """Put the reported spending of a step into the record of its end."""
@@ -157,6 +196,7 @@ class Spent:
             "since": [self.began.isoformat(), self.since.isoformat()],
             "now": [self.steps, self.cost, self.tokens],
             "before": list(self._before),
+            "parts": [[*names, *sums] for names, sums in self._parts.items()],
         }
 
     @classmethod
@@ -168,7 +208,22 @@ class Spent:
         one.steps, one.cost, one.tokens = data["now"]
         steps, cost, tokens = data["before"]
         one._before = (steps, cost, tokens)
+        for step, agent, model, *sums in data.get("parts", ()):
+            one._parts[step, agent, model] = sums
         return one
+
+
+def add_report(reports: dict[str, list[Any]], key: str, cost: float, tokens: int, model: str | None) -> None:
+    """Add an amount to the reports of a step: cost, tokens and, if models were named, both by model."""
+    reported = reports.setdefault(key, [0.0, 0])
+    reported[0] += cost
+    reported[1] += tokens
+    if model is not None:
+        if len(reported) == 2:
+            reported.append({})
+        sums = reported[2].setdefault(model, [0.0, 0])
+        sums[0] += cost
+        sums[1] += tokens
 
 
 def _called_around(key: str) -> list[str]:

@@ -3,7 +3,7 @@
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from .budget import Budget
+from .budget import Amount, Budget
 from .classify import (
     Classifier,
     ErrorClass,
@@ -31,6 +31,7 @@ if _TYPE_CHECKING:
 __all__ = [
     "Again",
     "All",
+    "Amount",
     "Any",
     "Backoff",
     "Breaker",

@@ -1,11 +1,11 @@
-"""Limits on the time, steps, money and tokens that a run, or a workflow that it calls, may use."""
+"""Amounts of money and tokens, and limits on what a run, or a workflow that it calls, may use."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from ..checks import check_count, check_number, check_seconds
+from ..checks import MOST_SPENT, check_count, check_number, check_seconds
 from ..errors import DefinitionError
 
 #: Share of a budget at which to warn.
@@ -15,12 +15,33 @@ ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
+class Amount:
+    """Money and tokens: those that were spent, or those that a step expects to spend."""
+
+    cost: float = 0.0
+    tokens: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cost", check_number(self.cost, "the cost of an amount", 0.0))
+        check_count(self.tokens, "the tokens of an amount", 0)
+
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(self.cost + other.cost, self.tokens + other.tokens)
+
+    @property
+    def units(self) -> float:
+        """The amount in the units of a service: its tokens or, without any, its cost."""
+        return min(float(self.tokens or self.cost), MOST_SPENT)
+
+
+@dataclass(frozen=True, slots=True)
 class Use:
-    """The used amount of one limit of a budget."""
+    """The used amount of one limit of a budget, and the amount that steps in progress and the next one expect."""
 
     kind: str
     used: float
     limit: float
+    expected: float = 0.0
 
     @property
     def share(self) -> float:
@@ -34,11 +55,18 @@ class Use:
 
     @property
     def exceeded(self) -> bool:
-        """Whether the limit is reached, so that no new step may start."""
-        return self.share >= 1.0 - ROUNDING
+        """Whether the limit is reached, or would be exceeded, so that no new step may start."""
+        return self.share >= 1.0 - ROUNDING or (self.used + self.expected) / self.limit > 1.0 + ROUNDING
 
     def __str__(self) -> str:
-        return f"{_amount(self.used)} of {_amount(self.limit)} {self.kind}"
+        used = _amount(self.used)
+        if self.expected and self.share < 1.0 - ROUNDING:
+            used = f"{used}, and {_amount(self.expected)} expected,"
+        return f"{used} of {_amount(self.limit)} {self.kind}"
+
+
+#: The amount of a step that reports nothing.
+NOTHING = Amount()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +74,8 @@ class Budget:
     """Limits for one run; None means no limit. A limit warns at 90 %; at 100 % no further step starts.
 
     `seconds` is the time since the run began, including waits and pauses. `steps` is the number of steps. `cost` and
-    `tokens` are the sums that steps report with `ks.spend`, including those of failed attempts.
+    `tokens` are the sums that steps report with `ks.spend`, including those of failed attempts. A step with an amount
+    as `cost=` does not start if that amount would exceed a limit.
     """
 
     seconds: float | None = None
@@ -66,14 +95,18 @@ class Budget:
             if value is not None:
                 check_count(value, f"the budget of {name}")
 
-    def uses(self, used: Mapping[str, float]) -> list[Use]:
+    def uses(self, used: Mapping[str, float], expected: Amount = NOTHING) -> list[Use]:
         """Return the used amount of each limit."""
         limits = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return [Use(kind, used.get(kind, 0), limit) for kind, limit in limits if limit is not None]
+        return [
+            Use(kind, used.get(kind, 0), limit, getattr(expected, kind, 0.0))
+            for kind, limit in limits
+            if limit is not None
+        ]
 
-    def exceeded(self, used: Mapping[str, float]) -> Use | None:
-        """Return the most exceeded limit, or None."""
-        over = [use for use in self.uses(used) if use.exceeded]
+    def exceeded(self, used: Mapping[str, float], expected: Amount = NOTHING) -> Use | None:
+        """Return the most exceeded limit, or None. `expected` is the amount that steps in progress expect to spend."""
+        over = [use for use in self.uses(used, expected) if use.exceeded]
         return max(over, key=lambda use: use.share, default=None)
 
 

@@ -57,7 +57,13 @@ class Data(_From, total=False):
     given: Annotated[dict[str, Any], Key("Which branch gave which key of the state.", hidden=True, checked=True)]
     passed: Annotated[int, Key("How many steps the branches passed.", hidden=True)]
     # steps
-    spent: Annotated[dict[str, Any], Key("What a step or a child told with `ks.spend`.", hidden=True)]
+    spent: Annotated[
+        dict[str, Any],
+        Key(
+            "What a step or a child told with `ks.spend`: `cost`, `tokens` and, by the names of `models`, both.",
+            hidden=True,
+        ),
+    ]
     input: Annotated[str, Key("The arguments of the step by name, as JSON text.", hidden=True)]
     input_bytes: Annotated[int, Key("The size of arguments that are too large to be stored.", hidden=True)]
     undo: Annotated[bool, Key("The call is undone if its run fails or is cancelled.", checked=True, steers=True)]

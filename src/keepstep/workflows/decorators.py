@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
 
 from ..errors import DefinitionError
-from .definition import READY_EVERY, InDoubt, Step, Workflow, check_scheduled, remember
+from .definition import READY_EVERY, Expected, InDoubt, Step, Workflow, check_scheduled, remember
 
 if TYPE_CHECKING:
     from ..policies import Budget, Durability, Recovery, Retry, Schedule, Timeout
@@ -38,7 +38,7 @@ def step(
     retry: Retry | None = None,
     ignore: Iterable[str] = (),
     service: Service | str | None = None,
-    cost: float | Callable[..., float] | None = None,
+    cost: Expected | None = None,
     ready: Callable[..., Any] | None = None,
     ready_every: float | timedelta = READY_EVERY,
     hooks: Hooks | None = None,
@@ -58,7 +58,7 @@ def step(
     transactional: Literal[False] = False,
     ignore: Iterable[str] = (),
     service: Service | str | None = None,
-    cost: float | Callable[..., float] | None = None,
+    cost: Expected | None = None,
     ready: Callable[..., Any] | None = None,
     ready_every: float | timedelta = READY_EVERY,
     hooks: Hooks | None = None,
@@ -76,7 +76,7 @@ def step(
     timeout: Timeout | float | timedelta | None = None,
     ignore: Iterable[str] = (),
     service: Service | str | None = None,
-    cost: float | Callable[..., float] | None = None,
+    cost: Expected | None = None,
     ready: Callable[..., Any] | None = None,
     ready_every: float | timedelta = READY_EVERY,
     hooks: Hooks | None = None,
@@ -99,7 +99,7 @@ def step(fn: Any = None, /, **options: Any) -> Any:
     | `transactional` | the body gets the store's connection; its writes commit with the checkpoint |
     | `ignore` | names of parameters that are neither stored nor compared on replay |
     | `service` | the outside service that attempts call, with its limits: a `ks.Service(...)` or a name |
-    | `cost` | the spend expected of an attempt at its service: a number, or a function of the arguments |
+    | `cost` | the spend expected of an attempt: a `ks.Amount`, a number for its service, or a function of arguments |
     | `ready`, `ready_every` | a function that must return true before an attempt, and the seconds between two looks |
     | `hooks` | a `ks.Hooks(...)`: functions called before, after, on error and on cancel |
     | `collect` | for a function that yields: makes the result of the list of items, which is the default |

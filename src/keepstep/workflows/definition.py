@@ -16,6 +16,7 @@ from ..checks import MOST_SPENT, check_key, check_name, check_number, check_seco
 from ..errors import DefinitionError, DuplicateName
 from ..model.keepers import is_reserved
 from ..policies import Budget, Durability, Recovery, Retry, Timeout, checked_rules
+from ..policies.budget import Amount
 from ..policies.queue import Queue, queue_name
 from ..policies.service import Service, service_name
 from ..ports import CURRENT
@@ -43,6 +44,8 @@ InDoubt = Literal["ask", "fail", "repeat"]
 
 #: Default time in seconds between two calls of a step's `ready=` function while the step is not ready.
 READY_EVERY = 5.0
+#: The spend that a step expects: an amount, a number in the units of its service, or a function of the arguments.
+Expected = Amount | float | Callable[..., "Amount | float"]
 #: Options of `start`; a parameter of a workflow may not use these names.
 START_OPTIONS = frozenset({"run_id", "queue", "priority", "delay", "key", "deadline", "tags", "dedupe"})
 
@@ -86,7 +89,7 @@ class Step(Generic[P, R]):
         transactional: bool = False,
         ignore: Iterable[str] = (),
         service: Service | str | None = None,
-        cost: float | Callable[..., float] | None = None,
+        cost: Expected | None = None,
         ready: Callable[..., Any] | None = None,
         ready_every: float | timedelta = READY_EVERY,
         hooks: Hooks | None = None,
@@ -109,7 +112,7 @@ class Step(Generic[P, R]):
         self.transactional = transactional
         #: The name of the outside service that its attempts call; None if they need no place at one.
         self.service = None if service is None else _named_service(service, self.name)
-        #: The spend expected of an attempt: a number, or a function of the arguments; None for the mean.
+        #: The spend expected of an attempt: an amount, a number, or a function of the arguments; None for the mean.
         self.cost = cost
         self.ready = ready
         self.ready_every = check_seconds(ready_every, f"step {self.name!r}: ready_every", 0.001)
@@ -172,10 +175,13 @@ class Step(Generic[P, R]):
                     raise DefinitionError(f"step {self.name!r} has {option}=, which only an at_most_once step needs")
 
     def _check_cost(self) -> None:
-        if self.cost is None:
+        if self.cost is None or isinstance(self.cost, Amount):
             return
-        if self.service is None:
-            raise DefinitionError(f"step {self.name!r} has cost=, which only a step with service= needs")
+        if self.service is None and not callable(self.cost):
+            raise DefinitionError(
+                f"step {self.name!r} has a number as cost=, which only a step with service= needs; "
+                "for a budget, give a ks.Amount(cost=..., tokens=...)"
+            )
         if not callable(self.cost):
             check_number(self.cost, f"step {self.name!r}: cost=", 0.0, MOST_SPENT)
 
