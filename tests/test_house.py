@@ -37,9 +37,9 @@ LEVELS = (
     {"kernel"},
     {"history", "drawing"},
     {"care"},
-    {"views"},
     {"engine"},
     {"agents"},
+    {"views"},
     {PACKAGE},  # the public API itself
     {"cli", "web"},
     {"__main__"},

@@ -52,6 +52,7 @@ from keepstep.stores.open import open_store
 from keepstep.stores.os_locks import network_file_system
 from keepstep.stores.sqlite.store import SQLiteStore
 from keepstep.values import Redactor
+from keepstep.views import plain
 from keepstep.views.overview import Overview
 from keepstep.workflows.definition import KNOWN
 from keepstep.workflows.files.build import Builder, Names
@@ -177,18 +178,18 @@ def value(data: bytes) -> None:
         except NotSerializable:
             return  # JSON of someone else's, nested deeper than we write it
         assert CODEC.digest(CODEC.decode(again, "fuzz")) == CODEC.digest(found)
-    formatting.brief(formatting.plain(data))
+    formatting.brief(plain.value_of(data))
 
 
 @parser
 def shown(data: bytes) -> None:
     """Whatever is stored can be shown, on any terminal, as JSON or on a line."""
     with nothing_but_parsing():
-        shown_value = formatting.plain(data)
+        shown_value = plain.value_of(data)
         told(formatting.brief(shown_value))
         told(json.dumps(shown_value, ensure_ascii=False))
         run = Run("r", "w", Status.RUNNING, NOW, input=data, output=data, progress=data)
-        told(json.dumps(formatting.run_as_json(run, whole=True), ensure_ascii=False))
+        told(json.dumps(plain.run_data(run, whole=True), ensure_ascii=False))
         view = Overview(run, None, None, (), (), None, None, None)
         told(inspect._shown(inspect._Facts(view, {"key": shown_value}, None, None), traceback=True))
 
@@ -204,7 +205,7 @@ def record(data: bytes) -> None:
 
 
 def shown_checkpoint(one: Any) -> None:
-    told(json.dumps(formatting.checkpoint_as_json(one), ensure_ascii=False))
+    told(json.dumps(plain.record_data(one), ensure_ascii=False))
     run = Run(one.run, "w", Status.RUNNING, NOW)
     told(inspect._timeline(run, [one], set(), full=True))
     formatting.local(one.finished_at)
@@ -422,8 +423,7 @@ def questions(store: SQLiteStore) -> Iterator[Callable[[], Any]]:
     for status in [None, *Status]:
         wanted = frozenset() if status is None else frozenset({status})
         yield lambda wanted=wanted: [
-            (formatting.run_as_json(run), inspect._row(run, dead=True))
-            for run in store.list_runs(RunQuery(status=wanted)).runs
+            (plain.run_data(run), inspect._row(run, dead=True)) for run in store.list_runs(RunQuery(status=wanted)).runs
         ]
     yield lambda: store.list_runs(RunQuery(tags={"kind": "fuzz"}))
     for name in names:

@@ -76,6 +76,7 @@ def _list(settings: Settings, limit: int, after: str | None, given: dict[str, An
     from dataclasses import replace
 
     from ..model import Status
+    from ..views import plain
     from ..views.aside import asides
     from . import formatting
 
@@ -88,7 +89,11 @@ def _list(settings: Settings, limit: int, after: str | None, given: dict[str, An
         return await asides(engine, query), shown_url(engine.store)
 
     page, url = settings.talk(look)
-    value = {"runs": [_as_json(one) for one in page.runs], "next": page.next, "unreadable": list(page.unreadable)}
+    value = {
+        "runs": [plain.aside_data(one) for one in page.runs],
+        "next": page.next,
+        "unreadable": list(page.unreadable),
+    }
 
     def text() -> str:
         if not page.runs:
@@ -104,24 +109,6 @@ def _list(settings: Settings, limit: int, after: str | None, given: dict[str, An
     if not settings.json:
         click.echo(errors.unreadable(map(formatting.one_line, page.unreadable)), err=True)
     return errors.STORE
-
-
-def _as_json(one: AsideRun) -> dict[str, Any]:
-    from . import formatting
-
-    return {
-        "id": one.run.id,
-        "workflow": one.run.workflow,
-        "since": formatting.iso(one.since),
-        "kind": one.kind,
-        "reason": one.reason,
-        "phase": one.phase or None,
-        "problems": list(one.problems) or [one.reason],
-        "failed": one.failed or None,
-        "last_error": one.last_error or None,
-        "attempts": one.attempts,
-        "recoveries": one.recoveries,
-    }
 
 
 def _lines(one: AsideRun) -> list[str]:

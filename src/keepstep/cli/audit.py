@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,7 +12,7 @@ from .settings import RUN, Settings, command, find
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
-    from ..history.audit import AuditEntry, Incarnation
+    from ..history.audit import AuditEntry
 
 
 @command("audit")
@@ -22,6 +22,7 @@ def audit(settings: Settings, *, run_id: str, moves: bool) -> None:
     """Show who did what to a run: every step, transition, recovery and command, with its reason."""
     from ..history.audit import audit as derive
     from ..history.audit import incarnations, transitions
+    from ..views import plain
     from . import formatting
 
     async def look(engine: Engine) -> list[AuditEntry]:
@@ -33,8 +34,8 @@ def audit(settings: Settings, *, run_id: str, moves: bool) -> None:
     settings.answer(
         {
             "run": run_id,
-            "entries": [_as_json(entry) for entry in shown],
-            "incarnations": [_lease_as_json(one) for one in incarnations(entries)],
+            "entries": [plain.audit_data(entry) for entry in shown],
+            "incarnations": [plain.incarnation_data(one) for one in incarnations(entries)],
         },
         lambda: formatting.table(("WHEN", "WHAT", "WHY", "WHO"), list(_rows(shown))),
     )
@@ -66,37 +67,3 @@ def _what(entry: AuditEntry) -> str:
         return entry.what + step + took
     before = f"{entry.before.value} → " if entry.before is not None else ""
     return f"{entry.what}{step}{took} ({before}{entry.after.value})"
-
-
-def _as_json(entry: AuditEntry) -> dict[str, Any]:
-    from . import formatting
-
-    return {
-        "at": formatting.iso(entry.at),
-        "seq": entry.seq,
-        "what": entry.what,
-        "actor": entry.actor,
-        "before": entry.before.value if entry.before is not None else None,
-        "after": entry.after.value,
-        "outcome": entry.outcome.value,
-        "step": entry.step,
-        "attempt": entry.attempt,
-        "agent": entry.agent,
-        "stage": entry.stage,
-        "reason": entry.reason,
-        "epoch": entry.epoch,
-        "seconds": entry.seconds,
-        "data": entry.data,
-    }
-
-
-def _lease_as_json(one: Incarnation) -> dict[str, Any]:
-    from . import formatting
-
-    return {
-        "epoch": one.epoch,
-        "worker": one.worker,
-        "since": formatting.iso(one.since),
-        "until": formatting.iso(one.until) if one.until is not None else None,
-        "ended": one.ended,
-    }

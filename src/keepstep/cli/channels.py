@@ -23,6 +23,7 @@ def channels(settings: Settings, *, act: str, name: str | None) -> None:
 
     ACT is list or test. A test sends the channel a notice; a worker whose code declares the channel delivers it.
     """
+    from ..views import plain
     from . import formatting
 
     if act == "test":
@@ -56,7 +57,7 @@ def channels(settings: Settings, *, act: str, name: str | None) -> None:
         table = formatting.table(("CHANNEL", "STATE", "GATHERED", "DELIVERED", "UNDELIVERED", "UNDER WAY"), rows)
         return "\n".join([table, *(_failed(one) for one in found if one.failures)])
 
-    settings.answer({"channels": [_as_json(one) for one in found]}, shown)
+    settings.answer({"channels": [plain.channel_data(one) for one in found]}, shown)
 
 
 def _state(channel: ChannelInfo) -> str:
@@ -70,18 +71,3 @@ def _failed(channel: ChannelInfo) -> str:
         f"{channel.name}: {many} failed, last {last}; keepstep show {quote(last)} tells why, and keepstep retry "
         f"{quote(last)} delivers its notices"
     )
-
-
-def _as_json(channel: ChannelInfo) -> dict[str, object]:
-    return {
-        "channel": channel.name,
-        "status": channel.status.value,
-        "attended": channel.attended,
-        "gathered": channel.gathered,
-        "delivered": channel.delivered,
-        "deliveries": channel.deliveries,
-        "open": channel.open or None,
-        "undelivered": channel.undelivered,
-        "failures": channel.failures,
-        "failed": list(channel.failed),
-    }

@@ -215,7 +215,7 @@ def ask(settings: Settings, *, run_id: str, name: str, payload: str | None, time
     """Send a run a question and print the reply of its workflow."""
     import json
 
-    from . import formatting
+    from ..views import plain
     from .target import read_json
 
     value = None if payload is None else read_json(payload, "the question")
@@ -223,7 +223,7 @@ def ask(settings: Settings, *, run_id: str, name: str, payload: str | None, time
     async def converse(engine: Engine) -> bytes:
         return await (await find(engine, run_id)).ask_raw(name, value, timeout=timeout)
 
-    reply = formatting.plain(settings.talk(converse))
+    reply = plain.value_of(settings.talk(converse))
     settings.answer({"run": run_id, "reply": reply}, lambda: json.dumps(reply, ensure_ascii=False, indent=2))
 
 

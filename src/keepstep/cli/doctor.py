@@ -34,7 +34,7 @@ def doctor(settings: Settings, *, stale: float, deep: bool, strict: bool) -> int
     Exit code 1 if a promise is broken: a run that can never go on, a damaged record, a store that cannot be written.
     """
     from ..care.doctor import Severity, examine
-    from . import formatting
+    from ..views import plain
 
     async def look(engine: Engine) -> tuple[Report, str]:
         return await examine(engine, stale_seconds=stale * 60, deep=deep), shown_url(engine.store)
@@ -44,7 +44,7 @@ def doctor(settings: Settings, *, stale: float, deep: bool, strict: bool) -> int
     value = {
         "healthy": not bad,
         "runs": {status.value: count for status, count in report.runs.items()},
-        "workers": [formatting.worker_json(one) for one in report.workers],
+        "workers": [plain.worker_data(one) for one in report.workers],
         "findings": [_as_json(finding) for finding in report.findings],
     }
     settings.answer(value, lambda: _text(report, url, bad=bad))

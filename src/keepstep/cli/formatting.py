@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..model import Checkpoint, ErrorInfo, Run, Status
+from ..model import ErrorInfo, Run, Status
 from ..model.signal import callback_of
-from ..model.wakes import sorted_wakes
-from ..records.progress import report_in
 from ..views.waits import Wait, WaitKind, waits_of
 
 if TYPE_CHECKING:
@@ -105,53 +103,7 @@ def local(at: datetime | None) -> str:
     return "-" if at is None else at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-def iso(at: datetime | None) -> str | None:
-    """Return an instant for a program."""
-    return None if at is None else at.astimezone(UTC).isoformat().replace("+00:00", "Z")
-
-
 # -- values ------------------------------------------------------------------------------------------------------------
-
-
-def plain(stored: bytes | None) -> Any:
-    """Return a stored value as plain JSON: a tuple or set as a list, an object as its fields."""
-    if stored is None:
-        return None
-    try:
-        return untagged(json.loads(bytes(stored).decode()))
-    except (ValueError, RecursionError):
-        return bytes(stored).decode("utf-8", "replace")
-
-
-def untagged(value: Any) -> Any:
-    """Return a value with tagged types as plain JSON."""
-    if isinstance(value, list):
-        return [untagged(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if isinstance(value.get("$"), str):
-        inner = value.get("v")
-        if value["$"] == "dict" and isinstance(inner, list) and all(map(_is_pair, inner)):
-            return {_key(key): untagged(item) for key, item in inner}
-        return untagged(inner)
-    return {key: untagged(item) for key, item in value.items()}
-
-
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2
-
-
-def _key(key: Any) -> str:
-    simple = untagged(key)
-    return simple if isinstance(simple, str) else json.dumps(simple, ensure_ascii=False)
-
-
-def arguments(run: Run) -> dict[str, Any]:
-    """Return the arguments that a run was started with."""
-    value = plain(run.input)
-    if isinstance(value, list) and [type(part) for part in value] == [list, dict]:
-        return {"args": value[0], "kwargs": value[1]}
-    return {"args": [], "kwargs": {}}
 
 
 #: Characters of a value or error in a timeline, unless the whole is asked for.
@@ -226,54 +178,6 @@ def _which(wait: Wait) -> str:
     return f" with version {wait.version} of {wait.name} (workers here have {there})" if there else ""
 
 
-def run_as_json(run: Run, *, whole: bool = False) -> dict[str, Any]:
-    """Return a run for a program; `whole` includes its input, output and error."""
-    value: dict[str, Any] = {
-        "id": run.id,
-        "workflow": run.workflow,
-        "version": run.version,
-        "status": run.status.value,
-        "created_at": iso(run.created_at),
-        "created_by": run.created_by,
-        "updated_at": iso(run.updated_at),
-        "due_at": iso(run.due_at),
-        "deadline_at": iso(run.deadline_at),
-        "wakes": list(run.wakes),
-        "worker": run.worker,
-        "epoch": run.epoch,
-        "seq": run.seq,
-        "signals": run.signals,
-        "recoveries": run.recoveries,
-        "parent": run.parent,
-        "origin": run.origin,
-        "queue": run.queue,
-        "priority": run.priority,
-        "tags": dict(run.tags),
-        "encrypted_with": encrypted_with(run),
-    }
-    if whole:
-        value |= {
-            "input": arguments(run),
-            "result": plain(run.output),
-            "error": error_as_json(run.error),
-            "continued_as": run.continued_as,
-            "blocked": list(sorted_wakes(run.wakes).not_ready),
-            "progress": plain(report_in(run.progress)),
-        }
-    return value
-
-
-def encrypted_with(run: Run) -> str | None:
-    """Return the id of the key that a run is encrypted with, or None."""
-    from ..errors import EncryptionError
-    from ..records.keys import key_id
-
-    try:
-        return key_id(run.data_key) if run.data_key else None
-    except EncryptionError:
-        return "?"
-
-
 def error_line(error: ErrorInfo) -> str:
     """Return an error on one line; Keepstep's own classes appear without their module."""
     return error.summary
@@ -289,76 +193,15 @@ def count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def error_as_json(error: ErrorInfo | None) -> dict[str, Any] | None:
-    """Return an error for a program."""
-    if error is None:
-        return None
-    return {
-        "type": error.type,
-        "message": error.message,
-        "class": error.error_class,
-        "code": error.code,
-        "attempt": error.attempt,
-        "id": error.id,
-        "caused_by": list(error.caused_by),
-        "frames": [frame._asdict() for frame in error.frames],
-        "traceback": error.traceback,
-    }
-
-
-def checkpoint_as_json(one: Checkpoint) -> dict[str, Any]:
-    """Return a checkpoint for a program."""
-    return {
-        "seq": one.seq,
-        "kind": one.kind.value,
-        "step": one.step,
-        "outcome": one.outcome.value,
-        "attempt": one.attempt,
-        "trigger": one.trigger.value,
-        "worker": one.worker,
-        "agent": one.agent,
-        "stage": one.stage,
-        "started_at": iso(one.started_at),
-        "finished_at": iso(one.finished_at),
-        "value": plain(one.value),
-        "input": step_input(one),
-        "input_bytes": one.data.get("input_bytes"),
-        "error": error_as_json(one.error),
-        "retry_at": iso(one.retry_at),
-    }
-
-
 def names(agent: str | None, stage: str | None) -> str:
     """Return the stage and the agent that a workflow has named, or ""."""
     return ", ".join(f"{what} {one_line(name)}" for what, name in (("stage", stage), ("agent", agent)) if name)
-
-
-def step_input(one: Checkpoint) -> Any:
-    """Return the recorded arguments of a step by name; None if there are none."""
-    stored = one.data.get("input")
-    return plain(stored.encode()) if isinstance(stored, str) else None
 
 
 def worker_name(worker: WorkerInfo) -> str:
     """Return a worker's id and place."""
     where = f"pid {worker.pid}" + (f" on {worker.host}" if worker.host else "")
     return f"{worker.id} ({where})"
-
-
-def worker_json(worker: WorkerInfo) -> dict[str, Any]:
-    """Return a worker as plain data, for a program."""
-    return {
-        "id": worker.id,
-        "host": worker.host,
-        "pid": worker.pid,
-        "alive": worker.alive,
-        "leases": worker.leases,
-        "workflows": list(worker.known),
-        "queues": None if worker.queues is None else list(worker.queues),
-        "started_at": iso(worker.started_at),
-        "renewed_at": iso(worker.renewed_at),
-        "drain_at": iso(worker.drain_at),
-    }
 
 
 #: Characters that every column of a table keeps.

@@ -41,6 +41,7 @@ def list_(settings: Settings, *, limit: int, after: str | None, **given: Any) ->
     """List runs, newest first. Exit code 6 if some rows are damaged; they are named."""
     from dataclasses import replace
 
+    from ..views import plain
     from . import formatting
 
     query = replace(query_of(**given), limit=limit, after=after)
@@ -49,7 +50,7 @@ def list_(settings: Settings, *, limit: int, after: str | None, **given: Any) ->
         page, url = store.list_runs(query), shown_url(store)
         driven = not settings.json and any(run.worker is not None for run in page.runs)
         dead = {worker.id for worker in store.list_workers() if not worker.alive} if driven else set()
-    found = [formatting.run_as_json(run) for run in page.runs]
+    found = [plain.run_data(run) for run in page.runs]
     value = {"runs": found, "next": page.next, "unreadable": list(page.unreadable)}
 
     def text() -> str:
@@ -105,9 +106,9 @@ def show(settings: Settings, *, run_id: str, traceback: bool) -> None:
     """Show one run: its status, its input and its result."""
     from datetime import UTC, datetime
 
+    from ..views import plain
     from ..views.overview import overview_of
     from ..views.undo import undo_of
-    from . import formatting
 
     async def look(engine: Engine) -> _Facts:
         run = await find_run(engine, run_id)
@@ -123,7 +124,7 @@ def show(settings: Settings, *, run_id: str, traceback: bool) -> None:
                 inputs = _count_inputs(records)
                 stages, agents = (_count(getattr(one, level) for one in records) for level in ("stage", "agent"))
                 undo = undo_of(await handle.checkpoints(counted=True))
-            published = {key: formatting.plain(value) for key, value in (await handle.published_raw()).items()}
+            published = {key: plain.value_of(value) for key, value in (await handle.published_raw()).items()}
         return _Facts(view, published, spent, inputs, undo, stages, agents)
 
     facts = settings.talk(look)
@@ -131,10 +132,10 @@ def show(settings: Settings, *, run_id: str, traceback: bool) -> None:
 
 
 def _as_json(facts: _Facts) -> dict[str, Any]:
-    from . import formatting
+    from ..views import plain
 
     view, spent = facts.view, facts.spent
-    value = formatting.run_as_json(view.run, whole=True)
+    value = plain.run_data(view.run, whole=True)
     value |= {"published": facts.published, "hidden": view.locked is not None}
     if spent is not None:
         parts = {name: _amounts(getattr(spent, name)) for name in ("by_step", "by_agent", "by_model")}
@@ -145,9 +146,9 @@ def _as_json(facts: _Facts) -> dict[str, Any]:
     if (undo := facts.undo) is not None:
         value["undo"] = {name: getattr(undo, name) for name in ("undone", "failed", "skipped", "left", "at_end")}
     if (cancelled := view.cancellation) is not None:
-        value["cancelled"] = {"by": cancelled.by, "reason": cancelled.reason, "at": formatting.iso(cancelled.at)}
+        value["cancelled"] = {"by": cancelled.by, "reason": cancelled.reason, "at": plain.iso(cancelled.at)}
     if (request := view.request) is not None:
-        value["asked"] = {"for": request.act, "by": request.by, "at": formatting.iso(request.at)}
+        value["asked"] = {"for": request.act, "by": request.by, "at": plain.iso(request.at)}
     if view.newest is not None:
         value["newest"] = {"id": view.newest.id, "status": view.newest.status.value}
     if view.refused:
@@ -160,11 +161,12 @@ def _as_json(facts: _Facts) -> dict[str, Any]:
 def _shown(facts: _Facts, *, traceback: bool) -> str:
     from ..model import FINISHED
     from ..records.progress import report_in
+    from ..views import plain
     from . import formatting
     from .hints import hint
 
     view, run, newest = facts.view, facts.view.run, facts.view.newest
-    given = formatting.arguments(run)
+    given = plain.arguments(run)
     width = formatting.SHORT if sys.stdout.isatty() else 0  # in a pipe nothing is cut
     arguments = [formatting.brief(value, width) for value in given["args"]]
     arguments += [f"{name}={formatting.brief(value, width)}" for name, value in given["kwargs"].items()]
@@ -174,7 +176,7 @@ def _shown(facts: _Facts, *, traceback: bool) -> str:
     error = formatting.error_line(run.error) if run.error is not None else ""
     frames = formatting.frame_lines(run.error)
     has_result = run.output is not None and run.continued_as is None  # a series has the result of its newest run
-    result = formatting.brief(formatting.plain(run.output), width and 2000) if has_result else ""
+    result = formatting.brief(plain.value_of(run.output), width and 2000) if has_result else ""
     pairs = [
         ("run", formatting.one_line(run.id)),
         ("workflow", f"{formatting.one_line(run.workflow)} (version {formatting.one_line(run.version)})"),
@@ -214,7 +216,7 @@ def _shown(facts: _Facts, *, traceback: bool) -> str:
         ("input", ", ".join(arguments)),
         ("step inputs", _where_inputs_are(run, facts.inputs)),
         ("undo", formatting.one_line(_what_is_undone(facts.undo)) if facts.undo is not None else ""),
-        ("progress", formatting.brief(formatting.plain(report), width) if report is not None else ""),
+        ("progress", formatting.brief(plain.value_of(report), width) if report is not None else ""),
         *((f"shows {name}", formatting.brief(shown, width)) for name, shown in facts.published.items()),
         ("result", result),
         ("error", formatting.printable(error)),
@@ -366,8 +368,8 @@ def _who_asked(request: Request) -> str:
 
 
 def _key_of(run: Run, locked: Locked | None) -> str:
+    from ..views import plain
     from ..views.overview import Locked
-    from . import formatting
 
     if not run.data_key:
         return ""
@@ -375,7 +377,7 @@ def _key_of(run: Run, locked: Locked | None) -> str:
     if locked is not None:
         why = "but the local key of that name is different" if locked is Locked.OTHER_KEY else "which is missing here"
         hidden = f", {why}: its values are not shown"
-    return f"with the key {formatting.encrypted_with(run)!r}{hidden}"
+    return f"with the key {plain.encrypted_with(run)!r}{hidden}"
 
 
 def _who_cancelled(cancelled: Cancellation) -> str:
@@ -395,8 +397,8 @@ def _who_cancelled(cancelled: Cancellation) -> str:
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the last N records.")
 def history(settings: Settings, *, run_id: str, failed: bool, full: bool, limit: int | None) -> None:
     """Show the timeline of a run: steps, attempts, durations and failures."""
+    from ..views import plain
     from ..views.overview import readable
-    from . import formatting
 
     async def look(engine: Engine) -> tuple[Run, Locked | None, list[Checkpoint], set[int]]:
         stored = await find_run(engine, run_id)
@@ -414,7 +416,7 @@ def history(settings: Settings, *, run_id: str, failed: bool, full: bool, limit:
         {
             "run": run.id,
             "status": run.status.value,
-            "checkpoints": [{**formatting.checkpoint_as_json(one), "counts": one.seq in counted} for one in shown],
+            "checkpoints": [{**plain.record_data(one), "counts": one.seq in counted} for one in shown],
         },
         lambda: _timeline(run, shown, counted, full=full) + summary,
     )
@@ -498,9 +500,10 @@ def _details_of(one: Checkpoint) -> list[str]:
 
 def _input_of(one: Checkpoint) -> list[str]:
     """Return the recorded arguments of a step, or their size."""
+    from ..views import plain
     from . import formatting
 
-    given = formatting.step_input(one)
+    given = plain.step_input(one)
     if isinstance(given, dict):
         return [f"input {', '.join(f'{name}={formatting.brief(value, 0)}' for name, value in given.items()) or 'none'}"]
     size = one.data.get("input_bytes")
@@ -509,6 +512,7 @@ def _input_of(one: Checkpoint) -> list[str]:
 
 def _detail(one: Checkpoint, *, full: bool) -> str:
     """Return the details of a record beyond its step: its attempt, its error, its value."""
+    from ..views import plain
     from . import formatting
 
     parts = []
@@ -531,6 +535,6 @@ def _detail(one: Checkpoint, *, full: bool) -> str:
     if full and one.error is not None and one.error.traceback:
         text += "\n" + formatting.printable(one.error.traceback)
     if one.value is not None and one.kind != "run finished" and one.outcome != "failure":
-        shown = formatting.brief(formatting.plain(one.value), 0 if full else formatting.BRIEF)
+        shown = formatting.brief(plain.value_of(one.value), 0 if full else formatting.BRIEF)
         text = f"{text}  {shown}" if text else shown
     return text

@@ -82,13 +82,3 @@ def log_table(log: Sequence[GateChange], text: Callable[[dict[str, Any] | None],
         return []
     rows = [(formatting.local(one.at), one.act, text(one.limits), one.actor, one.reason) for one in log]
     return ["", formatting.table(("WHEN", "ACT", "LIMITS", "WHO", "WHY"), rows)]
-
-
-def log_as_json(log: Sequence[GateChange]) -> list[dict[str, Any]]:
-    """Return the last changes for a program."""
-    from . import formatting
-
-    return [
-        {"at": formatting.iso(one.at), "act": one.act, "actor": one.actor, "reason": one.reason, "limits": one.limits}
-        for one in log
-    ]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .limits import LIMIT, RATE, changed_by, log_as_json, log_table, unknown_gate
+from .limits import LIMIT, RATE, changed_by, log_table, unknown_gate
 from .settings import REASON, Settings, command
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ def queues(settings: Settings, *, act: str, name: str | None, reason: str, **opt
     ACT is list, show, set or reset. A limit that is set holds until it is reset, even if the code declares another one.
     It holds within a second; a lower limit holds as places fall free.
     """
+    from ..views import plain
+
     given = {option: None if value == "none" else value for option, value in options.items() if value is not None}
     if given and act != "set":
         raise click.UsageError(f"limits are given with set: keepstep queues set {name or 'NAME'} …")
@@ -51,12 +53,13 @@ def queues(settings: Settings, *, act: str, name: str | None, reason: str, **opt
         return info, await engine.queues.list()
 
     info, known = settings.talk(change)
-    settings.answer(_as_json(info), lambda: _shown(info))
+    settings.answer(plain.queue_data(info), lambda: _shown(info))
     if info.declared is None and not info.counts.driven and not info.counts.waiting and not settings.json:
         click.echo(unknown_gate("queue", info.name, (one.name for one in known)), err=True)
 
 
 def _list(settings: Settings, name: str | None) -> None:
+    from ..views import plain
     from . import formatting
 
     async def look(engine: Engine) -> list[QueueInfo]:
@@ -73,7 +76,7 @@ def _list(settings: Settings, name: str | None) -> None:
         ]
         return formatting.table(("QUEUE", "DRIVEN", "WAITING", "LIMITS", "FROM"), rows)
 
-    settings.answer({"queues": [_as_json(one) for one in found]}, shown)
+    settings.answer({"queues": [plain.queue_data(one) for one in found]}, shown)
 
 
 def _shown(info: QueueInfo) -> str:
@@ -94,16 +97,3 @@ def _change(limits: dict[str, Any] | None) -> str:
     from ..policies.queue import Limits
 
     return "" if limits is None else str(Limits.of(limits))
-
-
-def _as_json(info: QueueInfo) -> dict[str, Any]:
-    return {
-        "queue": info.name,
-        "limits": info.limits.plain(),
-        "declared": None if info.declared is None else info.declared.plain(),
-        "set": info.is_set,
-        "driven": info.counts.driven,
-        "waiting": info.counts.waiting,
-        "keys": dict(info.counts.keys),
-        "log": log_as_json(info.log),
-    }

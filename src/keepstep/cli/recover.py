@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -44,6 +44,7 @@ def recover(
     cannot be recovered: it is complete, a living worker drives it, or it is being recovered. With --dry-run, 1 if a
     worker would set the run aside.
     """
+    from ..views import plain
     from .target import load_workflow, read_json
 
     if value is not None and handler != "skip step":
@@ -67,7 +68,7 @@ def recover(
         return info, "" if dry_run else await alone(engine, run_id)
 
     info, later = settings.talk(act)
-    answer = _as_json(info)
+    answer = plain.recovery_data(info)
     if not dry_run:
         whose = f"the handler {_handler(info)!r}" if info.handler else "the handler of its workflow"
         asked = f"asked a worker to recover {run_id} with {whose}{later}"
@@ -85,39 +86,6 @@ def _handler(info: RecoveryInfo) -> str:
     return formatting.one_line(info.handler)
 
 
-def _as_json(info: RecoveryInfo) -> dict[str, Any]:
-    return {
-        "run": info.run,
-        "workflow": info.workflow,
-        "status": info.status.value,
-        "recoverable": info.recoverable,
-        "why": info.why,
-        "problems": list(info.problems),
-        "handler": info.handler or None,
-        "last_success": info.last_success or None,
-        "failed": info.failed or None,
-        "error": info.error or None,
-        "next": list(info.next),
-        "again": list(info.again),
-        "skips": info.skips or None,
-        "value": _plain(info.value),
-        "checked": info.checked,
-        "recoveries": info.recoveries,
-    }
-
-
-def _plain(value: Any) -> Any:
-    """Return the value for a skipped step as plain JSON."""
-    from ..errors import KeepstepError
-    from ..values import VALUES
-    from . import formatting
-
-    try:
-        return formatting.plain(VALUES.encode(value, "the value"))
-    except KeepstepError:  # of a class that only the worker knows
-        return repr(value)
-
-
 def _decider(info: RecoveryInfo) -> str:
     """Return the handler, and whether it decides only when a worker asks it."""
     from ..policies.recovery import HANDLERS
@@ -130,13 +98,15 @@ def _decider(info: RecoveryInfo) -> str:
 
 def _skipped(info: RecoveryInfo) -> str:
     """Return the step that would be skipped, and the result that it would get."""
+    from ..views import plain
     from . import formatting
 
     if info.handler != "skip step":
         return ""
     if info.checked and not info.skips:
         return "nothing, because no step was under way"
-    return f"{info.skips or 'the step that was under way'}, with the result {formatting.brief(_plain(info.value))}"
+    result = formatting.brief(plain.given_value(info.value))
+    return f"{info.skips or 'the step that was under way'}, with the result {result}"
 
 
 def _text(info: RecoveryInfo) -> str:

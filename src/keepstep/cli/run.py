@@ -225,7 +225,7 @@ class _Driven:
 
     def conclude(self) -> int:
         """Print the result, or raise the error that the run ended with."""
-        from . import formatting
+        from ..views import plain
 
         run_id, ended = self.options["run_id"], self.ended
         if ended is None:
@@ -235,7 +235,7 @@ class _Driven:
             if self.settings.json:
                 return _told_as_json(run_id, error)
             raise error
-        result = formatting.plain(self.workflow.values.encode(ended.result(), "result"))
+        result = plain.value_of(self.workflow.values.encode(ended.result(), "result"))
         if self.settings.json:
             click.echo(json.dumps({"run": run_id, "status": "completed", "result": result}, ensure_ascii=False))
         else:
@@ -245,7 +245,7 @@ class _Driven:
 
 def _told_as_json(run_id: str, error: BaseException) -> int:
     from ..errors import RunError
-    from . import formatting
+    from ..views import plain
 
     if not isinstance(error, RunError):
         raise error
@@ -253,7 +253,7 @@ def _told_as_json(run_id: str, error: BaseException) -> int:
     status = {errors.FAILED: "failed", errors.CANCELLED: "cancelled", errors.SET_ASIDE: "set aside"}.get(
         code, "unknown"
     )
-    info = formatting.error_as_json(getattr(error, "error", None))
+    info = plain.error_data(getattr(error, "error", None))
     click.echo(json.dumps({"run": run_id, "status": status, "error": info}, ensure_ascii=False))
     return code
 

@@ -58,6 +58,7 @@ def list_(settings: Settings) -> None:
 
 
 def _list(settings: Settings) -> None:
+    from ..views import plain
     from . import formatting
 
     async def look(engine: Engine) -> list[ScheduleInfo]:
@@ -80,7 +81,7 @@ def _list(settings: Settings) -> None:
         ]
         return formatting.table(("SCHEDULE", "WORKFLOW", "WHEN", "STATUS", "NEXT"), rows)
 
-    settings.answer({"schedules": [_as_json(one) for one in found]}, text)
+    settings.answer({"schedules": [plain.schedule_data(one) for one in found]}, text)
 
 
 def _standing(one: ScheduleInfo) -> str:
@@ -99,6 +100,7 @@ def _standing(one: ScheduleInfo) -> str:
 @click.option("--ticks", type=click.IntRange(0, 1000), default=5, show_default=True, help="Number of next ticks.")
 def show(settings: Settings, *, name: str, ticks: int) -> None:
     """Show one schedule: its next ticks, its last ones, and its changes."""
+    from ..views import plain
     from . import formatting
 
     async def look(engine: Engine) -> ScheduleInfo:
@@ -136,32 +138,7 @@ def show(settings: Settings, *, name: str, ticks: int) -> None:
             )
         )
 
-    settings.answer(_as_json(one), text)
-
-
-def _as_json(one: ScheduleInfo) -> dict[str, Any]:
-    from . import formatting
-
-    return {
-        "schedule": one.name,
-        "workflow": one.workflow,
-        "when": one.when.stored(),
-        "status": one.status.value,
-        "declared": one.declared,
-        "attended": one.attended,
-        "paused": one.paused,
-        "last": formatting.iso(one.last),
-        "next": [formatting.iso(tick) for tick in one.next],
-        "waiting": [formatting.iso(tick) for tick in one.waiting],
-        "open": list(one.open),
-        "fired": one.fired,
-        "skipped": one.skipped,
-        "recent": [{"tick": formatting.iso(past.tick), "run": past.run, "why": past.why} for past in one.recent],
-        "changes": [
-            {"at": formatting.iso(made.at), "act": made.act, "actor": made.actor, "reason": made.reason}
-            for made in one.changes
-        ],
-    }
+    settings.answer(plain.schedule_data(one), text)
 
 
 # -- changing --------------------------------------------------------------------------------------------------------
@@ -191,6 +168,7 @@ def add(
     **given: Any,
 ) -> None:
     """Let workers start a workflow at the ticks of a schedule, or change a schedule that was added before."""
+    from ..views import plain
     from ..views.finding import is_attended
     from .target import load_workflow, read_input
 
@@ -208,7 +186,7 @@ def add(
     from . import formatting
 
     settings.answer(
-        {"schedule": name, "workflow": workflow.name, "next": formatting.iso(following)},
+        {"schedule": name, "workflow": workflow.name, "next": plain.iso(following)},
         f"{name} starts {workflow.name}; the next tick is {formatting.local(following)}",
     )
     if not attended and not settings.json:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from .limits import LIMIT, RATE, changed_by, log_as_json, log_table, unknown_gate
+from .limits import LIMIT, RATE, changed_by, log_table, unknown_gate
 from .settings import REASON, Settings, command
 
 if TYPE_CHECKING:
@@ -55,6 +54,8 @@ def services(settings: Settings, *, act: str, name: str | None, reason: str, **o
     another one. It holds within a second; a lower limit holds as places fall free. A breaker that is opened or closed
     stays so until it is reset.
     """
+    from ..views import plain
+
     given = {option: None if value == "none" else value for option, value in options.items() if value is not None}
     if given and act != "set":
         raise click.UsageError(f"limits are given with set: keepstep services set {name or 'NAME'} …")
@@ -78,12 +79,13 @@ def services(settings: Settings, *, act: str, name: str | None, reason: str, **o
         return info, await services.list()
 
     info, known = settings.talk(change)
-    settings.answer(_as_json(info), lambda: _shown(info))
+    settings.answer(plain.service_data(info), lambda: _shown(info))
     if info.declared is None and not info.shares and not info.parked and not settings.json:
         click.echo(unknown_gate("service", info.name, (one.name for one in known)), err=True)
 
 
 def _list(settings: Settings, name: str | None) -> None:
+    from ..views import plain
     from . import formatting
 
     async def look(engine: Engine) -> list[ServiceInfo]:
@@ -100,7 +102,7 @@ def _list(settings: Settings, name: str | None) -> None:
         ]
         return formatting.table(("SERVICE", "PLACES HELD", "PARKED", "BREAKER", "LIMITS", "FROM"), rows)
 
-    settings.answer({"services": [_as_json(one) for one in found]}, shown)
+    settings.answer({"services": [plain.service_data(one) for one in found]}, shown)
 
 
 def _held(info: ServiceInfo) -> int:
@@ -113,15 +115,8 @@ def _breaker(info: ServiceInfo) -> str:
     return f"{info.breaker.status}{' (by hand)' if info.breaker.by_hand else ''}"
 
 
-def _probes_at(info: ServiceInfo) -> datetime | None:
-    """Return when an open breaker lets the next probes begin; None if it is not open, or if a person holds it."""
-    breaker, limits = info.breaker, info.limits.breaker
-    if breaker is None or limits is None or breaker.opened_at is None or breaker.by_hand or breaker.status != "open":
-        return None
-    return breaker.opened_at + timedelta(seconds=limits.open_seconds)
-
-
 def _shown(info: ServiceInfo) -> str:
+    from ..views import plain
     from . import formatting
 
     lines = [f"service  {info.name}", f"limits   {info.limits}"]
@@ -132,7 +127,7 @@ def _shown(info: ServiceInfo) -> str:
         lines.append(
             f"breaker  {_breaker(info)}{since}; {info.breaker.failures} failures count, {info.breaker.probes} probes"
         )
-        if (probes_at := _probes_at(info)) is not None:
+        if (probes_at := plain.probes_at(info)) is not None:
             lines.append(f"probes   from {formatting.local(probes_at)} on ({formatting.ago(probes_at)})")
     since = "" if info.parked_since is None else f", the first since {formatting.local(info.parked_since)}"
     lines.append(f"parked   {info.parked} runs wait for a place{since}")
@@ -146,29 +141,3 @@ def _change(limits: dict[str, Any] | None) -> str:
     from ..policies.service import ServiceLimits
 
     return "" if limits is None else str(ServiceLimits.of(limits))
-
-
-def _as_json(info: ServiceInfo) -> dict[str, Any]:
-    from . import formatting
-
-    breaker = info.breaker
-    return {
-        "service": info.name,
-        "limits": info.limits.plain(),
-        "declared": None if info.declared is None else info.declared.plain(),
-        "set": info.is_set,
-        "shares": [{"worker": one.worker, "held": one.held, "need": one.need} for one in info.shares],
-        "parked": info.parked,
-        "parked_since": None if info.parked_since is None else formatting.iso(info.parked_since),
-        "breaker": None
-        if breaker is None
-        else {
-            "status": breaker.status,
-            "by_hand": breaker.by_hand,
-            "failures": breaker.failures,
-            "probes": breaker.probes,
-            "opened_at": None if breaker.opened_at is None else formatting.iso(breaker.opened_at),
-            "probes_at": formatting.iso(_probes_at(info)),
-        },
-        "log": log_as_json(info.log),
-    }

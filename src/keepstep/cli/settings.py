@@ -239,6 +239,6 @@ async def find(engine: Engine, run_id: str) -> RunHandle[Any]:
 
 def shown_url(store: Store) -> str:
     """Return the shortest name of the store from here."""
-    from ..views import go_on
+    from ..history import go_on
 
     return go_on.shown_url(store.url)

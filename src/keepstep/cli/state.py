@@ -24,13 +24,13 @@ AGENT = click.option("--agent", metavar="NAME", help="The state of this agent.")
 @AGENT
 def state(settings: Settings, *, run_id: str, at: int | None, stage: str | None, agent: str | None) -> None:
     """Print the state that a graph's run carries, now or after any of its records."""
+    from ..views import plain
 
     async def look(engine: Engine) -> dict[str, Any]:
         from ..model.tree import thaw
-        from . import formatting
 
         found = await (await find(engine, run_id)).state(at, stage=stage, agent=agent)
-        return {key: formatting.untagged(thaw(tree)) for key, tree in found.kept().items()}
+        return {key: plain.untagged(thaw(tree)) for key, tree in found.kept().items()}
 
     values = settings.talk(look)
     settings.answer(values, lambda: json.dumps(values, indent=2, ensure_ascii=False))

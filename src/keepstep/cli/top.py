@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
 
-    from ..records.counts import Counts
     from ..views.top import Sample, WorkerSample
 
 #: Pause after a sample, in times of what it took, so that looking at a store with very many runs does not load it.
@@ -45,12 +44,13 @@ def top(settings: Settings, *, once: bool, every: float) -> None:
 
     Rates come with the heartbeats of workers, every 5 seconds. Nothing of a run is read, so no keys are needed.
     """
+    from ..views import plain
     from ..views.top import sample
 
     with settings.reading() as store:
         if once or settings.json or not (sys.stdout.isatty() and sys.stdin.isatty()):
             taken = sample(store)
-            settings.answer(_as_json(taken), lambda: _printed(taken, shown_url(store)))
+            settings.answer(plain.sample_data(taken), lambda: _printed(taken, shown_url(store)))
             return
         _watch(lambda: _screen(sample(store), shown_url(store)), every)
 
@@ -205,61 +205,3 @@ def _table(*heads: str, rows: Sequence[tuple[object, ...]]) -> Table:
 
 
 # -- for programs ------------------------------------------------------------------------------------------------------
-
-
-def _as_json(sample: Sample) -> dict[str, Any]:
-    from . import formatting
-
-    return {
-        "at": formatting.iso(sample.at),
-        "runs_per_second": sample.rates.runs,
-        "steps_per_second": sample.rates.steps,
-        "failures_per_second": sample.rates.failures,
-        "save_failures": sample.save_failures,
-        "halted": sample.halted,
-        "set_aside": sample.set_aside,
-        "queues": [
-            {
-                "queue": one.name,
-                "driven": one.driven,
-                "waiting": one.counts.waiting,
-                "oldest_at": formatting.iso(one.counts.oldest_at),
-                "limits": one.limits,
-            }
-            for one in sample.queues
-        ],
-        "services": [
-            {
-                "service": one.name,
-                "running": one.running,
-                "waiting": one.waiting,
-                "parked": one.parked,
-                "breaker": one.breaker,
-                "limits": one.limits,
-            }
-            for one in sample.services
-        ],
-        "workers": [{**formatting.worker_json(one.worker), **_counts(one.counts)} for one in sample.workers],
-        "slow_steps": [
-            {"step": name, "times": one.count, "seconds": one.seconds, "longest_seconds": one.longest_seconds}
-            for name, one in sample.slow
-        ],
-    }
-
-
-def _counts(counts: Counts) -> dict[str, Any]:
-    from . import formatting
-
-    return {
-        "completed": counts.completed,
-        "failed": counts.failed,
-        "cancelled": counts.cancelled,
-        "set_aside": counts.set_aside,
-        "steps": counts.steps,
-        "failures": counts.failures,
-        "commits": counts.commits,
-        "save_failures": counts.save_failures,
-        "halted": counts.halted,
-        "halted_at": formatting.iso(counts.halted_at),
-        "halted_by": counts.halted_by or None,
-    }

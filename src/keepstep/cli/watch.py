@@ -37,13 +37,13 @@ def watch(settings: Settings, *, run_id: str, after: int, full: bool) -> int:
 
 
 def _as_json(event: Event) -> str:
-    from . import formatting
+    from ..views import plain
 
     value: dict[str, Any] = {
         "name": event.name,
         "run": event.run,
         "seq": event.seq,
-        "at": formatting.iso(event.at),
+        "at": plain.iso(event.at),
         "step": event.step,
         "attempt": event.attempt,
         "worker": event.worker,
@@ -56,6 +56,7 @@ def _as_json(event: Event) -> str:
 
 
 def _as_line(event: Event, *, full: bool) -> str:
+    from ..views import plain
     from . import formatting
 
     width = 0 if full else formatting.BRIEF
@@ -71,6 +72,6 @@ def _as_line(event: Event, *, full: bool) -> str:
         parts.append(formatting.one_line(str(event.data["error"]), width))
     elif "value" in event.data:
         value = event.data["value"]
-        parts.append(formatting.brief(formatting.plain(json.dumps(value).encode()), width))
+        parts.append(formatting.brief(plain.value_of(json.dumps(value).encode()), width))
     line = f"{clock} {event.seq:>5}  {name}  {'  '.join(parts)}".rstrip()
     return line if full else formatting.on_terminal(line)

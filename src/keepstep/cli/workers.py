@@ -25,6 +25,7 @@ def workers(settings: Settings) -> None:
 
     A worker that drains claims no more runs and is about to end.
     """
+    from ..views import plain
     from . import formatting
 
     async def look(engine: Engine) -> list[WorkerInfo]:
@@ -49,7 +50,7 @@ def workers(settings: Settings) -> None:
         ]
         return formatting.table(("WORKER", "PID", "STATE", "RUNS", "SINCE", "QUEUES", "KNOWS"), rows)
 
-    settings.answer({"workers": [formatting.worker_json(one) for one in found]}, shown)
+    settings.answer({"workers": [plain.worker_data(one) for one in found]}, shown)
 
 
 def _state(worker: WorkerInfo) -> str:

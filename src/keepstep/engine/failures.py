@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from ..errors import KeepstepError, RunFailed, RunSetAside
+from ..history.go_on import retry_command
 from ..kernel.children import root_in
 from ..kernel.recorded_errors import own_error, recorded_error
 from ..model import ErrorInfo, Kind
 from ..model.frames import add_frames, add_note
 from ..model.undo import AT_END, UNDONE, is_command, is_undo
 from ..records.record import unseal
-from ..views.go_on import retry_command
 
 if TYPE_CHECKING:
     from ..records.record import Record

@@ -1,0 +1,408 @@
+"""Plain data of runs, records, workers and gates, for programs: the JSON of the command line and of the HTTP API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from ..errors import EncryptionError, KeepstepError
+from ..model import Checkpoint, ErrorInfo, Run
+from ..model.wakes import sorted_wakes
+from ..records.keys import key_id
+from ..records.progress import report_in
+from ..values import VALUES
+
+if TYPE_CHECKING:
+    from ..engine.channels import ChannelInfo
+    from ..engine.queues import QueueInfo
+    from ..engine.schedules import ScheduleInfo
+    from ..engine.services import ServiceInfo
+    from ..history.audit import AuditEntry, Incarnation
+    from ..model import GateChange, WorkerInfo
+    from ..records.counts import Counts
+    from ..workflows.recovery import RecoveryInfo
+    from .aside import AsideRun
+    from .top import Sample
+
+
+def iso(at: datetime | None) -> str | None:
+    """Return an instant for a program."""
+    return None if at is None else at.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def value_of(stored: bytes | None) -> Any:
+    """Return a stored value as plain JSON: a tuple or set as a list, an object as its fields."""
+    if stored is None:
+        return None
+    try:
+        return untagged(json.loads(bytes(stored).decode()))
+    except (ValueError, RecursionError):
+        return bytes(stored).decode("utf-8", "replace")
+
+
+def untagged(value: Any) -> Any:
+    """Return a value with tagged types as plain JSON."""
+    if isinstance(value, list):
+        return [untagged(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if isinstance(value.get("$"), str):
+        inner = value.get("v")
+        if value["$"] == "dict" and isinstance(inner, list) and all(map(_is_pair, inner)):
+            return {_key(key): untagged(item) for key, item in inner}
+        return untagged(inner)
+    return {key: untagged(item) for key, item in value.items()}
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2
+
+
+def _key(key: Any) -> str:
+    simple = untagged(key)
+    return simple if isinstance(simple, str) else json.dumps(simple, ensure_ascii=False)
+
+
+def arguments(run: Run) -> dict[str, Any]:
+    """Return the arguments that a run was started with."""
+    value = value_of(run.input)
+    if isinstance(value, list) and [type(part) for part in value] == [list, dict]:
+        return {"args": value[0], "kwargs": value[1]}
+    return {"args": [], "kwargs": {}}
+
+
+def run_data(run: Run, *, whole: bool = False) -> dict[str, Any]:
+    """Return a run for a program; `whole` includes its input, output and error."""
+    value: dict[str, Any] = {
+        "id": run.id,
+        "workflow": run.workflow,
+        "version": run.version,
+        "status": run.status.value,
+        "created_at": iso(run.created_at),
+        "created_by": run.created_by,
+        "updated_at": iso(run.updated_at),
+        "due_at": iso(run.due_at),
+        "deadline_at": iso(run.deadline_at),
+        "wakes": list(run.wakes),
+        "worker": run.worker,
+        "epoch": run.epoch,
+        "seq": run.seq,
+        "signals": run.signals,
+        "recoveries": run.recoveries,
+        "parent": run.parent,
+        "origin": run.origin,
+        "queue": run.queue,
+        "priority": run.priority,
+        "tags": dict(run.tags),
+        "encrypted_with": encrypted_with(run),
+    }
+    if whole:
+        value |= {
+            "input": arguments(run),
+            "result": value_of(run.output),
+            "error": error_data(run.error),
+            "continued_as": run.continued_as,
+            "blocked": list(sorted_wakes(run.wakes).not_ready),
+            "progress": value_of(report_in(run.progress)),
+        }
+    return value
+
+
+def encrypted_with(run: Run) -> str | None:
+    """Return the id of the key that a run is encrypted with, or None."""
+    try:
+        return key_id(run.data_key) if run.data_key else None
+    except EncryptionError:
+        return "?"
+
+
+def error_data(error: ErrorInfo | None) -> dict[str, Any] | None:
+    """Return an error for a program."""
+    if error is None:
+        return None
+    return {
+        "type": error.type,
+        "message": error.message,
+        "class": error.error_class,
+        "code": error.code,
+        "attempt": error.attempt,
+        "id": error.id,
+        "caused_by": list(error.caused_by),
+        "frames": [frame._asdict() for frame in error.frames],
+        "traceback": error.traceback,
+    }
+
+
+def record_data(one: Checkpoint) -> dict[str, Any]:
+    """Return a checkpoint for a program."""
+    return {
+        "seq": one.seq,
+        "kind": one.kind.value,
+        "step": one.step,
+        "outcome": one.outcome.value,
+        "attempt": one.attempt,
+        "trigger": one.trigger.value,
+        "worker": one.worker,
+        "agent": one.agent,
+        "stage": one.stage,
+        "started_at": iso(one.started_at),
+        "finished_at": iso(one.finished_at),
+        "value": value_of(one.value),
+        "input": step_input(one),
+        "input_bytes": one.data.get("input_bytes"),
+        "error": error_data(one.error),
+        "retry_at": iso(one.retry_at),
+    }
+
+
+def step_input(one: Checkpoint) -> Any:
+    """Return the recorded arguments of a step by name; None if there are none."""
+    stored = one.data.get("input")
+    return value_of(stored.encode()) if isinstance(stored, str) else None
+
+
+def worker_data(worker: WorkerInfo) -> dict[str, Any]:
+    """Return a worker as plain data, for a program."""
+    return {
+        "id": worker.id,
+        "host": worker.host,
+        "pid": worker.pid,
+        "alive": worker.alive,
+        "leases": worker.leases,
+        "workflows": list(worker.known),
+        "queues": None if worker.queues is None else list(worker.queues),
+        "started_at": iso(worker.started_at),
+        "renewed_at": iso(worker.renewed_at),
+        "drain_at": iso(worker.drain_at),
+    }
+
+
+def audit_data(entry: AuditEntry) -> dict[str, Any]:
+    """Return one entry of a run's audit."""
+    return {
+        "at": iso(entry.at),
+        "seq": entry.seq,
+        "what": entry.what,
+        "actor": entry.actor,
+        "before": entry.before.value if entry.before is not None else None,
+        "after": entry.after.value,
+        "outcome": entry.outcome.value,
+        "step": entry.step,
+        "attempt": entry.attempt,
+        "agent": entry.agent,
+        "stage": entry.stage,
+        "reason": entry.reason,
+        "epoch": entry.epoch,
+        "seconds": entry.seconds,
+        "data": entry.data,
+    }
+
+
+def incarnation_data(one: Incarnation) -> dict[str, Any]:
+    """Return one lease of a run."""
+    return {
+        "epoch": one.epoch,
+        "worker": one.worker,
+        "since": iso(one.since),
+        "until": iso(one.until) if one.until is not None else None,
+        "ended": one.ended,
+    }
+
+
+def queue_data(info: QueueInfo) -> dict[str, Any]:
+    """Return a queue: its limits, its runs and its last changes."""
+    return {
+        "queue": info.name,
+        "limits": info.limits.plain(),
+        "declared": None if info.declared is None else info.declared.plain(),
+        "set": info.is_set,
+        "driven": info.counts.driven,
+        "waiting": info.counts.waiting,
+        "keys": dict(info.counts.keys),
+        "log": gate_log_data(info.log),
+    }
+
+
+def service_data(info: ServiceInfo) -> dict[str, Any]:
+    """Return a service: its limits, the shares of workers, parked runs, its breaker and its last changes."""
+    breaker = info.breaker
+    return {
+        "service": info.name,
+        "limits": info.limits.plain(),
+        "declared": None if info.declared is None else info.declared.plain(),
+        "set": info.is_set,
+        "shares": [{"worker": one.worker, "held": one.held, "need": one.need} for one in info.shares],
+        "parked": info.parked,
+        "parked_since": None if info.parked_since is None else iso(info.parked_since),
+        "breaker": None
+        if breaker is None
+        else {
+            "status": breaker.status,
+            "by_hand": breaker.by_hand,
+            "failures": breaker.failures,
+            "probes": breaker.probes,
+            "opened_at": None if breaker.opened_at is None else iso(breaker.opened_at),
+            "probes_at": iso(probes_at(info)),
+        },
+        "log": gate_log_data(info.log),
+    }
+
+
+def probes_at(info: ServiceInfo) -> datetime | None:
+    """Return when an open breaker lets the next probes begin; None if it is not open, or if a person holds it."""
+    breaker, limits = info.breaker, info.limits.breaker
+    if breaker is None or limits is None or breaker.opened_at is None or breaker.by_hand or breaker.status != "open":
+        return None
+    return breaker.opened_at + timedelta(seconds=limits.open_seconds)
+
+
+def schedule_data(one: ScheduleInfo) -> dict[str, Any]:
+    """Return a schedule: its ticks, its open runs and its last changes."""
+    return {
+        "schedule": one.name,
+        "workflow": one.workflow,
+        "when": one.when.stored(),
+        "status": one.status.value,
+        "declared": one.declared,
+        "attended": one.attended,
+        "paused": one.paused,
+        "last": iso(one.last),
+        "next": [iso(tick) for tick in one.next],
+        "waiting": [iso(tick) for tick in one.waiting],
+        "open": list(one.open),
+        "fired": one.fired,
+        "skipped": one.skipped,
+        "recent": [{"tick": iso(past.tick), "run": past.run, "why": past.why} for past in one.recent],
+        "changes": [
+            {"at": iso(made.at), "act": made.act, "actor": made.actor, "reason": made.reason} for made in one.changes
+        ],
+    }
+
+
+def gate_log_data(log: Sequence[GateChange]) -> list[dict[str, Any]]:
+    """Return the last changes for a program."""
+    return [
+        {"at": iso(one.at), "act": one.act, "actor": one.actor, "reason": one.reason, "limits": one.limits}
+        for one in log
+    ]
+
+
+def aside_data(one: AsideRun) -> dict[str, Any]:
+    """Return a run that is set aside, with its reason."""
+    return {
+        "id": one.run.id,
+        "workflow": one.run.workflow,
+        "since": iso(one.since),
+        "kind": one.kind,
+        "reason": one.reason,
+        "phase": one.phase or None,
+        "problems": list(one.problems) or [one.reason],
+        "failed": one.failed or None,
+        "last_error": one.last_error or None,
+        "attempts": one.attempts,
+        "recoveries": one.recoveries,
+    }
+
+
+def recovery_data(info: RecoveryInfo) -> dict[str, Any]:
+    """Return the prospects of a recovery."""
+    return {
+        "run": info.run,
+        "workflow": info.workflow,
+        "status": info.status.value,
+        "recoverable": info.recoverable,
+        "why": info.why,
+        "problems": list(info.problems),
+        "handler": info.handler or None,
+        "last_success": info.last_success or None,
+        "failed": info.failed or None,
+        "error": info.error or None,
+        "next": list(info.next),
+        "again": list(info.again),
+        "skips": info.skips or None,
+        "value": given_value(info.value),
+        "checked": info.checked,
+        "recoveries": info.recoveries,
+    }
+
+
+def given_value(value: Any) -> Any:
+    """Return the value for a skipped step as plain JSON."""
+    try:
+        return value_of(VALUES.encode(value, "the value"))
+    except KeepstepError:  # of a class that only the worker knows
+        return repr(value)
+
+
+def sample_data(sample: Sample) -> dict[str, Any]:
+    """Return a store at a glance."""
+    return {
+        "at": iso(sample.at),
+        "runs_per_second": sample.rates.runs,
+        "steps_per_second": sample.rates.steps,
+        "failures_per_second": sample.rates.failures,
+        "save_failures": sample.save_failures,
+        "halted": sample.halted,
+        "set_aside": sample.set_aside,
+        "queues": [
+            {
+                "queue": one.name,
+                "driven": one.driven,
+                "waiting": one.counts.waiting,
+                "oldest_at": iso(one.counts.oldest_at),
+                "limits": one.limits,
+            }
+            for one in sample.queues
+        ],
+        "services": [
+            {
+                "service": one.name,
+                "running": one.running,
+                "waiting": one.waiting,
+                "parked": one.parked,
+                "breaker": one.breaker,
+                "limits": one.limits,
+            }
+            for one in sample.services
+        ],
+        "workers": [{**worker_data(one.worker), **counts_data(one.counts)} for one in sample.workers],
+        "slow_steps": [
+            {"step": name, "times": one.count, "seconds": one.seconds, "longest_seconds": one.longest_seconds}
+            for name, one in sample.slow
+        ],
+    }
+
+
+def counts_data(counts: Counts) -> dict[str, Any]:
+    """Return the counters of a worker."""
+    return {
+        "completed": counts.completed,
+        "failed": counts.failed,
+        "cancelled": counts.cancelled,
+        "set_aside": counts.set_aside,
+        "steps": counts.steps,
+        "failures": counts.failures,
+        "commits": counts.commits,
+        "save_failures": counts.save_failures,
+        "halted": counts.halted,
+        "halted_at": iso(counts.halted_at),
+        "halted_by": counts.halted_by or None,
+    }
+
+
+def channel_data(channel: ChannelInfo) -> dict[str, object]:
+    """Return a channel, with its undelivered notices."""
+    return {
+        "channel": channel.name,
+        "status": channel.status.value,
+        "attended": channel.attended,
+        "gathered": channel.gathered,
+        "delivered": channel.delivered,
+        "deliveries": channel.deliveries,
+        "open": channel.open or None,
+        "undelivered": channel.undelivered,
+        "failures": channel.failures,
+        "failed": list(channel.failed),
+    }
