@@ -52,6 +52,8 @@ USES_TESTING = {"keepstep.cli.crashtest"}
 #: What would let a policy sleep, log or look at a clock.
 #: Stores that need a package which only an extra installs; they are loaded when the scheme of a URL names them.
 OF_EXTRAS = {"psycopg": "keepstep.stores.postgres"}
+#: Modules of agents that need no framework. Every other one is for a framework, and users load it themselves.
+OF_NO_FRAMEWORK = {"keepstep.agents", "keepstep.agents.calls", "keepstep.agents.contract"}
 IMPURE = {"time", "logging", "asyncio", "random", "secrets", "threading", "os", "subprocess"}
 
 
@@ -287,6 +289,10 @@ def test_policies_are_pure():
     assert not wrong
 
 
+def is_for_a_framework(module):
+    return module.startswith("keepstep.agents.") and module not in OF_NO_FRAMEWORK
+
+
 def test_every_import_on_loading_is_a_dependency():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     core = {re.split(r"[^\w-]", line)[0] for line in project["dependencies"]}
@@ -298,6 +304,7 @@ def test_every_import_on_loading_is_a_dependency():
         and part_of(found.source) not in optional
         and found.target.split(".")[0] not in core
         and not found.source.startswith(OF_EXTRAS.get(found.target.split(".")[0], "nobody"))
+        and not is_for_a_framework(found.source)
     ]
     assert not wrong
 
@@ -310,6 +317,7 @@ def test_modules_that_need_an_extra_are_loaded_on_demand():
         if found.target.startswith(store) and not found.source.startswith(store) and not (found.lazy or found.typing)
     ]
     assert not wrong
+    assert not [str(found) for found in IMPORTS if is_for_a_framework(found.target)]
 
 
 # -- what a kind of record means ---------------------------------------------------------------------------------------

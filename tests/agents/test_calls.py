@@ -6,7 +6,7 @@ from contextlib import aclosing
 import pytest
 
 import keepstep as ks
-from keepstep.agents.calls import CallSteps, Recorded, approval, step_name, used
+from keepstep.agents.calls import CallSteps, Recorded, approval, call_branch, step_name, used
 from tests.engine.world import steps_of, until, until_status
 
 
@@ -121,6 +121,45 @@ async def test_stream_gives_items_live_and_the_result_always(world, effects):
     assert seen[-1] in ([], ["one", "two"])
 
 
+async def test_stream_with_a_retry_gives_only_the_result(world, effects):
+    calls = CallSteps(model={"retry": ks.Retry(attempts=2, base_seconds=0)})
+
+    async def speak(send):
+        send("half")
+        effects.append("spoke")
+        if len(effects) == 1:
+            raise OSError("down")
+        return "whole"
+
+    @ks.workflow
+    async def agent():
+        return [item.value async for item in calls.stream(["hi"], speak)]
+
+    async with world.engine() as engine:
+        assert await (await engine.start(agent)).result(30) == ["whole"]
+    assert len(effects) == 2
+
+
+async def test_agents_called_as_tools_have_keys_of_their_own(world):
+    calls = CallSteps()
+
+    async def body():
+        return 1
+
+    async def called(call_id):
+        with call_branch("poet", call_id):
+            return await calls.tool("look", "c1", body)
+
+    @ks.workflow
+    async def agent():
+        return await asyncio.gather(called("a"), called("b"), called("b"))
+
+    async with world.engine() as engine:
+        run = await engine.start(agent)
+        assert await run.result(30) == [1, 1, 1]
+        assert sorted(await steps_of(run)) == ["@poet:a/look#@c1", "@poet:b/look#@c1", "@poet:b~2/look#@c1"]
+
+
 async def test_stream_outside_a_run_gives_items_and_the_result():
     async def speak(send):
         send("one")
@@ -173,7 +212,7 @@ async def test_failed_stream_raises_after_its_items(world):
         assert await (await engine.start(agent)).result(30) is True
 
 
-async def test_tool_that_is_no_step_leaves_no_record(world, effects):
+async def test_tool_that_is_no_step_may_call_steps(world, effects):
     calls = CallSteps(tools={"clock": None, "pay": {"retry": ks.Retry(attempts=2, base_seconds=0)}})
 
     async def pay():
@@ -183,6 +222,10 @@ async def test_tool_that_is_no_step_leaves_no_record(world, effects):
         return "paid"
 
     async def clock():
+        return await noon()
+
+    @ks.step
+    async def noon():
         return "noon"
 
     @ks.workflow
@@ -192,7 +235,7 @@ async def test_tool_that_is_no_step_leaves_no_record(world, effects):
     async with world.engine() as engine:
         run = await engine.start(agent)
         assert await run.result(30) == ["noon", "paid"]
-        assert await steps_of(run) == ["pay#@c2"]
+        assert await steps_of(run) == ["@clock:c1/noon#1", "pay#@c2"]
     assert not calls.records_tool("clock")
     assert calls.records_tool("other")
 

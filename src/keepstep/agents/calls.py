@@ -6,8 +6,8 @@ import asyncio
 import hashlib
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, TypedDict
 from weakref import WeakKeyDictionary
@@ -56,7 +56,7 @@ class CallSteps:
     """The steps that the model and tool calls of an agent become inside a workflow.
 
     Outside a workflow's code, a call only runs its body. `tools` gives options for tools by name. A tool with None is
-    not a step: its body runs in the workflow's code, again on each replay.
+    not a step: its body runs in the workflow's code, again on each replay, in a named branch for what it calls.
     """
 
     def __init__(
@@ -95,12 +95,13 @@ class CallSteps:
         body: Callable[[Callable[[Any], None]], Awaitable[Any]],
         *,
         agent: str | None = None,
-    ) -> AsyncIterator[Any]:
+    ) -> AsyncGenerator[Any, None]:
         """Call a model that streams. `body(send)` sends items and returns the result; the last item is `Recorded`.
 
-        A replay gives only the `Recorded` result. If the reader leaves early, the call is cancelled, and its body has
-        ended before the error goes on.
+        A replay gives only the `Recorded` result, and so does a call with a retry: another attempt would send its items
+        again. If the reader leaves early, the call is cancelled, and its body has ended before the error goes on.
         """
+        may_repeat = in_workflow() and self._model.retry != Retry.none()
         items: asyncio.Queue[Any] = asyncio.Queue()
         ended = asyncio.Event()
         ended.set()
@@ -108,7 +109,7 @@ class CallSteps:
         async def sending() -> Any:
             ended.clear()
             try:
-                return await body(items.put_nowait)
+                return await body(_drop if may_repeat else items.put_nowait)
             finally:
                 ended.set()
 
@@ -140,8 +141,11 @@ class CallSteps:
         The model's `call_id` identifies the call; without one, its arguments do. A replay compares the arguments.
         """
         step = self._tools.get(name, self._tool)
-        if step is None or not in_workflow():
+        if not in_workflow():
             return await body()
+        if step is None:
+            with call_branch(name, call_id or _digest(arguments)):
+                return await body()
         key = _counted(step_name(name), call_id or _digest(arguments))
         with self._acting(agent):
             call = step.options(name=step_name(name), key=key)(arguments, body)
@@ -155,6 +159,10 @@ class CallSteps:
     def _acting(self, agent: str | None) -> AbstractContextManager[object]:
         acts = agent or self.agent
         return nullcontext() if acts is None else acting(step_name(acts))
+
+
+def _drop(item: Any) -> None:
+    """Send an item to nobody."""
 
 
 #: Marks the end of a stream.
@@ -192,6 +200,16 @@ def _step(name: str, options: CallOptions, what: str) -> Step[..., Any]:
         known = ", ".join(sorted(CallOptions.__annotations__))
         raise DefinitionError(f"{what} has unknown options {sorted(unknown)}; the options are {known}")
     return Step(_perform, name=name, ignore=("body",), **options)
+
+
+@contextmanager
+def call_branch(name: str, call_id: str | None) -> Iterator[None]:
+    """Give the calls of an agent that is called as a tool keys of their own: its model may use the same call ids."""
+    if not in_workflow():
+        yield
+        return
+    with branch(_counted("agent", f"{step_name(name)}:{call_id or ''}")):
+        yield
 
 
 def used(model: str | None, *, tokens: int = 0, cost: float = 0.0) -> None:
