@@ -179,7 +179,7 @@ class StepTimedOut(StepFailed):
 
 
 class StepInDoubt(StepError):
-    """An at-most-once step may have run, and was not repeated."""
+    """An at-most-once step may have run, and was not repeated. Its body raises this if it does not know."""
 
 
 class BreakerOpen(StepError):

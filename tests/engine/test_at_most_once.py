@@ -587,3 +587,22 @@ async def test_repeated_timeouts_are_limited_by_the_retry_policy(world, effects)
     async with world.engine() as engine:
         assert await (await engine.start(flow)).result(30) == "too late"
     assert effects == ["late"] * 3
+
+
+@pytest.mark.parametrize("once, expected", [(True, "StepInDoubt"), (False, "StepFailed")])
+async def test_body_that_does_not_know_leaves_doubt(world, effects, once, expected):
+    @ks.step(at_most_once=once, in_doubt="fail" if once else None, retry=ks.Retry(attempts=2, base_seconds=0))
+    async def pay():
+        effects.append("paid")
+        raise ks.StepInDoubt("no answer came")
+
+    @ks.workflow
+    async def order():
+        try:
+            await pay()
+        except ks.StepError as error:
+            return type(error).__name__
+
+    async with world.engine() as engine:
+        assert await (await engine.start(order)).result(30) == expected
+    assert len(effects) == (1 if once else 2)

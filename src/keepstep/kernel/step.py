@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..errors import DefinitionError, KeepstepError, NotSerializable, StepTimedOut
+from ..errors import DefinitionError, KeepstepError, NotSerializable, StepInDoubt, StepTimedOut
 from ..model import Kind, Outcome
 from ..model.checkpoint import Trigger
 from ..model.text import one_line
@@ -344,7 +344,7 @@ async def _is_tried_again(attempt: Attempt, failure: BaseException) -> bool:
     if attempt.hooks:
         await call_step_hooks(attempt, "error", error=failure)
     late = getattr(failure, "body", None)
-    if isinstance(failure, StepTimedOut) and _leaves_doubt(call.step):
+    if isinstance(failure, StepTimedOut | StepInDoubt) and _leaves_doubt(call.step):
         return await resolve(call, attempt.number, late)
     retry_at = _failed(attempt, failure)
     if retry_at is None:
@@ -359,7 +359,7 @@ async def _is_tried_again(attempt: Attempt, failure: BaseException) -> bool:
 
 
 def _leaves_doubt(step: Step[..., Any]) -> bool:
-    """Whether a timeout leaves doubt. If a doubt only repeats the step, its `retry=` limits how often."""
+    """Whether a timeout or a body in doubt leaves it. If a doubt only repeats the step, `retry=` limits how often."""
     return step.at_most_once and (step.verify is not None or step.in_doubt != "repeat")
 
 
