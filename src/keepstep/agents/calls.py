@@ -21,6 +21,7 @@ from ..kernel.publish import publish
 from ..kernel.waits import wait_for
 from ..model.ids import MAX_ID
 from ..policies import Retry, Service, Timeout
+from ..policies.classify import Classify
 from ..ports import CURRENT
 from ..workflows.call import Call
 from ..workflows.definition import Expected, InDoubt, Step
@@ -38,6 +39,7 @@ class CallOptions(TypedDict, total=False):
     cost: Expected
     at_most_once: bool
     in_doubt: InDoubt
+    classify: Classify
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,13 +219,19 @@ def used(model: str | None, *, tokens: int = 0, cost: float = 0.0) -> None:
     spend(cost=cost, tokens=tokens, model=model)
 
 
-async def approval(call_id: str, question: Any, *, timeout: float | None = None) -> Any:  # noqa: ASYNC109 - durable
-    """Wait until a person answers whether a call may go on, and return the payload of the signal.
+async def approval(
+    call_id: str,
+    question: Any,
+    *,
+    timeout: float | None = None,  # noqa: ASYNC109 - durable
+    kind: str = "approve",
+) -> Any:
+    """Wait until a person answers a question about a call, and return the payload of the signal.
 
-    The signal is named `approve:CALL_ID`; the question is published under the same name. Neither depends on the
-    framework's tasks.
+    The signal is named `approve:CALL_ID`, or after another `kind`; the question is published under the same name.
+    Neither depends on the framework's tasks.
     """
-    name = f"approve:{step_name(call_id)}"
-    with branch(_counted("approve", name)):
+    name = f"{kind}:{step_name(call_id)}"
+    with branch(_counted(kind, name)):
         publish(name, question)
         return await wait_for(name, timeout)
