@@ -160,6 +160,42 @@ async def test_agents_called_as_tools_have_keys_of_their_own(world):
         assert sorted(await steps_of(run)) == ["@poet:a/look#@c1", "@poet:b/look#@c1", "@poet:b~2/look#@c1"]
 
 
+async def test_tool_streams_as_a_model_does(world, effects):
+    calls = CallSteps(tools={"look": None})
+
+    async def speak(send):
+        effects.append("spoke")
+        send("half")
+        return "whole"
+
+    @ks.workflow
+    async def agent():
+        first = [item async for item in calls.stream_tool("read", "c1", speak)]
+        await ks.wait_for("go")
+        return first[-1].value, [item async for item in calls.stream_tool("look", "c2", speak)][-1].value
+
+    async with world.engine() as engine:
+        run = await engine.start(agent)
+        await run.signal("go")
+        assert await run.result(30) == ("whole", "whole")
+        assert await steps_of(run) == ["read#@c1"]
+
+
+async def test_call_from_another_loop_is_refused(world):
+    calls = CallSteps()
+
+    async def body():
+        return 1
+
+    @ks.workflow
+    async def agent():
+        await asyncio.to_thread(asyncio.run, calls.model("hi", body))
+
+    async with world.engine() as engine:
+        with pytest.raises(ks.RunFailed, match="outside the event loop of its workflow"):
+            await (await engine.start(agent)).result(30)
+
+
 async def test_stream_outside_a_run_gives_items_and_the_result():
     async def speak(send):
         send("one")

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, TypedDict
@@ -23,7 +23,6 @@ from ..model.ids import MAX_ID
 from ..policies import Retry, Service, Timeout
 from ..policies.classify import Classify
 from ..ports import CURRENT
-from ..workflows.call import Call
 from ..workflows.definition import Expected, InDoubt, Step
 
 #: Characters of the digest in the key of a model call: 64 bits tell the calls of one run apart.
@@ -89,9 +88,12 @@ class CallSteps:
         """
         if not in_workflow():
             return await body()
-        return await self._model_call(content, body, agent)
+        acts = agent or self.agent
+        with _as_agent(acts):
+            call = self._model.options(key=_counted("model", _digest([acts, content])))(acts, body)
+        return await call
 
-    async def stream(
+    def stream(
         self,
         content: Any,
         body: Callable[[Callable[[Any], None]], Awaitable[Any]],
@@ -103,31 +105,20 @@ class CallSteps:
         A replay gives only the `Recorded` result, and so does a call with a retry: another attempt would send its items
         again. If the reader leaves early, the call is cancelled, and its body has ended before the error goes on.
         """
-        may_repeat = in_workflow() and self._model.retry != Retry.none()
-        items: asyncio.Queue[Any] = asyncio.Queue()
-        ended = asyncio.Event()
-        ended.set()
+        return _relay(lambda sending: self.model(content, sending, agent=agent), body, self._model)
 
-        async def sending() -> Any:
-            ended.clear()
-            try:
-                return await body(_drop if may_repeat else items.put_nowait)
-            finally:
-                ended.set()
-
-        call = self._model_call(content, sending, agent) if in_workflow() else sending()
-        task = asyncio.ensure_future(call)
-        task.add_done_callback(lambda _: items.put_nowait(_END))
-        try:
-            while (item := await items.get()) is not _END:
-                yield item
-            yield Recorded(await task)
-        finally:
-            if not task.done():
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
-            await ended.wait()
+    def stream_tool(
+        self,
+        name: str,
+        call_id: str | None,
+        body: Callable[[Callable[[Any], None]], Awaitable[Any]],
+        *,
+        arguments: Any = None,
+        agent: str | None = None,
+    ) -> AsyncGenerator[Any, None]:
+        """Call a tool that streams, as `stream` calls a model."""
+        step = self._tools.get(name, self._tool)
+        return _relay(lambda sending: self.tool(name, call_id, sending, arguments=arguments, agent=agent), body, step)
 
     async def tool(
         self,
@@ -149,18 +140,45 @@ class CallSteps:
             with call_branch(name, call_id or _digest(arguments)):
                 return await body()
         key = _counted(step_name(name), call_id or _digest(arguments))
-        with self._acting(agent):
+        with _as_agent(agent or self.agent):
             call = step.options(name=step_name(name), key=key)(arguments, body)
         return await call
 
-    def _model_call(self, content: Any, body: Callable[[], Awaitable[Any]], agent: str | None) -> Call[Any]:
-        acts = agent or self.agent
-        with self._acting(agent):
-            return self._model.options(key=_counted("model", _digest([acts, content])))(acts, body)
 
-    def _acting(self, agent: str | None) -> AbstractContextManager[object]:
-        acts = agent or self.agent
-        return nullcontext() if acts is None else acting(step_name(acts))
+def _as_agent(agent: str | None) -> AbstractContextManager[object]:
+    return nullcontext() if agent is None else acting(step_name(agent))
+
+
+async def _relay(
+    start: Callable[[Callable[[], Awaitable[Any]]], Coroutine[Any, Any, Any]],
+    body: Callable[[Callable[[Any], None]], Awaitable[Any]],
+    step: Step[..., Any] | None,
+) -> AsyncGenerator[Any, None]:
+    """Give the items that the body of a call sends, then its result."""
+    may_repeat = in_workflow() and step is not None and step.retry != Retry.none()
+    items: asyncio.Queue[Any] = asyncio.Queue()
+    ended = asyncio.Event()
+    ended.set()
+
+    async def sending() -> Any:
+        ended.clear()
+        try:
+            return await body(_drop if may_repeat else items.put_nowait)
+        finally:
+            ended.set()
+
+    task = asyncio.ensure_future(start(sending))
+    task.add_done_callback(lambda _: items.put_nowait(_END))
+    try:
+        while (item := await items.get()) is not _END:
+            yield item
+        yield Recorded(await task)
+    finally:
+        if not task.done():
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        await ended.wait()
 
 
 def _drop(item: Any) -> None:
@@ -179,10 +197,21 @@ def _counted(name: str, key: str) -> str:
     if len(key.encode()) > MAX_ID // 2 or not key.isprintable():
         key = _digest(key)
     scope = CURRENT.get()
+    if _running_loop() is not scope.run.loop:
+        raise DefinitionError(
+            "an agent is called outside the event loop of its workflow; await its asynchronous method in the workflow"
+        )
     used = _USED.setdefault(scope.run, {})
     place = (scope.scope, name, key)
     used[place] = count = used.get(place, 0) + 1
     return key if count == 1 else f"{key}~{count}"
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _digest(content: Any) -> str:
