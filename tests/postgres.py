@@ -206,7 +206,7 @@ def sweep(folder: Path) -> None:
 
 # -- a schema for each test --------------------------------------------------------------------------------------------
 
-TABLES = ("head", "run", "checkpoint", "signal", "worker", "gate", "share")
+TABLES = ("head", "run", "checkpoint", "signal", "worker", "gate", "share", "document")
 
 
 def store_url(schema: str) -> str:

@@ -11,7 +11,7 @@ KeepstepError
 ├─ RecoveryError          read its list           LoadFailed · ValidationFailed · RebuildFailed · HandlerFailed
 │                                                 HandlerMissing · ResumeFailed
 └─ StoreError             look at storage         StoreUnavailable · StoreFull · CheckpointCorrupt · SchemaMismatch
-                                                  EncryptionError · EraseUnfinished
+                                                  EncryptionError · EraseUnfinished · DocumentConflict
 
 raise to steer a retry:   Permanent(...) · RetryAfter(seconds)
 """
@@ -296,6 +296,14 @@ class CheckpointCorrupt(StoreError):
 
 class EraseUnfinished(StoreError):
     """The runs are removed, but unused parts of the store's files hold their text until the files are rewritten."""
+
+
+class DocumentConflict(StoreError):
+    """A document was not written, because its current `version` is not the expected one; 0 means that there is none."""
+
+    def __init__(self, message: str, version: int = 0) -> None:
+        super().__init__(message)
+        self.version = version
 
 
 class EncryptionError(StoreError):

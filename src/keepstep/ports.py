@@ -161,6 +161,75 @@ class Answer(msgspec.Struct):
     error: BaseException | None = None
 
 
+# -- documents ---------------------------------------------------------------------------------------------------------
+
+
+class Document(msgspec.Struct, frozen=True):
+    """One version of a document: bytes under a key of a collection. `writer` and `owner` are those of its `Put`."""
+
+    collection: str
+    key: str
+    version: int
+    value: bytes
+    at: datetime
+    writer: str = ""
+    owner: str = ""
+    expires_at: datetime | None = None
+
+
+class Put(msgspec.Struct):
+    """Write a new version of a document, or remove it with all its versions if `value` is None.
+
+    With `expect`, only if that is the current version; 0 means that there must be none. If one of the newest `keep`
+    versions has the same `writer`, that version is the answer and nothing is written. A document is removed together
+    with the run that `owner` names. The newest `keep` versions stay. From `expires_at` on, a version counts as absent.
+
+    A document copied from another store brings its `version`, which must be newer than the current one, and its `at`.
+    """
+
+    collection: str
+    key: str
+    value: bytes | None
+    expect: int | None = None
+    writer: str = ""
+    owner: str = ""
+    keep: int = 1
+    expires_at: datetime | None = None
+    version: int | None = None
+    at: datetime | None = None
+
+
+class DocumentQuery(msgspec.Struct, frozen=True):
+    """The documents of a collection, by key in the order of its bytes.
+
+    `prefix` begins their keys; `after` and `before` are beyond the first and the last; `keys` names them. The answer
+    has the newest version of each, or `all_versions`, oldest first. `limit` counts keys; a page ends early, after a
+    whole key, when it holds about 4 MB. Without `values`, every value is empty and unchecked.
+    """
+
+    collection: str
+    prefix: str = ""
+    after: str = ""
+    before: str = ""
+    keys: tuple[str, ...] = ()
+    limit: int = 1000
+    reverse: bool = False
+    all_versions: bool = False
+    values: bool = True
+
+
+class Written(msgspec.Struct, frozen=True):
+    """The answer to one batch of puts: `DONE`, or `CONFLICT` if nothing of it was written.
+
+    `versions` has the version of each document now; 0 stands for none. After a conflict, `about` is the place of the
+    refused put in its batch.
+    """
+
+    verdict: Verdict
+    versions: tuple[int, ...]
+    about: int = -1
+
+
 def commit_all(store: Store, changes: Sequence[Change]) -> list[Answer]:
     """Commit for a caller that does not retry: raise `StoreUnavailable` if another client holds a lock."""
     answers = store.commit(changes)
@@ -345,6 +414,25 @@ class OptionalStore(Protocol):
 
     def cut_off(self) -> None:
         """Interrupt every thread that waits for the store, and close it."""
+
+    def write_documents(self, batches: Sequence[Sequence[Put]]) -> list[Written]:
+        """Write batches of documents in one durable transaction. Each batch is written as a whole or not at all.
+
+        A refused batch does not affect the others. Later batches see what earlier ones have written.
+        """
+
+    def list_documents(self, query: DocumentQuery) -> list[Document]:
+        """Return one page of documents. Raise `CheckpointCorrupt` if one of them is damaged."""
+
+    def list_collections(self) -> dict[str, int]:
+        """Return the names of all collections that hold documents, each with the number of its keys."""
+
+    def remove_documents(self, collection: str, prefix: str = "", *, expired: bool = False, scrub: bool = False) -> int:
+        """Remove the documents of a collection whose keys begin with `prefix`. Return the number of keys removed.
+
+        With `expired`, remove only versions that have expired, and documents whose owner was removed an hour ago or
+        earlier; an empty `collection` then stands for all. `scrub` is that of `delete_runs`.
+        """
 
 
 P = ParamSpec("P")

@@ -19,7 +19,20 @@ from ..records.data import ErrorData, data_of
 from ..records.record import chain_end, claimed, seal, unseal
 from ..stores.encrypted import below
 from ..stores.reading import rows_of
-from .transfer import CONFLICT, Batch, Reason, Transfer, chosen, freed, is_there, record_of, verified
+from .transfer import (
+    CONFLICT,
+    Batch,
+    Reason,
+    Transfer,
+    chosen,
+    documents_of,
+    freed,
+    is_of_everything,
+    is_there,
+    put_documents,
+    record_of,
+    verified,
+)
 from .verify import check_named, signals_of
 
 #: Statuses that allow handing a run over. A run that is being driven qualifies if its worker is dead.
@@ -41,20 +54,28 @@ def copy_runs(
     An unfinished run is left, unless `unfinished` hands it over: the run is first set aside in the source, under its
     own lease, and only then queued in the target. An interruption between the two never lets both stores drive it. A
     run that is being driven, or has an unfinished parent or child, is always left.
+
+    With all runs go all documents, with some runs the documents that they own.
     """
     source, target, done = below(source), below(target), Transfer()
     copier = _Copier(source, target, done, actor if unfinished else "")
+    run_ids = tuple(run_ids)
+    owners: set[str] = set()
     for run in chosen(source, run_ids, query or RunQuery(system=True)):
         name = run if isinstance(run, str) else run.id
         try:
             if isinstance(run, str):
                 raise CheckpointCorrupt(f"run {run!r}: its row is unreadable")
             copier.copy(run)
+            if name not in done.left:
+                owners.add(name)
         except CheckpointCorrupt as error:
             done.damaged[name] = str(error)
         if report is not None:
             report(done)
     copier.finish()
+    wanted = None if is_of_everything(run_ids, query) else owners.difference(done.conflicts)
+    put_documents(target, documents_of(source, wanted, done), done)
     return done
 
 

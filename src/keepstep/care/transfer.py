@@ -5,21 +5,23 @@ Plain blocking code over a store. Only one run is in memory at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import IO, Unpack
 
+from ..checks import MOST
 from ..errors import CheckpointCorrupt, RunNotFound
 from ..model import FINISHED, Kind, Outcome, Run, RunQuery, Signal, Status
 from ..model.ids import new_id
-from ..ports import Create, Row, Store, Verdict, commit_all, instant
+from ..ports import Create, Document, OptionalStore, Put, Row, Store, Verdict, commit_all, instant, optional
 from ..records.data import Data, ErrorData, new_data
 from ..records.record import Record, StoredError, chain_end, seal, unseal
-from ..stores.encrypted import below
+from ..stores.encrypted import KEYS_COLLECTION, below
 from ..stores.memory import MemoryStore
 from ..stores.reading import head_of, rows_of
 from .archive import Archived, ArchiveWriter, Broken, runs_in
+from .documents import all_documents
 from .verify import PAGE, check_run, oldest_first, signals_of
 
 #: Runs, and approximate bytes, written in one transaction at most.
@@ -32,12 +34,13 @@ class Transfer:
     """The result of a transfer: the number of runs written, and the others with reasons.
 
     `conflicts` exist already with different contents. `damaged` names runs, or lines of an archive. `left` are
-    unfinished runs that stay where they are.
+    unfinished runs that stay where they are. `documents` counts the versions of documents that went along.
     """
 
     written: int = 0
     same: int = 0
     records: int = 0
+    documents: int = 0
     conflicts: dict[str, str] = field(default_factory=dict)
     damaged: dict[str, str] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
@@ -228,6 +231,67 @@ def is_there(store: Store, run: Run) -> bool:
         return bool(rows) and next(unseal(rows, run.id, run.seq - 1))[1] == run.checksum
     except CheckpointCorrupt:
         return False
+
+
+# -- documents ---------------------------------------------------------------------------------------------------------
+
+
+def documents_of(store: Store, owners: Container[str] | None, done: Transfer) -> Iterator[Document]:
+    """Yield the documents to transfer: all, or those of some owners, with the data keys that they may need."""
+
+    def damaged(collection: str, key: str, what: str) -> None:
+        done.damaged[f"document {collection}/{key}"] = what
+
+    for one in all_documents(store, damaged):
+        if owners is None or one.owner in owners or one.collection == KEYS_COLLECTION:
+            yield one
+
+
+def put_documents(target: Store, documents: Iterator[Document], done: Transfer) -> None:
+    """Write documents of another store, many in one transaction. One that differs in the target is a conflict."""
+    write = optional(below(target), OptionalStore.write_documents)
+    if write is None:
+        return
+    waiting: list[list[Put]] = []
+    size = 0
+
+    def flush() -> None:
+        for batch, answer in zip(waiting, write(waiting) if waiting else (), strict=True):
+            if answer.verdict is Verdict.DONE:
+                done.documents += 1
+            else:
+                put = batch[0]
+                done.conflicts[f"document {put.collection}/{put.key}"] = (
+                    f"the target has another document of this key, or a newer version than {put.version}"
+                )
+        waiting.clear()
+
+    for one in documents:
+        waiting.append(
+            [
+                Put(
+                    one.collection,
+                    one.key,
+                    one.value,
+                    writer=one.writer,
+                    owner=one.owner,
+                    keep=MOST,
+                    expires_at=one.expires_at,
+                    version=one.version,
+                    at=one.at,
+                )
+            ]
+        )
+        size += len(one.value)
+        if len(waiting) >= PAGE or size >= BATCH_BYTES:
+            flush()
+            size = 0
+    flush()
+
+
+def is_of_everything(run_ids: Sequence[str], query: RunQuery | None) -> bool:
+    """Whether a transfer takes all runs, and therefore all documents."""
+    return not run_ids and (query is None or replace(query, limit=RunQuery().limit) == RunQuery(system=True))
 
 
 # -- runs that have not ended ------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from ..records.keys import is_wrapped
 from ..records.record import FORMAT, Record, check_origin, origin, unseal
 from ..stores.reading import BROKEN, TRIES, all_runs, head_of, rows_of
 from ..stores.rules import check_signal, ends_as
+from .documents import all_documents
 
 #: Runs read in one query.
 PAGE = 200
@@ -73,6 +74,7 @@ class Verification:
     runs: Count = field(default_factory=Count)
     records: Count = field(default_factory=Count)
     signals: Count = field(default_factory=Count)
+    documents: Count = field(default_factory=Count)
     damaged: dict[str, list[str]] = field(default_factory=dict)
     flaws: list[Flaw] = field(default_factory=list)
 
@@ -100,7 +102,24 @@ def verify(
                 found.damaged[check.id] = check.problems
             if report is not None:
                 report(check.id, check.problems)
+    if not wanted:
+        _add_documents(store, found)
     return found
+
+
+def _add_documents(store: Store, found: Verification) -> None:
+    """Read every document and compare it with its checksum."""
+    flaws: list[Flaw] = []
+
+    def damaged(collection: str, key: str, what: str) -> None:
+        flaws.append(Flaw("document", f"{collection}/{key}", what))
+
+    try:
+        valid = sum(1 for _ in all_documents(store, damaged))
+        found.documents = Count(valid + len(flaws), valid, len(flaws))
+        found.flaws += flaws
+    except StoreError as error:
+        found.flaws.append(Flaw("integrity", store.url, f"the documents cannot be read: {error}"))
 
 
 def _every(store: Store, found: Verification) -> Iterator[RunCheck | None]:

@@ -59,6 +59,7 @@ def verification_as_json(found: Verification) -> dict[str, Any]:
         "runs": counts(found.runs),
         "records": counts(found.records),
         "signals": counts(found.signals),
+        "documents": counts(found.documents),
         "damaged": [{"run": run, "problems": problems} for run, problems in found.damaged.items()],
         "flaws": [_flaw_as_json(flaw) for flaw in found.flaws],
     }
@@ -74,7 +75,12 @@ def _verified(found: Verification, url: str) -> str:
     lines = [f"{click.style('flaw', fg='red', bold=True)}: {formatting.printable(flaw.what)}" for flaw in found.flaws]
     rows = [
         (name, *(f"{getattr(count, column):,}" for column in ("total", "valid", "invalid", "legacy")))
-        for name, count in (("runs", found.runs), ("records", found.records), ("signals", found.signals))
+        for name, count in (
+            ("runs", found.runs),
+            ("records", found.records),
+            ("signals", found.signals),
+            ("documents", found.documents),
+        )
     ]
     lines.append(formatting.table((formatting.one_line(url, 40), "TOTAL", "VALID", "INVALID", "LEGACY"), rows))
     if found.sound:

@@ -113,12 +113,14 @@ def _answer(settings: Settings, done: Transfer, participle: str, **more: Any) ->
         "written": done.written,
         "same": done.same,
         "records": done.records,
+        "documents": done.documents,
         "conflicts": done.conflicts,
         "damaged": done.damaged,
         "left": done.left,
     }
     same = f", {done.same} already there" if done.same else ""
-    settings.answer(value, f"{formatting.count(done.written, 'run')} {participle}{same}")
+    documents = f", with {formatting.count(done.documents, 'document')}" if done.documents else ""
+    settings.answer(value, f"{formatting.count(done.written, 'run')} {participle}{documents}{same}")
     if not settings.json:
         _tell_rest(done)
 

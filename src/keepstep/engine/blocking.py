@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .blocking_care import BlockingCare, BlockingSchedules
     from .blocking_queues import BlockingChannels, BlockingQueues
     from .blocking_services import BlockingServices
+    from .documents import BlockingDocuments
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -341,6 +342,11 @@ class BlockingEngine(Blocking[Engine]):
         from .blocking_queues import BlockingChannels  # noqa: PLC0415 - rarely needed
 
         return BlockingChannels(self, self._target.channels)
+
+    @property
+    def documents(self) -> BlockingDocuments:
+        """The documents of the store: versioned bytes under keys of collections, beside the runs."""
+        return self._target.documents.blocking
 
     @property
     def services(self) -> BlockingServices:

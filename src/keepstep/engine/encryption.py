@@ -52,6 +52,11 @@ class Encryption:
         self.of_everything = self.store is not None and not self.store.keys.plaintext
         return store
 
+    @property
+    def locked_with(self) -> str:
+        """The id of the key that encrypts the newest runs, if there are no keys here."""
+        return self._locked_with
+
     def check_writing(self) -> None:
         """Refuse to write in plain text among encrypted runs."""
         if self._locked_with:

@@ -59,6 +59,7 @@ from ..workflows import definition
 from ..workflows.channel import CHANNELS
 from ..workflows.definition import Bound, Workflow
 from ..workflows.recovery import unknown_handlers
+from .documents import Documents, keep_swept
 from .encryption import Encryption
 from .events import Events
 from .handle import RunHandle, this_process
@@ -124,6 +125,7 @@ DOCUMENTED = (
         "close",
         "complete",
         "counts",
+        "documents",
         "drain",
         "fail",
         "fork",
@@ -184,6 +186,7 @@ class Engine(Process):
         self._queues = given_queues(queues)
         self._queue_limits = Queues(self)
         self._channels: Channels | None = None
+        self._documents: Documents | None = None
         self._services = Services(self)
         self._clock = clock
         self.clock = clock or SystemClock()
@@ -280,10 +283,12 @@ class Engine(Process):
                     log.warning("%s", unknown)
                 self.worker = worker
                 await worker.start()
+                if not isinstance(self.clock, JumpingClock):
+                    self.background(keep_swept(self))
                 if (rules := self._rules()) is not None:
-                    from ..care.retention import keep_swept  # noqa: PLC0415 - only with a retention rule
+                    from ..care.retention import keep_swept as keep_runs_swept  # noqa: PLC0415 - only with a rule
 
-                    self.background(keep_swept(self, rules))
+                    self.background(keep_runs_swept(self, rules))
         except BaseException:
             await self._shut()
             raise
@@ -359,6 +364,14 @@ class Engine(Process):
         self._must_be_open()
         return self.journal.counter.counts
 
+    @property
+    def documents(self) -> Documents:
+        """The documents of the store: versioned bytes under keys of collections, beside the runs."""
+        self._must_be_open()
+        if self._documents is None:
+            self._documents = Documents(self.store, locked_with=lambda: self.encryption.locked_with)
+        return self._documents
+
     async def workers(self) -> list[WorkerInfo]:
         """Return the workers of the store that are alive or hold a run."""
         self._must_be_open()
@@ -388,6 +401,9 @@ class Engine(Process):
         self.waiting.close()
         self._others.stop()
         self.journal.close()
+        if self._documents is not None:
+            await self.loop.run_in_executor(self._pool, self._documents.close)
+            self._documents = None
         if self._owns_store:
             await self.loop.run_in_executor(self._pool, self.store.close)
         self._value_pool.shutdown(wait=True)

@@ -6,6 +6,7 @@ else: inputs, signals, progress. The store below is not aware of it.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,19 +16,24 @@ import msgspec
 
 from ..errors import CheckpointCorrupt, EncryptionError, StoreError
 from ..model import Run, RunQuery, Signal, WorkerInfo
+from ..model.ids import draw
 from ..model.signal import RESERVED
 from ..ports import (
     Advance,
     Answer,
     Change,
     Create,
+    Document,
+    DocumentQuery,
     OptionalStore,
+    Put,
     Rekey,
     Row,
     Send,
     Store,
     Underway,
     Verdict,
+    Written,
     commit_all,
     keeps_earlier_keys,
     optional,
@@ -36,6 +42,7 @@ from ..records.counts import COUNTS
 from ..records.keys import Cipher, Keys, is_encrypted, is_wrapped, key_id
 from ..records.record import opened
 from . import rules
+from .documents import SEALED_WITH, check_puts
 from .transition import same_child
 
 #: Number of ciphers to cache, so that a run's data key is unwrapped once and not for every page of its history.
@@ -46,6 +53,10 @@ REKEY_BATCH = 200
 NEWEST = 10
 #: Maximum number of reads of a finished run that is claimed again while it is read.
 _READS = 5
+
+#: Collection of the data keys of documents, each wrapped by a master key. It is the only one that is not encrypted.
+KEYS_COLLECTION = "keepstep.keys"
+_SEALED = re.compile(re.escape(SEALED_WITH) + rb"([a-z0-9\-]{1,60}):")
 
 #: Prefix for the name of a signal that arrived unencrypted at an encrypted run. No wait uses this name.
 REFUSED = f"{RESERVED}refused:"
@@ -59,6 +70,8 @@ class EncryptedStore:
         self.inner = store
         self.keys = keys
         self._ciphers: dict[str, tuple[str, Cipher | None]] = {}
+        self._newest_key: tuple[bytes, Cipher] | None = None
+        self._document_ciphers: dict[bytes, Cipher] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -253,7 +266,87 @@ class EncryptedStore:
         run = self.inner.get_run(run_id)
         return None if run is None else self.cipher(run)
 
+    # -- documents ----------------------------------------------------------------------------------------------------
+
+    def write_documents(self, batches: Sequence[Sequence[Put]]) -> list[Written]:
+        """Write documents with their values encrypted. Their collections and keys stay readable."""
+        check_puts(batches)
+        name, cipher = self._document_cipher()
+        sealed = [[_sealed_put(put, name, cipher) for put in batch] for batch in batches]
+        written: list[Written] = self._documents.write_documents(sealed)
+        return written
+
+    def list_documents(self, query: DocumentQuery) -> list[Document]:
+        """Return documents with their values decrypted."""
+        found: list[Document] = self._documents.list_documents(query)
+        if not query.values or query.collection == KEYS_COLLECTION:
+            return found
+        return [self._opened_document(one) for one in found]
+
+    @property
+    def _documents(self) -> Any:
+        return self.inner
+
+    def _document_cipher(self) -> tuple[bytes, Cipher]:
+        """Return the name of the data key for new documents, and its cipher; the first call may create the key."""
+        if self._newest_key is None:
+            query = DocumentQuery(KEYS_COLLECTION)
+            for one in reversed(self._documents.list_documents(query)):
+                try:
+                    self._newest_key = one.key.encode(), self.keys.cipher(one.key, one.value.decode())
+                except EncryptionError:  # of a key that is missing here: another one encrypts
+                    continue
+                break
+            else:
+                name = f"documents-{draw(8).hex()}"
+                wrapped, cipher = self.keys.new_cipher(name)
+                self._documents.write_documents([[Put(KEYS_COLLECTION, name, wrapped.encode(), expect=0)]])
+                self._newest_key = name.encode(), cipher
+        return self._newest_key
+
+    def _opened_document(self, one: Document) -> Document:
+        found = _SEALED.match(one.value)
+        if found is None:
+            if self.keys.plaintext:
+                return one
+            raise EncryptionError(
+                f"document {one.key!r} of collection {one.collection!r} is not encrypted, and only encrypted ones are "
+                "taken here; give the keys plaintext=True for documents from before"
+            )
+        name = found[1]
+        cipher = self._document_ciphers.get(name)
+        if cipher is None:
+            key = name.decode()
+            rows = self._documents.list_documents(DocumentQuery(KEYS_COLLECTION, keys=(key,)))
+            if not rows:
+                raise CheckpointCorrupt(
+                    f"document {one.key!r} of collection {one.collection!r} is encrypted with the data key {key!r}, "
+                    "which is not in this store"
+                )
+            cipher = self._document_ciphers[name] = self.keys.cipher(key, rows[0].value.decode())
+        value = cipher.reveal(one.value[found.end() :], "document", one.collection, one.key)
+        return msgspec.structs.replace(one, value=value)
+
     # -- rotation -----------------------------------------------------------------------------------------------------
+
+    def _rekey_documents(self) -> Rekeyed:
+        """Rewrap the data keys of documents with the current key."""
+        if optional(self.inner, OptionalStore.list_documents) is None:
+            return Rekeyed()
+        changed, left = 0, Counter[str]()
+        for one in self._documents.list_documents(DocumentQuery(KEYS_COLLECTION)):
+            wrapped = one.value.decode()
+            try:
+                if key_id(wrapped) == self.keys.current:
+                    continue
+                new = self.keys.rewrap(one.key, wrapped)
+            except EncryptionError as error:
+                left[error.key_id] += 1
+                continue
+            put = Put(KEYS_COLLECTION, one.key, new.encode(), expect=one.version)
+            (answer,) = self._documents.write_documents([[put]])
+            changed += answer.verdict is Verdict.DONE
+        return Rekeyed(changed=changed, left=dict(left))
 
     def rekey(self, after: str | None = None) -> tuple[Rekeyed, str | None]:
         """Rewrap the data keys of one page of runs with the current key. Also return where the next page begins.
@@ -277,7 +370,8 @@ class EncryptedStore:
         changed = sum(change.old != change.new for change in done)
         plain = sum(not run.data_key for run in page.runs)
         damaged = len(page.unreadable) + sum(answer.verdict is Verdict.FAILED for answer in answers)
-        return Rekeyed(len(page.runs), changed, plain, dict(left), damaged), page.next
+        done_here = Rekeyed(len(page.runs), changed, plain, dict(left), damaged)
+        return done_here if after is not None else done_here.plus(self._rekey_documents()), page.next
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +392,18 @@ class Rekeyed:
         left = dict(Counter(self.left) + Counter(other.left))
         runs, changed, plain = self.runs + other.runs, self.changed + other.changed, self.plain + other.plain
         return Rekeyed(runs, changed, plain, left, self.damaged + other.damaged)
+
+
+def is_sealed_document(value: bytes) -> bool:
+    """Whether the value of a document is a Keepstep ciphertext."""
+    return _SEALED.match(value) is not None
+
+
+def _sealed_put(put: Put, name: bytes, cipher: Cipher) -> Put:
+    if put.value is None:
+        return put
+    hidden = cipher.hide(put.value, "document", put.collection, put.key)
+    return msgspec.structs.replace(put, value=b"%b%b:%b" % (SEALED_WITH, name, hidden))
 
 
 def below(store: Store) -> Store:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from bisect import bisect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -31,8 +31,22 @@ from ..model import (
     WorkerInfo,
 )
 from ..model.gate import QUEUE, SERVICE
-from ..ports import Advance, Answer, Change, ClaimRequest, Clock, Create, Row, SystemClock, instant
-from . import claims, gates, queues, rules, services
+from ..ports import (
+    Advance,
+    Answer,
+    Change,
+    ClaimRequest,
+    Clock,
+    Create,
+    Document,
+    DocumentQuery,
+    Put,
+    Row,
+    SystemClock,
+    Written,
+    instant,
+)
+from . import claims, documents, gates, queues, rules, services
 from .transition import Head, Transition, Writes, head_of
 from .watch import Watch
 from .write_counts import Authors
@@ -97,6 +111,9 @@ class MemoryStore:
         self._gates: dict[tuple[str, str], GateInfo] = {}
         self._shares: dict[str, dict[str, Share]] = {}  # by service and worker
         self._claims_made = 0
+        self._documents: dict[
+            str, dict[str, list[documents.Stored]]
+        ] = {}  # by collection and key, oldest version first
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -481,6 +498,7 @@ class MemoryStore:
             ]
             for run in free:
                 self._forget(run)
+            self._remove_rows(lambda _, row: row.owner in free)
             self._arrivals = [arrival for arrival in self._arrivals if arrival[1] in self._runs]
             self._authors.wrote({None})
             return len(free)
@@ -488,6 +506,76 @@ class MemoryStore:
     def _forget(self, run: str) -> None:
         del self._runs[run]
         self._open.pop(run, None)
+
+    # -- documents ---------------------------------------------------------------------------------------------------
+
+    def write_documents(self, batches: Sequence[Sequence[Put]]) -> list[Written]:
+        """Write batches of documents at once."""
+        documents.check_puts(batches)
+        with self._lock:
+            kept = {name: self._kept(*name, most) for name, most in documents.wanted(batches).items()}
+            answers, changes = documents.decide(batches, kept, instant(self.clock.now()).timestamp())
+            for (collection, key), change in changes.items():
+                before = self._documents.get(collection, {}).get(key, [])
+                rows = [*([] if change.removes else before), *change.rows]
+                self._put_rows(collection, key, [row for row in rows if row.version > change.trim])
+            return answers
+
+    def _put_rows(self, collection: str, key: str, rows: list[documents.Stored]) -> None:
+        stored = self._documents.setdefault(collection, {})
+        if rows:
+            stored[key] = rows
+        else:
+            stored.pop(key, None)
+        if not stored:
+            del self._documents[collection]
+
+    def _kept(self, collection: str, key: str, most: int) -> list[documents.Kept]:
+        rows = self._documents.get(collection, {}).get(key, [])
+        return [documents.Kept(row.version, row.writer, row.at, row.expires_at) for row in rows[::-1][:most]]
+
+    def list_documents(self, query: DocumentQuery) -> list[Document]:
+        """Return one page of documents, by key."""
+        wanted = documents.wanted_keys(query)
+        now = instant(self.clock.now()).timestamp()
+        with self._lock:
+            stored = self._documents.get(query.collection, {})
+            rows = (
+                row if query.values else row._replace(value=b"")
+                for key in sorted(filter(wanted.matches, query.keys or stored), reverse=query.reverse)
+                for row in stored.get(key, [])[0 if query.all_versions else -1 :]
+                if not documents.is_expired(row.expires_at, now)
+            )
+            return documents.page(query, rows)
+
+    def list_collections(self) -> dict[str, int]:
+        """Return the collections, each with the number of its keys."""
+        with self._lock:
+            return {name: len(self._documents[name]) for name in sorted(self._documents)}
+
+    def remove_documents(self, collection: str, prefix: str = "", *, expired: bool = False, scrub: bool = False) -> int:
+        """Remove documents. Return the number of keys."""
+        now = instant(self.clock.now()).timestamp()
+
+        def goes(name: str, row: documents.Stored) -> bool:
+            if (collection or not expired) and (name != collection or not row.key.startswith(prefix)):
+                return False
+            is_orphan = row.owner is not None and row.at < now - documents.OWNER_SECONDS and row.owner not in self._runs
+            return not expired or is_orphan or documents.is_expired(row.expires_at, now)
+
+        with self._lock:
+            return self._remove_rows(goes)
+
+    def _remove_rows(self, goes: Callable[[str, documents.Stored], bool]) -> int:
+        """Remove versions, then keys and collections that have none. Return the number of keys concerned."""
+        removed = 0
+        for name, stored in list(self._documents.items()):
+            for key, rows in list(stored.items()):
+                stay = [row for row in rows if not goes(name, row)]
+                if len(stay) < len(rows):
+                    removed += 1
+                    self._put_rows(name, key, stay)
+        return removed
 
     def check(self, *, mend: bool = False) -> list[Flaw]:
         return []

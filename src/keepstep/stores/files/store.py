@@ -36,13 +36,29 @@ from ...model import (
 )
 from ...model.gate import QUEUE, SERVICE, Share
 from ...model.ids import draw, is_id
-from ...ports import Answer, Change, ClaimRequest, Clock, Create, Row, SystemClock, Verdict, WouldBlock, instant
-from .. import queues, rules, services
+from ...ports import (
+    Answer,
+    Change,
+    ClaimRequest,
+    Clock,
+    Create,
+    Document,
+    DocumentQuery,
+    Put,
+    Row,
+    SystemClock,
+    Verdict,
+    WouldBlock,
+    Written,
+    instant,
+)
+from .. import documents, queues, rules, services
 from ..claims import claim_of, leased, may_take
 from ..os_locks import abandon_in_children, local_path
 from .check import Check
 from .commit import Commits
 from .disk import Disk, Steps, finish, translating
+from .documents import FileDocuments
 from .entry import LAYOUT, Draft, Facts, run_of
 from .gates import Gates
 from .index import Index, Line, line_of, may_match, parked_place
@@ -101,6 +117,7 @@ class FilesStore:
         self._commits = Commits(self._logs, self._index, self._now)
         self._workers = Workers(f"{self._root}/workers", self._disk, self.clock, lease_seconds, self._logs.unique)
         self._gates = Gates(self._root, self._disk, tag)
+        self._documents = FileDocuments(self._root, self._disk, self._logs.unique)
         self._broken: dict[str, int] = {}
         self._claims_made = 0
         abandon_in_children(self)
@@ -153,6 +170,7 @@ class FilesStore:
             self._index.failed(batch)
             raise failures[0]
         self._index.did(batch, {None})
+        self._documents.remove_owned([*removed, *begun])
         if scrub:
             if removed or begun or not finished:
                 self._logs.empty_trash()
@@ -171,6 +189,32 @@ class FilesStore:
         """Whether the newest readable entry of a broken log names a living worker."""
         state = self._commits.remains(run)
         return state is not None and state.head.worker is not None and self._workers.is_alive(state.head.worker)
+
+    # -- documents ---------------------------------------------------------------------------------------------------
+
+    def write_documents(self, batches: Sequence[Sequence[Put]]) -> list[Written]:
+        """Write batches of documents in one transaction."""
+        self._must_be_open()
+        documents.check_puts(batches)
+        return self._documents.write(batches, self._now().timestamp())
+
+    def list_documents(self, query: DocumentQuery) -> list[Document]:
+        """Return one page of documents, by key."""
+        self._must_be_open()
+        return self._documents.read(query, self._now().timestamp())
+
+    def list_collections(self) -> dict[str, int]:
+        """Return the collections, each with the number of its keys."""
+        self._must_be_open()
+        return self._documents.collections()
+
+    def remove_documents(self, collection: str, prefix: str = "", *, expired: bool = False, scrub: bool = False) -> int:
+        """Remove documents with their files, so that `scrub` has nothing to add. Return the number of keys."""
+        self._must_be_open()
+        wanted = documents.wanted_keys(DocumentQuery(collection, prefix))
+        if not expired:
+            return self._documents.remove(collection, wanted)
+        return self._documents.remove_expired(collection, wanted, self._now().timestamp(), self._is_there)
 
     # -- leases ------------------------------------------------------------------------------------------------------
 
@@ -737,4 +781,4 @@ def _marker() -> bytes:
     return msgspec.json.format(msgspec.json.encode({"keepstep": "files", "layout": LAYOUT}), indent=2) + b"\n"
 
 
-_OURS = {"runs", "trash", "index", "workers", "aside"}
+_OURS = {"runs", "trash", "index", "workers", "aside", "documents"}

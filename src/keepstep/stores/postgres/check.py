@@ -17,7 +17,7 @@ from ..mending import MOST_FLAWS, REPEATED, Finding, findings, mended, new_head
 from ..migrations import scripts
 from .pool import PLAN_THEIRS, Address, Connection, quoted
 
-_TABLES = ("meta", "run", "head", "checkpoint", "signal", "worker")
+_TABLES = ("meta", "run", "head", "checkpoint", "signal", "worker", "document")
 _INDEX = re.compile(r"CREATE (?:UNIQUE )?INDEX (\w+)[^;]*;")
 _REPEATED = ", ".join(REPEATED)
 

@@ -33,7 +33,8 @@ _HOLDERS = (
 _NOT_OURS = (
     "SELECT c.relname, pg_get_userbyid(c.relowner) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
     " WHERE n.nspname = %s AND c.relkind = 'r' AND c.relname IN ('keepstep_head', 'keepstep_run',"
-    " 'keepstep_checkpoint', 'keepstep_signal', 'keepstep_worker') AND NOT (pg_has_role(c.relowner, 'USAGE')"
+    " 'keepstep_checkpoint', 'keepstep_signal', 'keepstep_worker', 'keepstep_document')"
+    " AND NOT (pg_has_role(c.relowner, 'USAGE')"
     " OR {granted} OR (SELECT pg_has_role(d.datdba, 'USAGE') FROM pg_database d WHERE d.datname = current_database()))"
 )
 _MAINTAIN = "has_table_privilege(c.oid, 'MAINTAIN')"
@@ -47,7 +48,7 @@ class Eraser:
 
     def __init__(self, address: Address) -> None:
         self._address = address
-        self._tables = tuple(map(address.table, ("head", "run", "checkpoint", "signal", "worker")))
+        self._tables = tuple(map(address.table, ("head", "run", "checkpoint", "signal", "worker", "document")))
         meta = address.table("meta")
         # The value distinguishes a removal from a later one of the same id: a rewrite finishes only earlier removals.
         self._mark = (

@@ -41,8 +41,22 @@ from ...model import (
     WorkerInfo,
 )
 from ...model.gate import QUEUE, SERVICE
-from ...ports import Advance, Answer, Change, ClaimRequest, Clock, Create, Row, Verdict, instant
-from .. import gates, rules
+from ...ports import (
+    Advance,
+    Answer,
+    Change,
+    ClaimRequest,
+    Clock,
+    Create,
+    Document,
+    DocumentQuery,
+    Put,
+    Row,
+    Verdict,
+    instant,
+)
+from ...ports import Written as DocumentsWritten
+from .. import documents, gates, rules
 from ..os_locks import abandon_in_children
 from ..watch import Watch, process_identity
 from ..write_counts import Authors
@@ -50,6 +64,7 @@ from .async_commit import Underway
 from .check import Inspector, raw_rows
 from .claims import Claimer
 from .commit import Batch, in_one_go, one_statement
+from .documents import Documents
 from .erase import Eraser
 from .lists import Lists
 from .liveness import WorkerSession
@@ -130,6 +145,7 @@ class PostgresStore:
         self._lists = Lists(address)
         self._gates = GateStatements(address)
         self._services = ServiceStatements(address)
+        self._documents = Documents(address)
         self._eraser = Eraser(address)
         self._locks = Locks(address)
         self._watch = Watch(self.clock, lease_seconds)
@@ -334,6 +350,44 @@ class PostgresStore:
     def check_scrub(self) -> None:
         """Raise if the server would not rewrite the tables for this role; it would only warn and continue."""
         self._pool.run(self._eraser.check_owner, again=True)
+
+    # -- documents ---------------------------------------------------------------------------------------------------
+
+    def write_documents(self, batches: Sequence[Sequence[Put]]) -> list[DocumentsWritten]:
+        """Write batches of documents in one transaction."""
+        documents.check_puts(batches)
+        now = self._now().timestamp()
+        return self._pool.run(lambda connection: self._documents.write(connection, batches, now))
+
+    def list_documents(self, query: DocumentQuery) -> list[Document]:
+        """Return one page of documents, by key."""
+        read = self._documents.get if documents.is_of_one(query) else self._documents.read
+        return self._pool.run(lambda connection: read(connection, query, self._now()), again=True)
+
+    def list_collections(self) -> dict[str, int]:
+        """Return the collections, each with the number of its keys."""
+        return self._pool.run(self._documents.collections, again=True)
+
+    def remove_documents(self, collection: str, prefix: str = "", *, expired: bool = False, scrub: bool = False) -> int:
+        """Remove documents. Return the number of keys."""
+        wanted = documents.wanted_keys(DocumentQuery(collection, prefix))
+        if expired:
+            now = self._now()
+            return self._pool.run(lambda one: self._documents.remove_expired(one, collection, wanted, now))
+        if scrub:
+            self.check_scrub()
+
+        def remove(connection: Connection) -> int:
+            with connection.transaction():
+                removed = self._documents.remove(connection, collection, wanted)
+                if scrub and removed:
+                    self._eraser.begin(connection, [f"document {collection} {prefix}"])
+                return removed
+
+        removed = self._pool.run(remove)
+        if scrub and removed:
+            self._scrub([], removed)
+        return removed
 
     # -- leases ------------------------------------------------------------------------------------------------------
 
@@ -672,5 +726,7 @@ class _Statements:
             f" AND (%s OR status IN ({finished})) RETURNING run),"
             f" runs AS (DELETE FROM {run} r USING gone g WHERE r.id = g.run),"
             f" rows AS (DELETE FROM {checkpoint} c USING gone g WHERE c.run = g.run),"
-            f" signals AS (DELETE FROM {signal} s USING gone g WHERE s.run = g.run) SELECT run FROM gone"
+            f" signals AS (DELETE FROM {signal} s USING gone g WHERE s.run = g.run),"
+            f" documents AS (DELETE FROM {address.table('document')} d USING gone g WHERE d.owner = g.run)"
+            " SELECT run FROM gone"
         )

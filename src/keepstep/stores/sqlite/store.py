@@ -36,12 +36,25 @@ from ...model import (
     WorkerInfo,
 )
 from ...model.gate import QUEUE, SERVICE
-from ...ports import Answer, Change, ClaimRequest, Clock, Row, SystemClock, instant
-from .. import gates, queues, rules, services
+from ...ports import (
+    Answer,
+    Change,
+    ClaimRequest,
+    Clock,
+    Document,
+    DocumentQuery,
+    Put,
+    Row,
+    SystemClock,
+    Written,
+    instant,
+)
+from .. import documents, gates, queues, rules, services
 from ..claims import PUT_ASIDE_SQL, claim_of, is_recovery, leased_sql, status_after
 from ..os_locks import WorkerLocks, abandon_in_children, local_path
 from ..watch import Watch
 from ..write_counts import Authors
+from . import documents as document_rows
 from . import services as here
 from .claims import Found, by_name, due_runs, has_due, in_order, next_times, orphans, sections
 from .commit import Undone, apply_changes, forget, lower_position
@@ -246,9 +259,47 @@ class SQLiteStore:
             if connection.changes():
                 removed += 1
                 forget(cursor, run)
+                document_rows.forget_owner(cursor, run)
                 if scrub:
                     cursor.execute(_MARK, (rules.erasing(run),))
         self._authors.wrote({None})
+        return removed
+
+    # -- documents ---------------------------------------------------------------------------------------------------
+
+    def write_documents(self, batches: Sequence[Sequence[Put]]) -> list[Written]:
+        """Write batches of documents in one transaction."""
+        documents.check_puts(batches)
+        return self._writer.run(lambda: document_rows.write(self._writer.cursor, batches, self._now()))
+
+    def list_documents(self, query: DocumentQuery) -> list[Document]:
+        """Return one page of documents, by key."""
+        read = document_rows.get if documents.is_of_one(query) else document_rows.read
+        return self._reader.read(lambda cursor: read(cursor, query, self._now()))
+
+    def list_collections(self) -> dict[str, int]:
+        """Return the collections, each with the number of its keys."""
+        return self._reader.read(document_rows.collections)
+
+    def remove_documents(self, collection: str, prefix: str = "", *, expired: bool = False, scrub: bool = False) -> int:
+        """Remove documents. Return the number of keys."""
+        wanted = documents.wanted_keys(DocumentQuery(collection, prefix))
+        cursor = self._writer.cursor
+
+        def remove() -> int:
+            if expired:
+                return document_rows.remove_expired(cursor, collection, wanted, self._now())
+            removed = document_rows.remove(cursor, collection, wanted)
+            if scrub and removed:
+                cursor.execute(_MARK, (rules.erasing(f"document {collection} {prefix}"),))
+            return removed
+
+        removed = self._writer.run(remove)
+        if scrub and removed:
+            size = self._reader.read(_size)
+            if size > rules.REWRITTEN_AT_ONCE:
+                raise rules.erase_unfinished(self._path, size)
+            self.rewrite()
         return removed
 
     # -- leases ------------------------------------------------------------------------------------------------------

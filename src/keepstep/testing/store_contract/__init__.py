@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 from .claiming import Claiming
+from .documents import Documenting
 from .ground import (
     ENDINGS,
     RELEASED,
@@ -59,5 +60,5 @@ __all__ = [
 ]
 
 
-class StoreContract(Writing, Waking, Claiming, Queueing, Serving, Reading, Keeping, Trimming):
+class StoreContract(Writing, Waking, Claiming, Queueing, Serving, Reading, Keeping, Trimming, Documenting):
     """Subclass it and write `make_store`; every test of each group must pass."""
