@@ -1,0 +1,12 @@
+"""LangGraph and LangChain: graphs and agents whose nodes are steps, a checkpoint saver and a store for memory."""
+
+from __future__ import annotations
+
+try:
+    import langgraph.pregel  # noqa: F401 - the extra is asked for before its parts are
+except ImportError as error:  # pragma: no cover - the tests have it
+    raise ImportError("keepstep.agents.langgraph needs LangGraph: pip install 'keepstep[langgraph]'") from error
+
+from .graph import DurableGraph, durable
+
+__all__ = ["DurableGraph", "durable"]

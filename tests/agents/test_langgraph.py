@@ -1,0 +1,430 @@
+"""Graphs and agents of LangGraph in workflows: every node, model and tool call is a step, made once."""
+
+import asyncio
+
+import pytest
+from langchain.agents import create_agent
+from langchain.agents.middleware import HumanInTheLoopMiddleware
+from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.func import entrypoint, task
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode, tools_condition
+from langgraph.types import RetryPolicy, interrupt
+
+import keepstep as ks
+from keepstep.agents.langgraph import durable
+from tests.agents.langgraph_agent import ScriptedModel, State, graph_of, tools_of
+from tests.agents.lives import live, noted
+from tests.engine.world import steps_of, until_status
+
+TWO = [[("look", {"x": "slow"}, "c1"), ("look", {"x": "b"}, "c2")], [("refund", {"eur": 5}, "c3")]]
+
+
+def texts(state):
+    return [message.content for message in state["messages"]]
+
+
+async def test_agent_has_a_step_for_each_call(world, effects):
+    agent = durable(create_agent(ScriptedModel(rounds=TWO, effects=effects), tools_of(effects), name="desk"))
+
+    @ks.workflow
+    async def chat():
+        return texts(await agent.ainvoke({"messages": [("user", "money back?")]}))
+
+    async with world.engine() as engine:
+        run = await engine.start(chat)
+        assert await run.result(30) == ["money back?", "", "<slow>", "<b>", "", "paid 5", "all is done"]
+        steps = await steps_of(run)
+        assert sorted(steps) == ["look#@c1", "look#@c2", "model#@1", "model#@3", "model#@5", "refund#@c3"]
+        assert (await run.spent()).tokens == 15
+        assert {one.agent for one in await run.checkpoints() if one.kind == "step completed"} == {"desk"}
+    assert sorted(effects) == ["look b", "look slow", "model 0", "model 1", "model answers", "refund"]
+    assert effects.index("look b") < effects.index("look slow"), "the tools did not run side by side"
+
+
+async def test_agent_outside_a_workflow_is_itself(effects):
+    plain = create_agent(ScriptedModel(rounds=TWO, effects=effects), tools_of(effects), checkpointer=InMemorySaver())
+    agent = durable(plain)
+    config = {"configurable": {"thread_id": "t"}}
+    assert texts(await agent.ainvoke({"messages": [("user", "hi")]}, config))[-1] == "all is done"
+    assert texts(agent.get_state(config).values)[-1] == "all is done"
+    assert texts(agent.invoke({"messages": [("user", "again")]}, config))[-1] == "all is done"
+    assert agent.get_graph().nodes.keys() == plain.get_graph().nodes.keys()
+
+
+async def test_approval_is_a_signal(world, effects):
+    middleware = [HumanInTheLoopMiddleware(interrupt_on={"refund": True})]
+    agent = durable(create_agent(ScriptedModel(rounds=TWO, effects=effects), tools_of(effects), middleware=middleware))
+
+    @ks.workflow
+    async def chat():
+        return texts(await agent.ainvoke({"messages": [("user", "money back?")]}))[-2:]
+
+    async with world.engine() as engine:
+        run = await engine.start(chat)
+        await until_status(run, "waiting")
+        name = "approve:HumanInTheLoopMiddleware.after_model"
+        asked = (await run.published())[name]
+        assert asked["action_requests"][0]["args"] == {"eur": 5}
+        assert "refund" not in effects
+        await run.signal(name, True)
+        assert await run.result(30) == ["paid 5", "all is done"]
+    assert effects.count("refund") == effects.count("model 1") == 1
+
+
+async def test_graph_with_fan_out_subgraph_and_interrupts(world, effects):
+    graph = durable(graph_of(effects), types=[State])
+
+    @ks.workflow
+    async def flow():
+        state = await graph.ainvoke({"rounds": 0})
+        return [state["found"], state["ok"], state["rounds"]]
+
+    async with world.engine() as engine:
+        run = await engine.start(flow)
+        for answer in (True, "yes"):
+            await until_status(run, "waiting")
+            await run.signal("approve:ask", answer)
+        found = ["<a>", "<slow>", "<c>"]  # the subgraph returns what it was given, and the reducer adds it again
+        assert await run.result(30) == [[*found, *found, "first", "second", "paid"], "yes", 2]
+        steps = await steps_of(run)
+    assert sorted(effects) == sorted(
+        ["plan", "look a", "look slow", "look c", "merge", "first", "second", "asked True yes", "pay"]
+    )
+    assert {"look#@2.0", "look#@2.1", "look#@2.2", "first#@4.inner.1", "ask#@5", "ask#@5~2", "ask#@5~3"} <= set(steps)
+
+
+async def test_interrupts_of_parallel_tools_are_answered_apart(world, effects):
+    rounds = [[("confirm", {"what": "a"}, "c1"), ("look", {"x": "b"}, "c2"), ("confirm", {"what": "c"}, "c3")]]
+    agent = durable(create_agent(ScriptedModel(rounds=rounds, effects=effects), tools_of(effects)))
+
+    @ks.workflow
+    async def chat():
+        return texts(await agent.ainvoke({"messages": [("user", "go")]}))[2:5]
+
+    async with world.engine() as engine:
+        run = await engine.start(chat)
+        await until_status(run, "waiting")
+        await run.signal("approve:c3", "no")
+        await run.signal("approve:c1", "yes")
+        assert await run.result(30) == ["yes", "<b>", "no"]
+    assert sorted(effects) == ["confirmed no", "confirmed yes", "look b", "model 0", "model answers"]
+
+
+async def test_tool_node_that_asks_repeats_no_finished_tool(world, effects):
+    """A tool node without Send runs again as a whole after an interrupt; finished calls give their results."""
+    rounds = [[("look", {"x": "a"}, "c1"), ("confirm", {"what": "b"}, "c2")]]
+    model, tools = ScriptedModel(rounds=rounds, effects=effects), tools_of(effects)
+
+    async def talk(state: MessagesState):
+        return {"messages": [await model.ainvoke(state["messages"])]}
+
+    graph = StateGraph(MessagesState).add_node("talk", talk).add_node("tools", ToolNode(tools)).add_edge(START, "talk")
+    agent = durable(graph.add_conditional_edges("talk", tools_condition).add_edge("tools", "talk").compile())
+
+    @ks.workflow
+    async def chat():
+        return texts(await agent.ainvoke({"messages": "go"}))
+
+    async with world.engine() as engine:
+        run = await engine.start(chat)
+        await until_status(run, "waiting")
+        await run.signal("approve:c2", "yes")
+        assert await run.result(30) == ["go", "", "<a>", "yes", "all is done"]
+    assert effects == ["model 0", "look a", "confirmed yes", "model answers"]
+
+
+async def test_messages_keep_their_ids_in_a_replay(world, effects):
+    async def say(state: MessagesState):
+        return {"messages": [AIMessage("hi")]}
+
+    async def trim(state: MessagesState):
+        effects.append("trim")
+        return {"messages": [RemoveMessage(id=state["messages"][0].id), RemoveMessage(id=state["messages"][1].id)]}
+
+    async def end(state: MessagesState):
+        return {"messages": ("ai", "bye")}
+
+    graph = StateGraph(MessagesState).add_sequence([say, trim, end]).add_edge(START, "say").compile()
+    agent = durable(graph)
+
+    @ks.workflow
+    async def chat():
+        return texts(await agent.ainvoke({"messages": [HumanMessage("hello")]}))
+
+    async with world.engine() as engine:
+        assert await (await engine.start(chat)).result(30) == ["bye"]
+    assert effects == ["trim"]
+
+
+async def test_stream_reaches_the_consumer_and_readers(world, effects):
+    agent = durable(create_agent(ScriptedModel(rounds=[], effects=effects), tools_of(effects)), stream=True)
+
+    @ks.workflow
+    async def chat():
+        modes = [mode async for mode, _ in agent.astream({"messages": "hi"}, stream_mode=["updates", "values"])]
+        await ks.wait_for("go")
+        return modes
+
+    async with world.engine() as engine:
+        run = await engine.start(chat)
+        await until_status(run, "waiting")
+        await run.signal("go")
+        assert await run.result(30) == ["values", "updates", "values"]
+        tokens = [event.data["value"] async for event in run.watch() if event.name == "token.emitted"]
+    assert tokens == ["all ", "is ", "done "]
+    assert effects == ["model answers"]
+
+
+async def test_entrypoint_has_a_step_for_each_task(world, effects):
+    @durable
+    @task
+    async def look(x: str) -> str:
+        effects.append(f"look {x}")
+        return f"<{x}>"
+
+    @durable
+    @task
+    def plain(x: str) -> str:
+        effects.append(f"plain {x}")
+        return x
+
+    @durable
+    @entrypoint()
+    async def agent(question: str) -> dict:
+        found = [await one for one in [look(x) for x in "aba"]]
+        ok = interrupt("pay?")
+        return {"found": found, "paid": await plain("pay") if ok else None}
+
+    @ks.workflow
+    async def flow():
+        return await agent.ainvoke("q")
+
+    async with world.engine() as engine:
+        run = await engine.start(flow)
+        await until_status(run, "waiting")
+        (name,) = await run.published()
+        await run.signal(name, True)
+        assert await run.result(30) == {"found": ["<a>", "<b>", "<a>"], "paid": "pay"}
+    assert sorted(effects) == ["look a", "look a", "look b", "plain pay"]
+
+
+async def test_retries_of_a_node_are_those_of_the_step(world, effects):
+    async def shaky(state: State):
+        effects.append("try")
+        if len(effects) < 3:
+            raise ConnectionError("not yet")
+        return {"ok": True}
+
+    policy = RetryPolicy(initial_interval=0.01, max_attempts=3, retry_on=ConnectionError)
+    graph = durable(StateGraph(State).add_node("shaky", shaky, retry_policy=policy).add_edge(START, "shaky").compile())
+
+    @ks.workflow
+    async def flow():
+        return (await graph.ainvoke({"rounds": 1}))["ok"]
+
+    async with world.engine() as engine:
+        run = await engine.start(flow)
+        assert await run.result(30) is True
+        assert await steps_of(run) == ["shaky#@1"]
+    assert effects == ["try", "try", "try"]
+
+
+async def test_failing_tool_fails_the_run_with_its_error(world, effects):
+    from langchain_core.tools import tool
+
+    @tool
+    async def broken() -> str:
+        """Break."""
+        effects.append("broken")
+        raise RuntimeError("no network")
+
+    rounds = [[("broken", {}, "c1")]]
+    agent = durable(create_agent(ScriptedModel(rounds=rounds, effects=effects), [broken]))
+
+    @ks.workflow
+    async def chat():
+        try:
+            await agent.ainvoke({"messages": "go"})
+        except ks.StepFailed as error:
+            return str(error)
+
+    async with world.engine() as engine:
+        assert "no network" in await (await engine.start(chat)).result(30)
+    assert effects == ["model 0", "broken"]
+
+
+async def test_node_that_is_no_step_calls_durable_graphs(world, effects):
+    helper = durable(create_agent(ScriptedModel(rounds=TWO[:1], effects=effects), tools_of(effects), name="helper"))
+
+    async def delegate(state: State):
+        answer = await helper.ainvoke({"messages": "look"})
+        return {"found": texts(answer)[-1:]}
+
+    graph = StateGraph(State).add_node("delegate", delegate).add_edge(START, "delegate").compile()
+    graph = durable(graph, nodes={"delegate": None})
+
+    @ks.workflow
+    async def flow():
+        return (await graph.ainvoke({"rounds": 1}))["found"]
+
+    async with world.engine() as engine:
+        run = await engine.start(flow)
+        assert await run.result(30) == ["all is done"]
+        assert "model#@1.delegate.1" in await steps_of(run)
+    assert effects.count("model 0") == 1
+
+
+@pytest.mark.one_store
+async def test_unlisted_type_is_a_clear_error(world, effects):
+    import dataclasses
+
+    @dataclasses.dataclass
+    class Hidden:
+        x: int
+
+    async def make(state: dict):
+        return {"found": [Hidden(1)]}
+
+    graph = durable(StateGraph(State).add_node("make", make).add_edge(START, "make").compile())
+
+    @ks.workflow
+    async def flow():
+        return len((await graph.ainvoke({"rounds": 1}))["found"])
+
+    async with world.engine() as engine:
+        run = await engine.start(flow)
+        with pytest.raises(ks.RunFailed, match=r"Hidden, which is not listed; add it to types="):
+            await run.result(30)
+
+
+@pytest.mark.one_store
+async def test_blocking_use_in_a_workflow_is_refused(world, effects):
+    graph = durable(graph_of(effects))
+
+    @ks.workflow
+    async def flow():
+        graph.invoke({"rounds": 0})
+
+    async with world.engine() as engine:
+        run = await engine.start(flow)
+        with pytest.raises(ks.RunFailed, match=r"use `await graph\.ainvoke"):
+            await run.result(30)
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        (lambda: durable(print), "needs a compiled graph"),
+        (lambda: durable(graph_of([]), nodes={"plam": None}), r"the nodes of the graph are plan, look"),
+        (lambda: durable(graph_of([]), node={"retries": 3}), "unknown options"),
+    ],
+)
+def test_wrong_use_is_refused(wrong, message):
+    with pytest.raises(ks.DefinitionError, match=message):
+        wrong()
+
+
+async def test_cancel_in_a_tool_ends_the_run(world, effects):
+    from langchain_core.tools import tool
+
+    started = asyncio.Event()
+
+    @tool
+    async def sleep() -> str:
+        """Sleep."""
+        started.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            effects.append("left")
+        return ""
+
+    agent = durable(create_agent(ScriptedModel(rounds=[[("sleep", {}, "c1")]], effects=effects), [sleep]))
+
+    @ks.workflow
+    async def chat():
+        await agent.ainvoke({"messages": "go"})
+
+    async with world.engine() as engine:
+        run = await engine.start(chat)
+        await started.wait()
+        await run.cancel("enough")
+        with pytest.raises(ks.RunCancelled):
+            await run.result(30)
+    assert effects == ["model 0", "left"]
+
+
+async def test_secret_in_a_tool_result_is_refused(world, effects):
+    from langchain_core.tools import tool
+
+    @tool
+    async def leak() -> str:
+        """Leak."""
+        return "sk-" + "a1B2" * 12
+
+    agent = durable(create_agent(ScriptedModel(rounds=[[("leak", {}, "c1")]], effects=effects), [leak]))
+
+    @ks.workflow
+    async def chat():
+        await agent.ainvoke({"messages": "go"})
+
+    async with world.engine(on_suspect="refuse") as engine:
+        run = await engine.start(chat)
+        with pytest.raises(ks.RunFailed, match="looks like a secret"):
+            await run.result(30)
+
+
+FIVE = [
+    [("look", {"x": "slow"}, "c1"), ("look", {"x": "b"}, "c2")],
+    [("confirm", {"what": "d"}, "c3")],
+    [("look", {"x": "e"}, "c4"), ("refund", {"eur": 5}, "c5")],
+]
+
+
+class Noted:
+    """Effects in a file, which outlives every process."""
+
+    def __init__(self, folder):
+        self.path = folder / "effects"
+
+    def append(self, effect):
+        with self.path.open("a") as file:
+            file.write(f"{effect}\n")
+
+
+def conversation(folder):
+    effects = Noted(folder)
+    agent = durable(create_agent(ScriptedModel(rounds=FIVE, effects=effects), tools_of(effects)))
+
+    @ks.workflow
+    async def kept():
+        return texts(await agent.ainvoke({"messages": [("user", "go")]}))
+
+    async def play(engine):
+        run = await engine.start(kept, run_id="r")
+        await run.signal("approve:c3", "yes", id="s1")
+        (folder / "result").write_text(repr(await run.result(60)))
+
+    return play
+
+
+def test_killed_after_any_record_no_call_repeats(tmp_path):
+    undisturbed = tmp_path / "undisturbed"
+    undisturbed.mkdir()
+    assert not live(undisturbed, conversation(undisturbed))
+    expected = noted(undisturbed)
+    assert len(expected) == 9
+    for kill_after in range(1, 40):
+        folder = tmp_path / str(kill_after)
+        folder.mkdir()
+        if not live(folder, conversation(folder), kill_after):
+            break
+        assert not live(folder, conversation(folder))
+        assert (folder / "result").read_text() == (undisturbed / "result").read_text()
+        effects = noted(folder)
+        repeated = {effect for effect in effects if effects.count(effect) > 1}
+        assert len(effects) - len(expected) == len(repeated) <= 2, "more repeats than calls that were running"
+        assert set(effects) == set(expected)
+    assert kill_after > 10
