@@ -594,6 +594,6 @@ def test_every_error_is_raised_somewhere():
         if isinstance(node, ast.Name | ast.Attribute)
     }
     by_phase = {error.__name__ for error in keepstep.errors.RECOVERY_PHASES.values()}
-    for_users = {"Permanent", "RetryAfter"}
+    for_users = {"AgentRefused", "Permanent", "RetryAfter"}
     unused = {node.name for node in classes} - used - bases - by_phase - for_users
     assert not unused, f"nothing raises {unused}: add an error with the code that raises it"

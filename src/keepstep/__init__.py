@@ -10,6 +10,8 @@ if _TYPE_CHECKING:
     from .engine.engine import Engine
     from .engine.handle import RunHandle
     from .errors import (
+        AgentRefused,
+        AgentUnavailable,
         AlreadyFinished,
         BatchFailed,
         BreakerOpen,
@@ -50,6 +52,7 @@ if _TYPE_CHECKING:
     from .kernel.deterministic import now, random, uuid
     from .kernel.doubt import Done, NotDone
     from .kernel.naming import acting, stage
+    from .kernel.perform import Team, perform
     from .kernel.publish import checkpoint, emit, patched, progress, publish, save_progress, saved_progress
     from .kernel.undo import saga, undo
     from .kernel.until import wait_until
@@ -78,6 +81,7 @@ if _TYPE_CHECKING:
     from .records.keys import Keys
     from .stores.open import register_store
     from .values import Redactor, Secret, register
+    from .workflows.agent import Agent, agent
     from .workflows.call import Call
     from .workflows.channel import Channel
     from .workflows.dag import Dag
@@ -102,6 +106,7 @@ _HOMES = {
     "kernel.naming": "acting stage",
     "kernel.deterministic": "now random uuid",
     "engine.handle": "RunHandle",
+    "kernel.perform": "Team perform",
     "kernel.publish": "checkpoint emit patched progress publish save_progress saved_progress",
     "kernel.asking": "ask broadcast",
     "kernel.budget": "spend",
@@ -111,6 +116,7 @@ _HOMES = {
     "kernel.undo": "saga undo",
     "kernel.waits": "Request sleep timeout wait_for",
     "errors": (
+        "AgentRefused AgentUnavailable "
         "AlreadyFinished BatchFailed BreakerOpen BudgetExceeded DefinitionError ExecutionError KeepstepError "
         "NotSerializable Permanent QueueFull ReplayMismatch RetryAfter RunCancelled RunConflict RunError RunFailed "
         "RunNotFound RunSetAside RunTimedOut SignalsFull StepError StepFailed StepInDoubt StepTimedOut StoreError "
@@ -124,6 +130,7 @@ _HOMES = {
     "records.keys": "Keys",
     "stores.open": "register_store",
     "values": "Redactor Secret register",
+    "workflows.agent": "Agent agent",
     "workflows.channel": "Channel",
     "workflows.dag": "Dag",
     "workflows.files.load": "load",
@@ -160,6 +167,9 @@ _PARTS = {
 }
 
 __all__ = [
+    "Agent",
+    "AgentRefused",
+    "AgentUnavailable",
     "All",
     "AlreadyFinished",
     "Amount",
@@ -226,6 +236,7 @@ __all__ = [
     "StepTimedOut",
     "StoreError",
     "StoreUnavailable",
+    "Team",
     "TimedOut",
     "Timeout",
     "Tolerate",
@@ -233,6 +244,7 @@ __all__ = [
     "WaitFailed",
     "__version__",
     "acting",
+    "agent",
     "as_completed",
     "ask",
     "attempt",
@@ -253,6 +265,7 @@ __all__ = [
     "now",
     "open",
     "patched",
+    "perform",
     "progress",
     "publish",
     "race",

@@ -6,14 +6,14 @@ KeepstepError
 │                                                 RunConflict · AlreadyFinished · TimedOut · ExecutionError
 │                                                 UnknownToken · SignalsFull · QueueFull
 ├─ StepError              catch in the workflow   StepFailed · StepTimedOut · StepInDoubt · BudgetExceeded
-│                                                 BreakerOpen · WaitFailed · BatchFailed
+│                                                 BreakerOpen · WaitFailed · BatchFailed · AgentUnavailable
 ├─ ReplayMismatch         version the workflow
 ├─ RecoveryError          read its list           LoadFailed · ValidationFailed · RebuildFailed · HandlerFailed
 │                                                 HandlerMissing · ResumeFailed
 └─ StoreError             look at storage         StoreUnavailable · StoreFull · CheckpointCorrupt · SchemaMismatch
                                                   EncryptionError · EraseUnfinished · DocumentConflict
 
-raise to steer a retry:   Permanent(...) · RetryAfter(seconds)
+raise to steer a retry:   Permanent(...) · RetryAfter(seconds) · AgentRefused(...)
 """
 
 from __future__ import annotations
@@ -194,6 +194,13 @@ class WaitFailed(StepFailed):
     """The sender of a signal, or the holder of a callback's token, reported an error; `error` is what they sent."""
 
 
+class AgentUnavailable(StepError):
+    """No agent performs the task: none that can has a living host, is healthy and has not been tried.
+
+    The message names the agents that were looked at, each with the reason.
+    """
+
+
 class BatchFailed(StepError):
     """Too many items of a `ks.map` or `ks.gather` with `ks.Tolerate` failed. `batch` has the outcome of each item."""
 
@@ -327,6 +334,10 @@ class SchemaMismatch(StoreError):
 
 class Permanent(KeepstepError):
     """Raise this in a step when another attempt cannot help."""
+
+
+class AgentRefused(KeepstepError):
+    """Raise this in the `perform` of an agent that does not take a task: the next agent is tried."""
 
 
 class RetryAfter(KeepstepError):

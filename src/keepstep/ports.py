@@ -1,4 +1,4 @@
-"""The ports: interfaces of a store, a clock, an observer, an executor, a gate and a tracer.
+"""The ports: interfaces of a store, a clock, an observer, an executor, an agent, a gate and a tracer.
 
 A store is blocking code, so each store is written once; the engine chooses the thread of every call.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -523,6 +523,22 @@ class BodyTimedOut(Exception):
         super().__init__(f"the body took longer than {seconds:g} s")
         self.seconds = seconds
         self.body = body
+
+
+class Agent(Protocol):
+    """A performer of tasks: any object with these attributes can be hosted by a worker.
+
+    It may also have `probe()`, which raises or returns False if the agent does not work, and the options of `ks.Agent`.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def capabilities(self) -> Collection[str]: ...
+
+    async def perform(self, task: Any) -> Any:
+        """Perform a task and return its result, as the code of a run. Raise `AgentRefused` to leave it to others."""
 
 
 class Admission(Enum):

@@ -47,6 +47,7 @@ ASKED = [
     ("workers", {"workers": []}),
     ("top", {"workers": [], "halted": 0, "services": []}),
     ("channels", {"channels": []}),
+    ("agents", {"agents": []}),
     ("drain --all", {"drained": [], "alive": []}),
     ("verify", {"sound": True}),
     ("repair", {}),

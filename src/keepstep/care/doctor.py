@@ -20,6 +20,7 @@ from ..kernel.keeper import newest_state
 from ..kernel.replay import Superseded
 from ..kernel.schedule import ScheduleKeeper, overdue
 from ..model import FINISHED, Kind, Run, RunQuery, Signal, Status, WorkerInfo
+from ..model.agent import agent_of
 from ..model.checkpoint import CARRIES_SIGNAL, ENDS_STEP
 from ..model.gate import QUEUE, SERVICE
 from ..model.ids import module_in
@@ -581,6 +582,16 @@ class _Doctor:
 
     # -- many runs with one reason ------------------------------------------------------------------------------------
 
+    def _unknown(self, workflow: str, runs: list[Run]) -> None:
+        """Report a workflow that no living worker knows, or an agent that none hosts."""
+        agent = agent_of(workflow)
+        code, advice = "no-worker", "start one: keepstep worker FILE.py"
+        text = f"no living worker knows workflow {workflow!r}; {_count(len(runs), 'run')} of it: {_named(runs)}"
+        if agent is not None:
+            code, advice = "agent-unhosted", "start a host: keepstep worker --agents FILE.py"
+            text = f"no living worker hosts agent {agent!r}; {_count(len(runs), 'task')} of it: {_named(runs)}"
+        self.find(Severity.WARNING, code, text, advice, runs=[run.id for run in runs])
+
     def conclude(self) -> None:
         for owner, runs in self.orphans.items():
             worker = self.workers.get(owner)
@@ -595,13 +606,7 @@ class _Doctor:
                 worker=owner,
             )
         for workflow, runs in self.unknown.items():
-            self.find(
-                Severity.WARNING,
-                "no-worker",
-                f"no living worker knows workflow {workflow!r}; {_count(len(runs), 'run')} of it: {_named(runs)}",
-                "start one: keepstep worker FILE.py",
-                runs=[run.id for run in runs],
-            )
+            self._unknown(workflow, runs)
         for (workflow, version, instead), runs in self.pinned.items():
             there = ", ".join(map(repr, instead))
             self.find(

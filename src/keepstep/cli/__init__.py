@@ -28,6 +28,7 @@ COMMANDS = {
     "schedules": ("schedules:schedules", "List and change what workers start by themselves."),
     "top": ("top:top", "Watch rates, queues, services, workers and slow steps."),
     "channels": ("channels:channels", "List and test the channels for notices."),
+    "agents": ("agents:agents", "List agents and their health; drain or probe one."),
     "list": ("inspect:list_", "List runs, newest first."),
     "show": ("inspect:show", "Show one run: status, input, result."),
     "history": ("inspect:history", "Show the timeline of a run."),

@@ -50,6 +50,29 @@ def load_workflow(target: str, *, modules: Sequence[str] = (), debug: bool = Fal
     raise errors.Refused(f"{where} defines several workflows", f"name one: {', '.join(f'{where}:{n}' for n in there)}")
 
 
+def load_agents(target: str, *, debug: bool = False) -> list[Any]:
+    """Return the agents and teams that `file.py` or `module` defines, or the one that a name after a colon names."""
+    from ..errors import DefinitionError
+    from ..kernel.perform import Team, given_agents
+    from ..workflows.agent import Agent
+
+    where, name = split(target)
+    module = load_module(where, debug=debug)
+    there = {key: value for key, value in vars(module).items() if isinstance(value, Agent | Team)}
+    if not name:
+        if not there:
+            raise errors.Refused(f"{where} defines no agent", "make one with ks.Agent(...) or @ks.agent")
+        found = given_agents(list(there.values()))
+        return list({id(one): one for one in found}.values())
+    if not hasattr(module, name):
+        known = f"there are: {', '.join(there)}" if there else "it defines no agent"
+        raise errors.Refused(f"{where} has no agent {name!r}{errors.nearest(name, there)}", known)
+    try:
+        return given_agents(getattr(module, name))
+    except DefinitionError as error:
+        raise errors.Refused(f"{name} in {where} cannot be hosted", str(error)) from None
+
+
 def is_workflow_file(target: str) -> bool:
     """Whether a target is a declarative file instead of Python."""
     return target.lower().endswith((".yaml", ".yml", ".json"))

@@ -30,8 +30,14 @@ IDLE_SECONDS = 0.5
 
 
 @command("worker")
-@click.argument("targets", nargs=-1, required=True, metavar="FILE.py|MODULE[:WORKFLOW]|FILE.yaml...")
+@click.argument("targets", nargs=-1, metavar="FILE.py|MODULE[:WORKFLOW]|FILE.yaml...")
 @MODULE
+@click.option(
+    "--agents",
+    multiple=True,
+    metavar="FILE.py|MODULE[:NAME]",
+    help="Host this agent or team, or all in the file; may be given repeatedly.",
+)
 @click.option("--queue", multiple=True, metavar="NAME", help="Drive runs of this queue only; may be given repeatedly.")
 @click.option("--max-runs", type=click.IntRange(1), default=1000, show_default=True, help="Runs driven at once.")
 @click.option(
@@ -64,6 +70,7 @@ def worker(
     *,
     targets: tuple[str, ...],
     module: tuple[str, ...],
+    agents: tuple[str, ...],
     queue: tuple[str, ...],
     max_runs: int,
     stop_seconds: float,
@@ -83,10 +90,14 @@ def worker(
     workflow has in its code or file comes first.
     """
     from ..policies import Retain
+    from .target import load_agents
 
+    if not targets and not agents:
+        raise click.UsageError("name the workflows to drive: keepstep worker FILE.py; or agents: --agents FILE.py")
+    hosted = [one for target in agents for one in load_agents(target, debug=settings.debug)]
     chosen = _chosen(targets, module, debug=settings.debug)
     options: dict[str, Any] = {"max_runs": max_runs, "workflows": chosen, "queues": queue or None}
-    options["stop_seconds"] = stop_seconds
+    options |= {"stop_seconds": stop_seconds, "agents": hosted or None}
     options["retain"] = False if keep_all else Retain(retain_days, retain_count)
     return asyncio.run(_serve(settings, options, stop_seconds, until_idle=until_idle, quiet=quiet, verbose=verbose))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..kernel.replay import Superseded, read_records
 from ..model import Kind, Outcome, Status
-from ..model.checkpoint import ANSWERS_CALL, LEAVES_STEP_OPEN, PASSES_STEP, is_timeout
+from ..model.checkpoint import ABOUT_CHILD, ANSWERS_CALL, LEAVES_STEP_OPEN, PASSES_STEP, is_timeout
 from ..model.signal import RESERVED
 from ..model.undo import is_undo
 from ..records.data import Data, data_of
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _WAITS = frozenset({"wait", "delay", "child", "approval"})
 _ENDED = {Status.FAILED: State.FAILED, Status.SET_ASIDE: State.FAILED, Status.CANCELLED: State.CANCELLED}
 #: Kinds of nodes for the records of a function's run.
-_DRAWN_AS = {Kind.TIMER: "delay", Kind.SIGNAL: "wait", Kind.CHILD: "child"}
+_DRAWN_AS = {Kind.TIMER: "delay", Kind.SIGNAL: "wait", Kind.CHILD: "child", Kind.AGENT_COMPLETED: "child"}
 
 
 class Moment(NamedTuple):
@@ -62,7 +62,7 @@ def _moment(record: Record) -> Moment:
         state = State.TIMED_OUT
     elif record.outcome == Outcome.FAILURE:
         state = None if record.retry_at is not None else State.FAILED
-    elif kind == Kind.CHILD:
+    elif kind in ABOUT_CHILD:
         if "child" not in data:  # the child's result, not its start
             state = State.COMPLETED if _went_well(record) else State.FAILED
     elif kind in ANSWERS_CALL:
@@ -215,7 +215,7 @@ class _InDag(_Progress):
         if "/" in moment.key:
             self.started.add(moment.key.partition("#")[0])
             return
-        name = moment.name.removesuffix(".result") if moment.kind == Kind.CHILD else moment.name
+        name = moment.name.removesuffix(".result") if moment.kind in ABOUT_CHILD else moment.name
         if moment.kind == Kind.DECISION and moment.choice == 0:
             name = name.removeprefix("when:")
             if name in self.kinds:
@@ -268,7 +268,7 @@ def shape_of(run: Run, happened: Iterable[Moment]) -> tuple[Shape, dict[str, Mar
     for moment in happened:
         name = moment.name.removesuffix(".result")
         if moment.state is None or not name:
-            if moment.kind in LEAVES_STEP_OPEN or moment.kind == Kind.CHILD:
+            if moment.kind in LEAVES_STEP_OPEN or moment.kind in ABOUT_CHILD:
                 tried[moment.key.removesuffix("#1")] = None
             continue
         tried.pop(moment.key.replace(".result#", "#").removesuffix("#1"), None)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ..policies.queue import Queue
     from ..records.counts import Counts
     from ..workflows.definition import Bound
+    from .blocking_agents import BlockingAgents
     from .blocking_care import BlockingCare, BlockingSchedules
     from .blocking_queues import BlockingChannels, BlockingQueues
     from .blocking_services import BlockingServices
@@ -85,6 +86,7 @@ def open(url: Any = None, *, worker: bool = True, **options: Any) -> Opening:  #
     | option | means |
     |---|---|
     | `workflows`, `queues` | the workflows and the queues that the worker drives; all by default |
+    | `agents` | the agents that the worker hosts: an agent, a team, or a list of these |
     | `max_runs` | runs driven at once; 1000 by default |
     | `max_value_bytes` | size of an input, a result or a published value at most |
     | `recovery_limit` | crashes without progress after which a run is set aside; 3 by default |
@@ -315,6 +317,7 @@ class BlockingEngine(Blocking[Engine]):
     rekey = blocking(Engine.rekey)
     workers = blocking(Engine.workers)
     drain = blocking(Engine.drain)
+    host = blocking(Engine.host)
     schedule = blocking(Engine.schedule)
 
     @property
@@ -323,6 +326,13 @@ class BlockingEngine(Blocking[Engine]):
         from .blocking_care import BlockingSchedules  # noqa: PLC0415 - rarely needed
 
         return BlockingSchedules(self, self._target.schedules)
+
+    @property
+    def agents(self) -> BlockingAgents:
+        """The agents of the store: list and get them, drain and resume one, probe one."""
+        from .blocking_agents import BlockingAgents  # noqa: PLC0415 - only with agents
+
+        return BlockingAgents(self, self._target.agents)
 
     @property
     def queues(self) -> BlockingQueues:

@@ -68,7 +68,7 @@ from .options import check_engine_options, given_queues, given_workflows
 from .outage import Outage, cut_off_after
 from .parts import Parts
 from .poll_interval import PollInterval
-from .process import Process
+from .process import NoAgents, Process
 from .queues import Queues
 from .reader import Reader
 from .services import Services
@@ -90,7 +90,10 @@ if TYPE_CHECKING:
     from ..policies.retention import Retain
     from ..records.counts import Counts
     from ..stores.encrypted import Rekeyed
+    from .agents import Agents
     from .channels import Channels
+    from .hosting import Hosted
+    from .process import ClaimingWorker
     from .schedules import Schedules
 
 P = ParamSpec("P")
@@ -118,6 +121,7 @@ LEAVE_SECONDS = 10.0
 #: Names that the reference promises. Completion shows only these; the kernel and the commands use others.
 DOCUMENTED = (
     *(
+        "agents",
         "beat",
         "broadcast",
         "care",
@@ -130,6 +134,7 @@ DOCUMENTED = (
         "fail",
         "fork",
         "get",
+        "host",
         "list",
         "queues",
         "rekey",
@@ -156,6 +161,7 @@ class Engine(Process):
         worker: bool = True,
         workflows: Iterable[Workflow[..., Any]] | None = None,
         queues: Iterable[str] | None = None,
+        agents: Any = None,
         observers: Any = None,
         tracer: Tracer | None = None,
         clock: Clock | None = None,
@@ -178,13 +184,16 @@ class Engine(Process):
     ) -> None:
         times = {"stop_seconds": stop_seconds, "linger_seconds": linger_seconds, "stall_seconds": stall_seconds}
         times |= {name: value for name, value in store_options.items() if name.endswith("_seconds")}
-        check_engine_options(max_runs, retain, times, on_suspect, worker=worker, queues=queues)
+        check_engine_options(max_runs, retain, times, on_suspect, worker=worker, queues=queues, agents=agents)
         self._url = os.environ.get(STORE_VARIABLE) or DEFAULT_URL if url is None else url
         self._store_options = store_options
         self._with_worker = worker
         self._given = given_workflows(workflows)
         self._queues = given_queues(queues)
         self._queue_limits = Queues(self)
+        self._hosts = agents
+        self.hosting = NoAgents()
+        self._agents: Agents | None = None
         self._channels: Channels | None = None
         self._documents: Documents | None = None
         self._services = Services(self)
@@ -263,13 +272,9 @@ class Engine(Process):
         definition.on_plain_call = _warn_of_lost_context
         self.idle_watch = IdleWatch(self.loop, callbacks)
         self.runner = Runner(self)
-        self.run_threads = self.parts.threads(RUN_THREADS, "keepstep-run")
-        step_threads = self.parts.threads if self.forgetting is None else self.forgetting.threads
-        self.step_threads = step_threads(STEP_THREADS, "keepstep-step")
-        self.hook_threads = self.parts.threads(ASIDE_THREADS, "keepstep-aside")
-        self.executors = {"inline": InlineExecutor(), "thread": ThreadExecutor(self.step_threads)}
-        self.executors.update(self.parts.executors)
+        self._make_threads()
         worker = Worker(self, self.max_runs, self._queues)
+        hosted = self._host(self._hosts, worker) if self._hosts else []
         self.journal = Journal(self.store, worker.id, self.idle_watch, self.clock, self.outage, readers=self.waiting)
         self._others = Reader(self, self._pace)
         self._begin_polling = self._others.begin
@@ -292,6 +297,45 @@ class Engine(Process):
         except BaseException:
             await self._shut()
             raise
+        await self._admit(hosted)
+
+    def _make_threads(self) -> None:
+        """Make the pools of threads, and the executors that use them."""
+        self.run_threads = self.parts.threads(RUN_THREADS, "keepstep-run")
+        step_threads = self.parts.threads if self.forgetting is None else self.forgetting.threads
+        self.step_threads = step_threads(STEP_THREADS, "keepstep-step")
+        self.hook_threads = self.parts.threads(ASIDE_THREADS, "keepstep-aside")
+        self.executors = {"inline": InlineExecutor(), "thread": ThreadExecutor(self.step_threads)}
+        self.executors.update(self.parts.executors)
+
+    async def _admit(self, hosted: list[Hosted]) -> None:
+        """Let the agents of a new engine take tasks, or close the engine again."""
+        try:
+            for one in hosted[:1]:
+                await one.hosting.admit(hosted)
+        except BaseException:
+            await self.close(0.0)
+            raise
+
+    def _host(self, agents: Any, worker: ClaimingWorker) -> list[Hosted]:
+        """Host agents that take no tasks yet."""
+        from ..kernel.perform import given_agents  # noqa: PLC0415 - only with agents
+        from .hosting import Hosting  # noqa: PLC0415 - only with agents
+
+        if not isinstance(self.hosting, Hosting):
+            self.hosting = Hosting(self)
+        hosted = self.hosting.add(given_agents(agents))
+        worker.host_queues(self.hosting.queues)
+        return hosted
+
+    async def host(self, agents: Any) -> None:
+        """Let the worker host `agents` from now on: an agent, a team, or a list of these."""
+        self._must_be_open()
+        if self.worker is None:
+            raise DefinitionError("an engine with worker=False cannot host agents; open one with a worker")
+        hosted = self._host(agents, self.worker)
+        if hosted:
+            await hosted[0].hosting.admit(hosted)
 
     def _rules(self) -> Rules | None:
         """Return the rules by which its worker removes finished runs; None if it removes nothing."""
@@ -632,6 +676,18 @@ class Engine(Process):
 
         self._must_be_open()
         return Schedules(self)
+
+    @property
+    def agents(self) -> Agents:
+        """The agents of the store: list and get them, drain and resume one, probe one."""
+        from .agents import Agents  # noqa: PLC0415 - only with agents
+
+        if self._agents is None:
+            self._agents = Agents(self)
+        return self._agents
+
+    async def declare_queue(self, queue: Any) -> None:
+        await self.queues.declare(queue)
 
     def is_limited(self, queue: str) -> bool:
         return self._queue_limits.is_limited(queue)

@@ -12,6 +12,7 @@ from ..history.go_on import retry_command
 from ..kernel.children import root_in
 from ..kernel.recorded_errors import own_error, recorded_error
 from ..model import ErrorInfo, Kind
+from ..model.checkpoint import ABOUT_CHILD
 from ..model.frames import add_frames, add_note
 from ..model.undo import AT_END, UNDONE, is_command, is_undo
 from ..records.record import unseal
@@ -80,7 +81,7 @@ async def _root(engine: Process, run_id: str, seq: int) -> ErrorInfo | None:
     record = await record_at(engine, run_id, seq)
     if record is None or record.error is not None:
         return None if record is None or record.error is None else record.error.info()
-    return root_in(record.raw()) if record.kind == Kind.CHILD else None
+    return root_in(record.raw()) if record.kind in ABOUT_CHILD else None
 
 
 async def _raised(engine: Process, run_id: str, values: Values) -> BaseException | None:

@@ -19,6 +19,7 @@ def check_engine_options(
     *,
     worker: bool,
     queues: Any = None,
+    agents: Any = None,
 ) -> None:
     """Refuse options with which an engine would fail later or never drive a run, and those without effect."""
     is_rule = False
@@ -26,8 +27,8 @@ def check_engine_options(
         from ..policies.retention import Retain  # noqa: PLC0415 - only with a retention rule
 
         is_rule = isinstance(retain, Retain)
-    if not worker and (is_rule or queues is not None):
-        name = "retain=" if queues is None else "queues="
+    if not worker and (is_rule or queues is not None or agents):
+        name = "agents=" if agents else "retain=" if queues is None else "queues="
         raise DefinitionError(f"{name} is for a worker and has no effect with worker=False; leave one of them out")
     if type(max_runs) is not int or max_runs < 1:
         raise DefinitionError(

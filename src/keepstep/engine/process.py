@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..errors import DefinitionError, EncryptionError, RunNotFound, SchemaMismatch
@@ -19,6 +21,7 @@ from ..stores.reading import is_newer
 from ..values import VALUES, Values
 from ..values.large import is_large, is_large_text
 from ..workflows.definition import KNOWN, Workflow
+from .heartbeat import HEARTBEAT_SHARE
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     from ..ports import Clock, Executor, Row, Send, Store, Tracer
     from ..workflows.recovery import RecoveryInfo
     from .encryption import Encryption
+    from .heartbeat import Heart
     from .journal import Journal
     from .outage import Outage
     from .parts import Parts
@@ -59,7 +63,13 @@ class ClaimingWorker(Protocol):
 
     def has_room(self) -> bool: ...
 
+    heart: Heart
+
     def serves(self, queue: str) -> bool: ...
+
+    def host_queues(self, queues: frozenset[str]) -> None: ...
+
+    def beat_once(self) -> bool: ...
 
     def is_pinned_elsewhere(self, run: Run) -> bool: ...
 
@@ -86,6 +96,35 @@ class ClaimingWorker(Protocol):
     async def put_back(self, claim: Claim, error: EncryptionError | SchemaMismatch) -> None: ...
 
     async def leave(self) -> None: ...
+
+
+class Hosting(Protocol):
+    """The agents that a process hosts, as its other parts see them."""
+
+    #: The workflows of their tasks, and those among them of which no runs are claimed now.
+    workflows: Any
+    withheld: frozenset[str]
+    #: The agents as the heartbeat shows them.
+    text: bytes
+
+    def entered(self, context: RunDriver) -> None:
+        """A task is performed here."""
+
+    def left(self, context: RunDriver) -> None:
+        """A task has ended, or was put away."""
+
+
+class NoAgents:
+    """The hosting of a process without agents."""
+
+    workflows: Any = MappingProxyType({})
+    withheld: frozenset[str] = frozenset()
+    text = b""
+
+    def entered(self, context: RunDriver) -> None:
+        """A task has no host here: the agent was removed."""
+
+    left = entered
 
 
 class Process:
@@ -124,6 +163,7 @@ class Process:
     signal_reader: Any
     waiting: Any
     shares: Any
+    hosting: Hosting
     _given: dict[str, Workflow[..., Any]] | None
     _pid: int
     _pool: ThreadPoolExecutor
@@ -133,9 +173,10 @@ class Process:
     _pace: PollInterval
 
     @property
-    def workflows(self) -> dict[str, Workflow[..., Any]]:
-        """The workflows of this engine: those given to it, or all that are decorated in the process."""
-        return KNOWN if self._given is None else self._given
+    def workflows(self) -> Mapping[str, Workflow[..., Any]]:
+        """The workflows of this engine: those given to it, or all decorated ones, and those of agents it hosts."""
+        known = KNOWN if self._given is None else self._given
+        return ChainMap(self.hosting.workflows, known) if self.hosting.workflows else known
 
     def _must_be_open(self) -> None:
         if os.getpid() != self._pid:
@@ -193,6 +234,20 @@ class Process:
         """Store the progress of a run with the next heartbeat."""
         if self.worker is not None:
             self.worker.report_progress(run_id, progress)
+
+    @property
+    def look_seconds(self) -> float:
+        """Seconds between two heartbeats, and between two looks at those of others."""
+        return self.store.lease_seconds * HEARTBEAT_SHARE
+
+    async def tell_heartbeat(self) -> None:
+        """Write the heartbeat of the worker now, with the agents that it hosts."""
+        if self.worker is not None:
+            await self.call(self.worker.beat_once)
+
+    async def declare_queue(self, queue: Any) -> None:
+        """Write a queue with its limits, which this process declares."""
+        raise NotImplementedError
 
     def is_limited(self, queue: str) -> bool:
         """Whether a queue has limits, so that its runs are not driven before a claim."""
@@ -275,6 +330,8 @@ class Process:
 
     def entered(self, context: RunDriver) -> None:
         self.live[context.id] = context
+        if context.workflow.agent is not None:
+            self.hosting.entered(context)
         self.waiting.notify(context.id)
 
     def left(self, context: RunDriver) -> None:
@@ -282,6 +339,8 @@ class Process:
         full = worker is not None and not worker.has_room()
         if self.live.get(context.id) is context:
             del self.live[context.id]
+        if context.workflow.agent is not None:
+            self.hosting.left(context)
         self.signal_reader.left(context.id)
         self.shares.left(context)
         if self.forgetting is not None:

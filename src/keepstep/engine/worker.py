@@ -20,6 +20,7 @@ from ..kernel.log import Draft
 from ..kernel.namesakes import Namesakes
 from ..kernel.progress import cut_short
 from ..model import Run, RunQuery, Status, WorkerInfo
+from ..model.agent import AGENTS
 from ..model.ids import new_id
 from ..model.keepers import KEEPER_QUEUE, is_keeper
 from ..model.lease import QUEUES
@@ -153,6 +154,11 @@ class Worker:
         """Whether a new run may be created with a lease."""
         return not self._stopping and self._room() > self._asked and self.suspects.may_begin_others()
 
+    def host_queues(self, queues: frozenset[str]) -> None:
+        """Serve the queues of hosted agents, too."""
+        if self.queues is not None:
+            self.queues |= queues
+
     def serves(self, queue: str) -> bool:
         """Whether this worker drives runs of a queue."""
         return self.queues is None or queue in self.queues
@@ -188,6 +194,7 @@ class Worker:
             ),
             progress={
                 **({} if self.queues is None else {QUEUES: msgspec.json.encode(sorted(self.queues))}),
+                **({AGENTS: self.engine.hosting.text} if self.engine.hosting.text else {}),
                 COUNTS: self.engine.journal.counter.text(self.engine.clock.boot()[1]),
                 **{run: text for run, one in dict(self.progress).items() if (text := one.text())},
             },
@@ -386,7 +393,7 @@ class Worker:
             return False
         request = ClaimRequest(
             self.id,
-            self.keepers.names.union(self.engine.workflows),
+            self.keepers.names.union(self.engine.workflows) - self.engine.hosting.withheld,
             limit=min(room, CLAIM_LIMIT),
             versions=self._pins(),
             queues=None if self.queues is None else self.queues | {KEEPER_QUEUE},
@@ -449,7 +456,7 @@ class Worker:
             run = None if child in engine.live else await engine.call(engine.store.get_run, child)
             if run is None or run.status.finished or run.workflow not in engine.workflows:
                 continue
-            if not self.serves(run.queue):
+            if not self.serves(run.queue) or run.workflow in engine.hosting.withheld:
                 continue
             if run.worker is None and (run.due_at is None or run.due_at.timestamp() > engine.clock.now()):
                 continue

@@ -16,6 +16,7 @@ from ..kernel.call_states import in_doubt
 from ..kernel.replay import read_records
 from ..kernel.undo_records import UndoRecords, counting
 from ..model import FINISHED, Kind, Outcome, RunQuery, Signal, Status, WorkerInfo
+from ..model.agent import agent_of
 from ..model.checkpoint import ABOUT_UNDO, ENDS_STEP
 from ..model.ids import new_id
 from ..model.keepers import is_keeper, notice_of
@@ -58,7 +59,7 @@ async def cancel_now(host: CommandHost, run_id: str, reason: str, actor: str) ->
     why = host.redaction.redact(reason)
     data = new_data(RunFinishedData, actor=actor, reason=why, before=run.status.value, act="cancel")
     record = Record(run_id, Kind.RUN_FINISHED.value, outcome=Outcome.CANCELLED.value, trigger="manual", data=data)
-    record.worker, record.started_at = claim.lease.worker, run.created_at
+    record.worker, record.started_at, record.agent = claim.lease.worker, run.created_at, agent_of(run.workflow)
     async with hand_back_on_error(host, claim):
         doubts, not_undone = await _left(host, run)
         record.error = in_doubt(doubts) if doubts else None

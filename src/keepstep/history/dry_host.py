@@ -65,6 +65,7 @@ class DryHost:
     forgetting = None
     tracer = None
     shares: Any = None  # no attempt is made
+    agents: Any = None  # no task is given to an agent
     executors: Mapping[str, Executor] = MappingProxyType({})  # none, because no body runs
     fresh_until = math.inf
     linger_seconds = LINGER_SECONDS

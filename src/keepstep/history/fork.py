@@ -18,7 +18,7 @@ from ..kernel.replay import Entry, check_kept
 from ..kernel.steering import DEADLINE
 from ..kernel.undo_records import Outline
 from ..model import Kind, Run, Signal, Status
-from ..model.checkpoint import ABOUT_UNDO, EDITABLE, ENDS_RUN, ENDS_STEP, MOVES_GRAPH
+from ..model.checkpoint import ABOUT_CHILD, ABOUT_UNDO, EDITABLE, ENDS_RUN, ENDS_STEP, MOVES_GRAPH
 from ..model.ids import child_id, new_run_id
 from ..model.series import SERIES
 from ..model.signal import CANCEL, CHILD, RESERVED
@@ -283,7 +283,9 @@ class _Copy:
         begun = [entry for entry in history.entries.values() if entry.child and not entry.cancelled]
         if not begun:
             return
-        delivered = {entry.digest for entry in history.entries.values() if entry.kind == Kind.CHILD and not entry.child}
+        delivered = {
+            entry.digest for entry in history.entries.values() if entry.kind in ABOUT_CHILD and not entry.child
+        }
         for entry in begun:
             name = f"{CHILD}{entry.key}"
             if entry.child in delivered:
@@ -404,7 +406,7 @@ class _Copy:
             return
         data = VALUES.for_values(value).encode(value, f"edited result of {record.step!r}")
         self.host.redaction.check(data, record.step, "edited result of")
-        if record.kind == Kind.CHILD:
+        if record.kind in ABOUT_CHILD:
             word = msgspec.json.decode(record.raw())
             data = msgspec.json.encode({"status": "completed", "child": word["child"], "value": msgspec.Raw(data)})
         elif record.kind == Kind.STEP_FAILED:

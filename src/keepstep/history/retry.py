@@ -22,7 +22,7 @@ from ..kernel.graph.position import generation_in
 from ..kernel.replay import Superseded, as_ended, read_records
 from ..kernel.steering import DEADLINE
 from ..model import Kind, Outcome, Status
-from ..model.checkpoint import ANSWERS_CALL, BY_CODE, ENDS_RUN, SAID_IN_STEP, is_timeout
+from ..model.checkpoint import ABOUT_CHILD, ANSWERS_CALL, BY_CODE, ENDS_RUN, SAID_IN_STEP, is_timeout
 from ..model.run import handed_over
 from ..model.signal import CANCEL
 from ..model.undo import AT_END, is_command, waits_for_answer
@@ -220,8 +220,8 @@ async def _sort_children(
     delivered would fail the run again. Children of a fork's original are not touched: the fork starts its own. A child
     whose id the code chose cannot be started again.
     """
-    delivered = {one.digest for one in kept if one.kind == Kind.CHILD and not _started(one)}
-    failures = {one.digest for one in left if one.kind == Kind.CHILD and not _started(one)}
+    delivered = {one.digest for one in kept if one.kind in ABOUT_CHILD and not _started(one)}
+    failures = {one.digest for one in left if one.kind in ABOUT_CHILD and not _started(one)}
     waited = {one.digest for one in left if not _started(one)}
     ended_names: dict[Status | None, set[str]] = {None: failures, Status.CANCELLED: waited}
     cancelled = {_target(one) for one in left if data_of(one, Data).get("signal_name") == CANCEL}
@@ -263,7 +263,7 @@ def _is_final(record: Record) -> bool:
 
 def _is_success(record: Record) -> bool:
     """Whether an outcome would be the same without the failure; an expired timeout would not."""
-    if record.kind == Kind.CHILD and not _started(record):
+    if record.kind in ABOUT_CHILD and not _started(record):
         return _status_in(record) == Status.COMPLETED
     if record.kind == Kind.TIMER and is_timeout(record.step):
         return False

@@ -29,6 +29,7 @@ from ..workflows.call import Call
 from ..workflows.schema import as_written
 from .call_states import ASKED, CANCELLED, DONE, NEW, PATIENCE, Detached, in_doubt
 from .failure_point import mark_interrupted, mark_outcome, mark_raised
+from .naming import names_of_workflow
 from .plain_code import in_thread
 from .recorded_errors import recorded_error
 from .strands import interrupted, left, spawn_in
@@ -80,7 +81,7 @@ class Branch:
             self.scope, self.hooks, self.records_input = "", run.step_hooks, run.workflow.record_input
             self.guard, self.rules = run.guard, run.workflow.rules
             self.saga: Saga | None = None
-            self.names: Names | None = None
+            self.names: Names | None = names_of_workflow(run.workflow)
         else:
             self.scope, self.hooks, self.records_input = around.scope, around.hooks, around.records_input
             self.guard, self.rules, self.saga, self.names = around.guard, around.rules, around.saga, around.names

@@ -308,6 +308,9 @@ class ChildResult(SignalWait):
 
     __slots__ = ("child", "stale")
 
+    #: The kind of its record.
+    kind = Kind.CHILD
+
     def __init__(self, branch: Branch, child: ChildRun[Any]) -> None:
         self.child = child
         self.stale: float = 0  # signals up to this number are about an end that no longer counts
@@ -380,7 +383,7 @@ class ChildResult(SignalWait):
         child = self.child
         if child._workflow.undo is not None and _says(word, Status.COMPLETED):  # noqa: SLF001
             data = {**(data or {}), "undo": True, "input": child._input.decode()}  # noqa: SLF001
-        self.run.append(self.record(Kind.CHILD, word, data=data), self)
+        self.run.append(self.record(self.kind, word, data=data), self)
 
     def decode(self, record: Record) -> Any:
         return self.take_in(record, self.read(record))

@@ -39,6 +39,7 @@ from .graph.position import Position, facts
 from .inbox import Inbox, Wait
 from .ledger import Spent
 from .log import Draft, fulfil
+from .naming import names_of_workflow
 from .replay import History
 from .saved import StepsProgress
 from .stop import DETACHED, FINISHING, SETTLING, Stop
@@ -899,7 +900,7 @@ class RunDriver:
     def names_of(self, key: str) -> Names | None:
         """Return the agent and the stage that the code has named for a step under way."""
         body = self.bodies.get(key)
-        return None if body is None else body.names
+        return names_of_workflow(self.workflow) if body is None else body.names
 
     def doubted(self, *keys: str) -> None:
         """Note that a cancel has left these at-most-once steps in doubt."""

@@ -234,6 +234,7 @@ class Ending:
         for signal in context.inbox.arrived():
             context.append(signal_record(context, signal))
         record = Record(context.id, Kind.RUN_FINISHED.value, worker=context.worker)
+        record.agent = context.workflow.agent
         record.started_at = context.run.created_at
         record.finished_at = context.time()
         creates: list[Create] = []

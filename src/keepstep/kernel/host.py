@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextvars import Context
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..model import Claim, Event, Run, Signal
     from ..model.event import EventName
     from ..model.notices import Topic
+    from ..policies.assignment import Score
     from ..policies.classify import Rule
     from ..policies.recovery import Recovery, RecoveryLimit
     from ..ports import Answer, Change, Clock, Create, Executor, Row, Send, Tracer
@@ -195,6 +196,33 @@ class Shares(Protocol):
     def of(self, service: str) -> ServiceShare: ...
 
 
+class Assignment(NamedTuple):
+    """The agent that gets a task, or None, and the scores of all agents that were looked at."""
+
+    agent: str | None
+    version: str
+    scores: Sequence[Score]
+
+
+class Registry(Protocol):
+    """The agents of a store, as a run sees them that gives them tasks."""
+
+    @property
+    def look_seconds(self) -> float:
+        """Seconds between two heartbeats of a host."""
+
+    async def assign(
+        self, needs: Sequence[str], team: Sequence[str] | None, tried: Collection[str], least: float
+    ) -> Assignment:
+        """Choose an agent for a task: one of the team, if that is given."""
+
+    async def look_after(self, task: str, agent: str, late: str, *, asked: bool) -> bool:
+        """Cancel a task whose agent can no longer perform it, or that is `late`, for that reason.
+
+        Return whether the agent was asked to stop: nobody else may end the task while the agent's host lives.
+        """
+
+
 class StoredRuns(Protocol):
     """Reads runs of the store, beside the loop where that may take time."""
 
@@ -288,6 +316,9 @@ class Host(StoredRuns, Notices, Protocol):
 
     @property
     def redaction(self) -> Redaction: ...
+
+    @property
+    def agents(self) -> Registry: ...
 
     @property
     def events(self) -> Events: ...

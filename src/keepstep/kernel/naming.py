@@ -10,6 +10,7 @@ from ..ports import CURRENT
 
 if TYPE_CHECKING:
     from ..records.record import Record
+    from ..workflows.definition import Workflow
 
 
 class Names(NamedTuple):
@@ -21,6 +22,11 @@ class Names(NamedTuple):
     def put_on(self, record: Record) -> None:
         """Write the names into a record."""
         record.agent, record.stage = self
+
+
+def names_of_workflow(workflow: Workflow[..., Any]) -> Names | None:
+    """Return the names for all records of a workflow's runs: the agent whose tasks they are."""
+    return None if workflow.agent is None else Names(workflow.agent)
 
 
 #: The names that a step's body has given. The code of a workflow keeps its own in the branch, which its tasks inherit.

@@ -109,4 +109,6 @@ class Runner:
         """The first record of a run."""
         data = new_data(RunStartedData, workflow=workflow.name, version=workflow.version, **definition_of(workflow))
         data["exact_time"] = data["nests"] = data["typed"] = True
-        return Record(run, Kind.RUN_STARTED.value, worker=worker, finished_at=at, data=data)
+        first = Record(run, Kind.RUN_STARTED.value, worker=worker, finished_at=at, data=data)
+        first.agent = workflow.agent
+        return first

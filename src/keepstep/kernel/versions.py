@@ -12,6 +12,7 @@ import msgspec
 
 from ..errors import StoreError
 from ..model import Kind
+from ..model.checkpoint import ABOUT_CHILD
 from ..model.signal import RESERVED
 from ..ports import Advance, Send, Verdict
 from ..records.data import Data, DefinitionData, RunStartedData, SupersededData, data_of, new_data
@@ -167,7 +168,7 @@ def _recorded(context: RunDriver) -> Iterable[str]:
         first = entry.key.partition("/")[0]
         if not first.startswith(RESERVED) and "#" in first:
             name = first.partition("#")[0]
-            waited = entry.cancelled or (entry.kind == Kind.CHILD and not entry.child)  # a wait for a child's result
+            waited = entry.cancelled or (entry.kind in ABOUT_CHILD and not entry.child)  # a wait for a child's result
             names.setdefault(name.removesuffix(".result") if waited else name)
     return names
 
@@ -287,7 +288,7 @@ def _renames(context: RunDriver, answer: Any) -> dict[str, str]:
         entry = entries.get(old)
         if entry is None and old not in context.tried and old not in context.marks:
             raise KeyError(f"the run has not recorded {old!r}; it has {', '.join(entries) or 'nothing'}")
-        if entry is not None and (entry.kind == Kind.CHILD or entry.child):
+        if entry is not None and (entry.kind in ABOUT_CHILD or entry.child):
             raise ValueError(f"{old!r} belongs to a child run, which sends its outcome under that name")
         if old.rpartition("/")[0] != new.rpartition("/")[0] or "#" not in new.rpartition("/")[2]:
             raise ValueError(

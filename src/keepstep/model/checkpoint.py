@@ -24,6 +24,8 @@ class Kind(StrEnum):
     TIMER = "timer"
     SIGNAL = "signal received"
     CHILD = "child"
+    AGENT_STARTED = "agent started"
+    AGENT_COMPLETED = "agent completed"
     DECISION = "decision"
     PATCH = "patch"
     PUBLISHED = "published"
@@ -82,6 +84,8 @@ class Trait(Flag):
     FOLLOWED = auto()
     #: Ends a run, or sets it aside.
     ENDS_RUN = auto()
+    #: Holds the start or the outcome of a child.
+    ABOUT_CHILD = auto()
     #: May tell what can be undone, or what was.
     ABOUT_UNDO = auto()
     #: Describes by itself how its worker claimed the run.
@@ -92,6 +96,15 @@ class Trait(Flag):
 
 _A_STEP_ENDS = Trait.ANSWERS_CALL | Trait.BY_CODE | Trait.ENDS_STEP | Trait.ABOUT_UNDO
 _A_WAIT_ENDS = Trait.ANSWERS_CALL | Trait.BY_CODE | Trait.DONE_AGAIN | Trait.ONLY_FOR_REPLAY
+_A_CHILD = (
+    _A_WAIT_ENDS
+    | Trait.ABOUT_CHILD
+    | Trait.DID_WORK
+    | Trait.EDITABLE
+    | Trait.CARRIES_SIGNAL
+    | Trait.CODE_READ_SIGNAL
+    | Trait.ABOUT_UNDO
+)
 
 #: Traits of each kind. A new kind needs a row here, besides the code that writes and reads it.
 TRAITS: Mapping[Kind, Trait] = {
@@ -120,12 +133,9 @@ TRAITS: Mapping[Kind, Trait] = {
     Kind.WAIT_STARTED: Trait.BY_CODE | Trait.ONLY_FOR_REPLAY | Trait.NO_PROGRESS | Trait.NO_STEP,
     Kind.TIMER: _A_WAIT_ENDS,
     Kind.SIGNAL: _A_WAIT_ENDS | Trait.EDITABLE | Trait.CARRIES_SIGNAL | Trait.CODE_READ_SIGNAL,
-    Kind.CHILD: _A_WAIT_ENDS
-    | Trait.DID_WORK
-    | Trait.EDITABLE
-    | Trait.CARRIES_SIGNAL
-    | Trait.CODE_READ_SIGNAL
-    | Trait.ABOUT_UNDO,
+    Kind.CHILD: _A_CHILD,
+    Kind.AGENT_STARTED: _A_WAIT_ENDS,
+    Kind.AGENT_COMPLETED: _A_CHILD,
     Kind.DECISION: Trait.BY_CODE | Trait.NOTE | Trait.MOVES_GRAPH | Trait.ONLY_FOR_REPLAY,
     Kind.PATCH: Trait.BY_CODE | Trait.ONLY_FOR_REPLAY,
     Kind.PUBLISHED: Trait.BY_CODE | Trait.NOTE | Trait.SAID_IN_STEP | Trait.NO_PROGRESS | Trait.FOLLOWED,
@@ -170,6 +180,7 @@ CARRIES_SIGNAL = _kinds(Trait.CARRIES_SIGNAL)
 CODE_READ_SIGNAL = _kinds(Trait.CODE_READ_SIGNAL)
 FOLLOWED = _kinds(Trait.FOLLOWED)
 ENDS_RUN = _kinds(Trait.ENDS_RUN)
+ABOUT_CHILD = _kinds(Trait.ABOUT_CHILD)
 ABOUT_UNDO = _kinds(Trait.ABOUT_UNDO)
 SAYS_CLAIM = _kinds(Trait.SAYS_CLAIM)
 IS_MOVE = _kinds(Trait.IS_MOVE)

@@ -37,6 +37,9 @@ class Event:
 
 #: Every event name: a subject, a dot, and what happened to it, in lower case with underscores.
 EventName = Literal[
+    "agent.completed",
+    "agent.health",
+    "agent.started",
     "barrier.passed",
     "breaker.closed",
     "breaker.half_open",
@@ -93,6 +96,7 @@ Level = Literal["INFO", "WARNING", "ERROR"]
 FIELDS: Mapping[str, str] = {
     "again_seconds": "After how many seconds the step is asked again.",
     "error": "The type and the message of an error.",
+    "health": "The health of the agent: `healthy`, `degraded`, `unhealthy` or `offline`.",
     "hook": "The qualified name of the hook.",
     "kind": "The kind of budget: `seconds`, `steps`, `cost` or `tokens`.",
     "limit": "What the budget allows of it.",
@@ -101,6 +105,7 @@ FIELDS: Mapping[str, str] = {
     "outcome": "`success`, `failure` or `cancelled`.",
     "reason": "Why the run was set aside.",
     "retry_at": "When the step is attempted again, in ISO 8601.",
+    "score": "The score of the agent's health, from 0 to 100.",
     "service": "The name of the service.",
     "share": "The part of the budget that is used, from 0 to 1.",
     "started": "The id of the run that was started.",
@@ -160,6 +165,11 @@ EVENTS: Mapping[EventName, EventSpec] = {
     "signal.received": EventSpec("A wait got its signal, or the run was cancelled, paused or resumed.", _RECORD),
     "child.started": EventSpec("The run started a child.", _RECORD),
     "child.ended": EventSpec("The run got the result of a child.", _RECORD),
+    "agent.started": EventSpec("The run has chosen an agent for a task; the record holds all scores.", _RECORD),
+    "agent.completed": EventSpec("The task of an agent has ended, in whatever way.", _RECORD),
+    "agent.health": EventSpec(
+        "The health of an agent on this host has changed. No run and no record has it.", ("health", "score"), "WARNING"
+    ),
     "barrier.passed": EventSpec("A checkpoint or the branches of a graph's step are durable.", _RECORD),
     "decision.recorded": EventSpec("It is recorded which part of a race won, or which step is next.", _RECORD),
     "edge.taken": EventSpec("A graph goes on from this step; the record of the choice is durable.", ("next",)),
@@ -201,6 +211,8 @@ _OF_KIND: Mapping[Kind, EventName] = {
     Kind.TIMER: "timer.fired",
     Kind.SIGNAL: "signal.received",
     Kind.CHILD: "child.ended",
+    Kind.AGENT_STARTED: "agent.started",
+    Kind.AGENT_COMPLETED: "agent.completed",
     Kind.DECISION: "decision.recorded",
     Kind.PATCH: "patch.recorded",
     Kind.PUBLISHED: "value.published",

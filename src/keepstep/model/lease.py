@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from .agent import AGENTS, HostedAgent, agents_in
 from .gate import AtService
 from .keepers import KEEPER_QUEUE
 from .run import Run, Status
@@ -92,6 +93,11 @@ class WorkerInfo:
             return tuple(map(str, loads(self.progress[QUEUES])))
         except (ValueError, TypeError):
             return None
+
+    @property
+    def agents(self) -> tuple[HostedAgent, ...]:
+        """The agents that it hosts."""
+        return agents_in(self.progress.get(AGENTS))
 
     def serves(self, queue: str) -> bool:
         """Whether it drives runs of this queue."""

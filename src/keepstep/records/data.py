@@ -310,6 +310,7 @@ SHAPES: Mapping[Kind, Callable[..., object]] = {
     Kind.BARRIER: BarrierData,
     Kind.SIGNAL: SignalData,
     Kind.CHILD: ChildData,
+    Kind.AGENT_COMPLETED: ChildData,
     Kind.DECISION: DecisionData,
     Kind.PATCH: PatchData,
     Kind.PUBLISHED: PublishedData,

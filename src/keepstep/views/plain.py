@@ -1,4 +1,4 @@
-"""Plain data of runs, records, workers and gates, for programs: the JSON of the command line and of the HTTP API."""
+"""Plain data of runs, records, workers, agents and gates, for programs: the JSON of commands and of the HTTP API."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from ..records.progress import report_in
 from ..values import VALUES
 
 if TYPE_CHECKING:
+    from ..engine.agents import AgentInfo
     from ..engine.channels import ChannelInfo
     from ..engine.queues import QueueInfo
     from ..engine.schedules import ScheduleInfo
     from ..engine.services import ServiceInfo
     from ..history.audit import AuditEntry, Incarnation
     from ..model import GateChange, WorkerInfo
+    from ..model.agent import AgentHost
     from ..records.counts import Counts
     from ..workflows.recovery import RecoveryInfo
     from .aside import AsideRun
@@ -173,6 +175,7 @@ def worker_data(worker: WorkerInfo) -> dict[str, Any]:
         "leases": worker.leases,
         "workflows": list(worker.known),
         "queues": None if worker.queues is None else list(worker.queues),
+        "agents": [one.name for one in worker.agents],
         "started_at": iso(worker.started_at),
         "renewed_at": iso(worker.renewed_at),
         "drain_at": iso(worker.drain_at),
@@ -405,4 +408,44 @@ def channel_data(channel: ChannelInfo) -> dict[str, object]:
         "undelivered": channel.undelivered,
         "failures": channel.failures,
         "failed": list(channel.failed),
+    }
+
+
+def agent_data(info: AgentInfo) -> dict[str, Any]:
+    """Return an agent with its health and its hosts."""
+    return {
+        "agent": info.name,
+        "status": info.status,
+        "health": {"score": info.health.score, "status": info.health.status, "parts": dict(info.health.parts)},
+        "capabilities": list(info.capabilities),
+        "tasks": info.tasks,
+        "waiting": info.waiting,
+        "places": info.places,
+        "completed": info.completed,
+        "failed": info.failed,
+        "last_seen_at": iso(info.last_seen_at),
+        "hosts": [_agent_host_data(one) for one in info.hosts],
+    }
+
+
+def _agent_host_data(host: AgentHost) -> dict[str, Any]:
+    agent, record = host.agent, host.agent.record
+    return {
+        "worker": host.worker,
+        "host": host.machine,
+        "pid": host.pid,
+        "alive": host.alive,
+        "draining": host.is_draining,
+        "refused_by": agent.refused_by or None,
+        "last_seen_at": iso(host.last_seen_at),
+        "version": agent.version,
+        "max_tasks": agent.max_tasks,
+        "replicas": agent.replicas,
+        "tasks": agent.tasks,
+        "results": record.results,
+        "success_rate": record.success_rate,
+        "mean_seconds": record.mean_seconds,
+        "failures_in_a_row": record.failures_in_a_row,
+        "probed_at": None if record.probed_at is None else iso(datetime.fromtimestamp(record.probed_at, UTC)),
+        "probe_error": record.probe_error or None,
     }

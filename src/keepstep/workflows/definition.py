@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 from ..checks import MOST_SPENT, check_key, check_name, check_number, check_seconds
 from ..errors import DefinitionError, DuplicateName
+from ..model.agent import agent_of
 from ..model.keepers import is_reserved
 from ..policies import Budget, Durability, Recovery, Retry, Timeout, checked_rules
 from ..policies.budget import Amount
@@ -323,6 +324,8 @@ class Workflow(Generic[P, R]):
     carries_state = False
     #: Whether it is part of Keepstep, so that its name may be a reserved one.
     is_built_in = False
+    #: The agent whose tasks its runs are; every record of such a run carries the name.
+    agent: str | None = None
 
     def __init__(
         self,
@@ -348,7 +351,7 @@ class Workflow(Generic[P, R]):
             raise DefinitionError(f"a workflow must be a function, not {type(fn).__name__}")
         self.fn = fn
         self.name = check_name(name or fn.__name__.strip("<>"), "workflow")
-        if is_reserved(self.name) and not self.is_built_in:
+        if (is_reserved(self.name) or agent_of(self.name) is not None) and not self.is_built_in:
             raise DefinitionError(f"workflow name {self.name!r} is refused: names that begin so are Keepstep's own")
         self.version = str(version)
         if on_change not in ("fail", "compatible", "pin"):

@@ -103,6 +103,8 @@ _IN_WORDS = {
     Kind.TIMER: "the end of {}",
     Kind.SIGNAL: "the receipt of {}",
     Kind.CHILD: "the start of child {}",
+    Kind.AGENT_STARTED: "the choice of an agent for {}",
+    Kind.AGENT_COMPLETED: "the outcome of {}",
     Kind.DECISION: "the decision of {}",
     Kind.PATCH: "the note of a patch",
     Kind.PUBLISHED: "what it publishes",
