@@ -51,6 +51,7 @@ if _TYPE_CHECKING:
     from .kernel.context import attempt, idempotency_key, in_step, in_workflow, log, replaying, run_id
     from .kernel.deterministic import now, random, uuid
     from .kernel.doubt import Done, NotDone
+    from .kernel.messages import Topic
     from .kernel.naming import acting, stage
     from .kernel.perform import Team, perform
     from .kernel.publish import checkpoint, emit, patched, progress, publish, save_progress, saved_progress
@@ -103,6 +104,7 @@ _HOMES = {
     "engine.engine": "Engine",
     "kernel.composing": "branch",
     "kernel.context": "attempt idempotency_key in_step in_workflow log replaying run_id",
+    "kernel.messages": "Topic",
     "kernel.naming": "acting stage",
     "kernel.deterministic": "now random uuid",
     "engine.handle": "RunHandle",
@@ -240,6 +242,7 @@ __all__ = [
     "TimedOut",
     "Timeout",
     "Tolerate",
+    "Topic",
     "UnknownToken",
     "WaitFailed",
     "__version__",

@@ -132,7 +132,7 @@ def waits_in_words(waits: Iterable[Wait], now: datetime | None = None) -> str:
     return " or ".join(_wait_in_words(wait, now) for wait in waits)
 
 
-def _wait_in_words(wait: Wait, now: datetime) -> str:
+def _wait_in_words(wait: Wait, now: datetime) -> str:  # noqa: C901 - one case after the other
     ahead = duration((wait.until - now).total_seconds()) if wait.until is not None else ""
     match wait.kind:
         case WaitKind.RETRY | WaitKind.RESUME:
@@ -152,8 +152,18 @@ def _wait_in_words(wait: Wait, now: datetime) -> str:
             return f"{wait.name} ({wait.why})" if wait.why else wait.name
         case WaitKind.BREAKPOINT:
             return f"a person at the breakpoint {wait.name}: keepstep resume"
+        case WaitKind.REPLY | WaitKind.MESSAGE | WaitKind.ROOM:
+            return _message_in_words(wait)
         case WaitKind.TIME:
             return f"{ahead} to pass"
+
+
+def _message_in_words(wait: Wait) -> str:
+    if wait.kind is WaitKind.REPLY:  # the id of a question ends with the call that asks, and a number
+        return f"the reply to {step_name(wait.name.rpartition(':')[0].rpartition(':ask:')[2])}"
+    if wait.kind is WaitKind.MESSAGE:
+        return f"a message of topic {wait.name}"
+    return f"room in topic {wait.name}: keepstep topics show {wait.name}"
 
 
 def _worker_in_words(wait: Wait, ahead: str) -> str:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .blocking_care import BlockingCare, BlockingSchedules
     from .blocking_queues import BlockingChannels, BlockingQueues
     from .blocking_services import BlockingServices
+    from .blocking_topics import BlockingTopics
     from .documents import BlockingDocuments
 
 P = ParamSpec("P")
@@ -311,6 +312,7 @@ class BlockingEngine(Blocking[Engine]):
     beat = blocking(Engine.beat)
     signal = blocking(Engine.signal)
     broadcast = blocking(Engine.broadcast)
+    publish = blocking(Engine.publish)
     retry = blocking(Engine.retry)
     skip = blocking(Engine.skip)
     rewind = blocking(Engine.rewind)
@@ -357,6 +359,13 @@ class BlockingEngine(Blocking[Engine]):
     def documents(self) -> BlockingDocuments:
         """The documents of the store: versioned bytes under keys of collections, beside the runs."""
         return self._target.documents.blocking
+
+    @property
+    def topics(self) -> BlockingTopics:
+        """The topics of the store: publish, list, get, and the newest messages."""
+        from .blocking_topics import BlockingTopics  # noqa: PLC0415 - rarely needed
+
+        return BlockingTopics(self, self._target.topics)
 
     @property
     def services(self) -> BlockingServices:

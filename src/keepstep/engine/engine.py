@@ -95,6 +95,7 @@ if TYPE_CHECKING:
     from .hosting import Hosted
     from .process import ClaimingWorker
     from .schedules import Schedules
+    from .topics import Topics
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -136,6 +137,7 @@ DOCUMENTED = (
         "get",
         "host",
         "list",
+        "publish",
         "queues",
         "rekey",
         "retry",
@@ -146,6 +148,7 @@ DOCUMENTED = (
         "signal",
         "skip",
         "start",
+        "topics",
         "workers",
     ),
 )
@@ -689,6 +692,14 @@ class Engine(Process):
     async def declare_queue(self, queue: Any) -> None:
         await self.queues.declare(queue)
 
+    @property
+    def topics(self) -> Topics:
+        """The topics of the store: publish, list, get, and the newest messages."""
+        from .topics import Topics  # noqa: PLC0415 - only with a topic
+
+        self._must_be_open()
+        return Topics(self)
+
     def is_limited(self, queue: str) -> bool:
         return self._queue_limits.is_limited(queue)
 
@@ -722,6 +733,10 @@ class Engine(Process):
             if isinstance(outcome, BaseException) and not isinstance(outcome, AlreadyFinished | RunNotFound):
                 raise outcome
         return [one for one, outcome in zip(targets, sent, strict=True) if outcome is None]
+
+    async def publish(self, topic: str, *values: Any, timeout: float | timedelta | None = None) -> None:  # noqa: ASYNC109
+        """Publish messages to a `topic`, by name; at most 200. While it is full, wait, or raise `TimedOut`."""
+        await self.topics.publish(topic, *values, timeout=timeout)
 
     async def complete(self, token: str, value: Any = True) -> None:
         """End the wait of a `ks.callback` with a value.

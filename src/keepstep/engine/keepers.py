@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DefinitionError, StoreError
 from ..model import FINISHED
-from ..model.keepers import channel_name, channel_workflow, declared_schedule, served
+from ..model.keepers import TOPIC_WORKFLOW, channel_name, channel_workflow, declared_schedule, served, topic_name
 from ..ports import instant
 from ..workflows.channel import CHANNELS
 from ..workflows.definition import check_scheduled
@@ -26,6 +26,8 @@ LOOK_SECONDS = 15.0
 FIRST_LOOK_SECONDS = 2.0
 #: Seconds for which the keeper of a removed schedule stays readable.
 KEPT_SECONDS = 86_400.0
+#: Workflows of the keepers that every worker claims, because no code declares them.
+_FOR_ALL = (TOPIC_WORKFLOW,)
 
 
 class Keepers:
@@ -42,9 +44,9 @@ class Keepers:
 
     @property
     def names(self) -> frozenset[str]:
-        """The workflows of the keepers to claim: of what the code declares, and of added schedules that it serves."""
+        """The workflows of the keepers to claim: topics, what the code declares, and added schedules that it serves."""
         declared = (declared_schedule(one.name) for one in self._scheduled())
-        return self._added.union(declared, map(channel_workflow, CHANNELS))
+        return self._added.union(_FOR_ALL, declared, map(channel_workflow, CHANNELS))
 
     def _scheduled(self) -> list[Workflow[..., Any]]:
         return [one for one in tuple(self._engine.workflows.values()) if getattr(one, "schedule", None) is not None]
@@ -143,6 +145,10 @@ def _kept(run_id: str) -> Kept:
         from ..kernel.channel import ChannelKeeper  # noqa: PLC0415 - only with a channel
 
         return ChannelKeeper(CHANNELS[name].gather_seconds)
+    if topic_name(run_id) is not None:
+        from ..kernel.topic import TopicKeeper  # noqa: PLC0415 - only with a topic
+
+        return TopicKeeper()
     from ..kernel.schedule import ScheduleKeeper  # noqa: PLC0415 - only with a schedule
 
     return ScheduleKeeper()

@@ -72,6 +72,8 @@ class ChannelKeeper:
     """Answers for one channel. The process that drives it gives the time for which notices are gathered."""
 
     version = 1
+    payload = Any
+    follows = False
 
     def __init__(self, gather_seconds: float) -> None:
         self._gather = timedelta(seconds=gather_seconds)

@@ -26,7 +26,7 @@ from ..model.event import STATUS_EVENTS
 from ..model.ids import module_in, seed_in
 from ..model.keepers import TELLS, notice_of
 from ..model.series import SERIES, first_of, names_in_word, successor_id
-from ..model.signal import CHILD, RESERVED
+from ..model.signal import CHILD, MESSAGES, RESERVED
 from ..model.undo import AT_END, UNDO, UNDONE, is_command
 from ..ports import CURRENT, Answer, Create, Send, Verdict
 from ..records.data import RunFinishedData, data_of, new_data
@@ -368,8 +368,8 @@ class Ending:
         creates.append(context.host.encryption.born(successor))
         record.data = new_data(RunFinishedData, continued_as=successor.id)
         record.value = msgspec.Raw(b"null")
-        # without outcomes of children
-        unread = [signal for signal in context.inbox if not signal.name.startswith(RESERVED)]
+        # with the messages of topics, and without outcomes of children
+        unread = [one for one in context.inbox if not one.name.startswith(RESERVED) or one.name.startswith(MESSAGES)]
         sends.extend(Send(replace(signal, run=successor.id, seq=0)) for signal in unread)
 
     @staticmethod

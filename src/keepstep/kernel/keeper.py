@@ -36,6 +36,8 @@ log = logging.getLogger("keepstep")
 
 #: Signals that a keeper reads for one commit.
 MOST_SIGNALS = 100
+#: Bytes of their payloads from which on the rest waits for the next commit. A single larger one is read by itself.
+MOST_BYTES = 1_000_000
 #: Records and read signals that stay when older ones are removed, together with all of the last hour.
 KEPT_RECORDS = 1000
 KEPT_SPAN = timedelta(hours=1)
@@ -89,7 +91,8 @@ class Start:
 class Reaction:
     """The answer of a keeper. `wake_at` None waits for a signal. With `more`, it is asked again at once.
 
-    With `gathers`, only the time and commands of people wake it, and signals wait unread until then.
+    With `gathers`, only the time and commands of people wake it, and signals wait unread until then. `unread` counts
+    signals that it has read and still has to do with: a sender that asks for `room` finds them unread.
     """
 
     state: Any
@@ -100,6 +103,7 @@ class Reaction:
     end: Status | None = None
     more: bool = False
     gathers: bool = False
+    unread: int = 0
     events: list[tuple[EventName, dict[str, Any]]] = field(default_factory=list)
 
 
@@ -108,6 +112,10 @@ class Kept(Protocol):
 
     #: Version of its state. Every Keepstep reads all older ones.
     version: int
+    #: The type of a signal's payload. Any other payload is given as None.
+    payload: Any
+    #: Whether its signals follow a run that was continued. Its runs that have ended are then `ended` without a look.
+    follows: bool
 
     def begin(self, given: Any, at: datetime) -> Any:
         """Return the first state from the input of the run."""
@@ -208,6 +216,8 @@ class Keeper:
         self._signals_read = 0
         self._latest = claim.run.created_at
         self._marks = (_Mark(self._latest), _Mark(self._latest))
+        #: The runs that get the signals to runs which have ended: those that continue them, or none.
+        self._routes: dict[str, str | None] = {}
 
     async def load(self) -> None:
         """Read the newest state."""
@@ -237,21 +247,25 @@ class Keeper:
         for place, signal in enumerate(signals, self._signals_read + 1):
             if signal.seq != place:
                 raise CheckpointCorrupt(f"run {run.id!r}: its signal {place} is missing: {signal.seq} follows")
-        messages = [_message(signal, run.created_at) for signal in signals]
+        page, signals = signals, _within(signals)
+        messages = [_message(signal, run.created_at, self._kept.payload) for signal in signals]
         ends = {one: end for one in self._kept.watched(self._state) if (end := await self._end_of(one)) is not None}
-        failed = frozenset(one for one, end in ends.items() if end is not Status.COMPLETED)
         unread = signals[-1].seq if signals else self._signals_read
         taken: frozenset[str] = frozenset()
-        may_release = len(signals) < MOST_SIGNALS
+        may_release = len(page) < MOST_SIGNALS and len(page) == len(signals)
+        self._routes.clear()
         while True:
             now = instant(host.clock.now())
             state = msgspec.json.decode(_encode(self._state), type=type(self._state))  # `react` may change its copy
+            failed = frozenset(one for one, end in ends.items() if end is not Status.COMPLETED)
             reaction = self._kept.react(state, Moment(now, messages, frozenset(ends), taken, failed))
             release = (may_release and not reaction.more) or reaction.end is not None
             change = self._change(reaction, now, unread, release=release)
             answer = await host.journal.write(change)
             if answer.verdict is Verdict.CONFLICT and answer.about not in taken:
                 taken |= {answer.about}
+            elif answer.verdict in (Verdict.FINISHED, Verdict.NOT_FOUND) and answer.about not in self._routes:
+                ends |= await self._follow([answer.about, *(send.signal.run for send in change.sends)])
             elif answer.verdict is Verdict.MISSED:
                 may_release = False  # it is written without being put away, so that more signals cannot delay it
                 if reaction.end is not None:
@@ -259,6 +273,26 @@ class Keeper:
             else:
                 break
         return self._answered(reaction, change, answer, unread, now)
+
+    async def _follow(self, runs: Sequence[str]) -> dict[str, Status]:
+        """Find the runs that continue those that have ended. Return how the others have ended."""
+        ends: dict[str, Status] = {}
+        for one in dict.fromkeys(runs):
+            if one in self._routes:
+                continue
+            newest = await self._host.newest_of_series(one)
+            if newest is None or newest.status in FINISHED:
+                self._routes[one], ends[one] = None, Status.COMPLETED if newest is None else newest.status
+            elif newest.id != one:
+                self._routes[one] = newest.id
+        return ends
+
+    def _routed(self, run: str) -> str | None:
+        """Return the run that gets the signals to a run; None if there is none."""
+        to: str | None = run
+        while to in self._routes:
+            to = self._routes[to]
+        return to
 
     def _answered(self, reaction: Reaction, change: Advance, answer: Answer, signals_read: int, now: datetime) -> bool:
         host, run = self._host, self._run
@@ -311,7 +345,7 @@ class Keeper:
                 change.progress = False
                 return change
         self._latest = max(self._latest, now)
-        change.signals_read = signals_read
+        change.signals_read = signals_read - reaction.unread
         if self._latest - self._marks[1].at >= KEPT_SPAN:
             self._marks = (self._marks[1], _Mark(self._latest, self._seq, signals_read))
         held = _Held(self._kept.version, msgspec.Raw(_encode(reaction.state)), signals_read, self._marks)
@@ -325,8 +359,9 @@ class Keeper:
         change.rows, change.checksum = self._sealed(records)
         change.creates = [self._create(start) for start in reaction.starts]
         change.sends = [
-            Send(self._signal(to, name, payload, number), optional=True)
+            Send(self._signal(one, name, payload, number), optional=not self._kept.follows)
             for number, (to, name, payload) in enumerate(reaction.sends)
+            if (one := self._routed(to)) is not None
         ]
         self._trim(change)
         return change
@@ -455,9 +490,21 @@ def birth(
     return create
 
 
-def _message(signal: Signal, created_at: datetime) -> Message:
+def _within(signals: Sequence[Signal]) -> Sequence[Signal]:
+    """Return the first signals, up to the size that one commit may have."""
+    size = 0
+    for place, signal in enumerate(signals):
+        size += len(signal.payload)
+        if size > MOST_BYTES and place:
+            return signals[:place]
+    return signals
+
+
+def _message(signal: Signal, created_at: datetime, kind: Any) -> Message:
     try:
-        payload = msgspec.json.decode(signal.payload)
+        payload = msgspec.json.decode(signal.payload, type=kind)
+    except msgspec.ValidationError:
+        payload = None
     except msgspec.MsgspecError as error:
         raise CheckpointCorrupt(f"run {signal.run!r}: its signal {signal.seq} is not JSON: {error}") from None
     return Message(signal.name, payload, signal.sender, signal.sent_at or created_at)

@@ -129,6 +129,8 @@ class ScheduleKeeper:
     """Answers for one schedule: a tick is one commit, with the tick and the run that it starts."""
 
     version = 1
+    payload = Any
+    follows = False
 
     def begin(self, given: Any, at: datetime) -> ScheduleState:
         """Return the first state, which is the declaration."""

@@ -22,6 +22,9 @@ SCHEDULED_BY = "ks:schedule"
 
 _SCHEDULE = f"{KEEPER_ID}schedule:"
 _CHANNEL = f"{KEEPER_ID}channel:"
+_TOPIC = f"{KEEPER_ID}topic:"
+#: The workflow of the keepers of all topics, which every worker claims.
+TOPIC_WORKFLOW = f"{KEEPER_WORKFLOW}topic"
 _DECLARED = f"{KEEPER_WORKFLOW}schedule:"
 _ADDED = f"{KEEPER_WORKFLOW}added:"
 
@@ -72,6 +75,16 @@ def channel_workflow(name: str) -> str:
 def delivery_workflow(name: str) -> str:
     """Return the workflow of the runs that deliver the notices of a channel."""
     return f"{KEEPER_WORKFLOW}deliver:{name}"
+
+
+def topic_id(name: str) -> str:
+    """Return the id of the keeper of a topic."""
+    return f"{_TOPIC}{name}"
+
+
+def topic_name(run_id: str) -> str | None:
+    """Return the name of the topic that a keeper keeps; None for another run."""
+    return run_id.removeprefix(_TOPIC) if run_id.startswith(_TOPIC) else None
 
 
 def declared_schedule(name: str) -> str:

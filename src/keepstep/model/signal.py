@@ -16,6 +16,9 @@ GO = "ks:go:"
 CHILD = "ks:child:"
 #: Prefix of the reply to a question of a run. The id of the question follows, which names the asking call.
 REPLY = "ks:reply:"
+#: Prefixes of the signals of a topic, whose name follows: its messages, and the notice that it has room for more.
+MESSAGES = "ks:messages:"
+ROOM = "ks:room:"
 #: Prefix of a heartbeat for the wait for a signal. It wakes no parked run: the run looks for it when its time is over.
 BEAT = "ks:beat:"
 #: Signals that wake a run before its start delay has passed, so that a cancel takes effect at once.

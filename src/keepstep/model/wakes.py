@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .signal import AT_SERVICE, BLOCKED, CHILD, GO, RESERVED, RESOLVE, stop_at
+from .signal import AT_SERVICE, BLOCKED, CHILD, GO, MESSAGES, REPLY, RESERVED, RESOLVE, ROOM, stop_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,8 @@ class Wakes:
 
     `signals` are names of signals, `children` keys of calls that started a child, `in_doubt` and `not_ready` keys of
     steps, and `breakpoints` are as in `before pay#1`. `services` are names of services, each with the reason of the
-    wait.
+    wait. `replies` are ids of questions, `messages` and `rooms` names of topics: for the next message, or until there
+    is room for one.
     """
 
     signals: tuple[str, ...] = ()
@@ -23,6 +24,9 @@ class Wakes:
     not_ready: tuple[str, ...] = ()
     breakpoints: tuple[str, ...] = ()
     services: tuple[tuple[str, str], ...] = ()
+    replies: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()
+    rooms: tuple[str, ...] = ()
 
 
 def sorted_wakes(names: Iterable[str]) -> Wakes:
@@ -35,6 +39,9 @@ def sorted_wakes(names: Iterable[str]) -> Wakes:
         not_ready=_after(BLOCKED, names),
         breakpoints=tuple(stop_at(name) for name in names if name.startswith(GO)),
         services=tuple((name, why) for why, _, name in (one.partition(":") for one in _after(AT_SERVICE, names))),
+        replies=_after(REPLY, names),
+        messages=_after(MESSAGES, names),
+        rooms=_after(ROOM, names),
     )
 
 
