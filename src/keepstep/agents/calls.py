@@ -115,10 +115,15 @@ class CallSteps:
         *,
         arguments: Any = None,
         agent: str | None = None,
+        record: bool = True,
     ) -> AsyncGenerator[Any, None]:
         """Call a tool that streams, as `stream` calls a model."""
-        step = self._tools.get(name, self._tool)
-        return _relay(lambda sending: self.tool(name, call_id, sending, arguments=arguments, agent=agent), body, step)
+        step = self._tools.get(name, self._tool) if record else None
+
+        def start(sending: Callable[[], Awaitable[Any]]) -> Coroutine[Any, Any, Any]:
+            return self.tool(name, call_id, sending, arguments=arguments, agent=agent, record=record)
+
+        return _relay(start, body, step)
 
     async def tool(
         self,
@@ -128,12 +133,14 @@ class CallSteps:
         *,
         arguments: Any = None,
         agent: str | None = None,
+        record: bool = True,
     ) -> Any:
         """Call a tool, and return what `body` returned, as it is read from the record.
 
-        The model's `call_id` identifies the call; without one, its arguments do. A replay compares the arguments.
+        The model's `call_id` identifies the call; without one, its arguments do. A replay compares the arguments. With
+        `record=False`, for a tool that is a durable agent, the call is not a step, as with None in `tools`.
         """
-        step = self._tools.get(name, self._tool)
+        step = self._tools.get(name, self._tool) if record else None
         if not in_workflow():
             return await body()
         if step is None:
