@@ -9,6 +9,7 @@ if _TYPE_CHECKING:
     from .engine.blocking import open, run  # noqa: A004 - the words users know: ks.open, ks.run
     from .engine.engine import Engine
     from .engine.handle import RunHandle
+    from .engine.memory import Memory, MemoryEntry
     from .errors import (
         AgentRefused,
         AgentUnavailable,
@@ -109,6 +110,7 @@ _HOMES = {
     "kernel.deterministic": "now random uuid",
     "engine.handle": "RunHandle",
     "kernel.perform": "Team perform",
+    "engine.memory": "Memory MemoryEntry",
     "kernel.publish": "checkpoint emit patched progress publish save_progress saved_progress",
     "kernel.asking": "ask broadcast",
     "kernel.budget": "spend",
@@ -200,6 +202,8 @@ __all__ = [
     "Hooks",
     "KeepstepError",
     "Keys",
+    "Memory",
+    "MemoryEntry",
     "MigrationInfo",
     "NotDone",
     "NotSerializable",

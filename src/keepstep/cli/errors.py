@@ -17,6 +17,7 @@ import click
 from ..errors import (
     AlreadyFinished,
     DefinitionError,
+    DocumentConflict,
     EncryptionError,
     EraseUnfinished,
     ExecutionError,
@@ -82,6 +83,7 @@ _CODES: tuple[tuple[type[KeepstepError], int], ...] = (
     (RunFailed, FAILED),
     (RecoveryError, FAILED),
     (EraseUnfinished, UNFINISHED),
+    (DocumentConflict, CONFLICT),
     (StoreError, STORE),
     (DefinitionError, USAGE),
 )

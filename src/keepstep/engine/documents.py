@@ -249,13 +249,13 @@ class BlockingDocuments:
     """The documents of a store for blocking code, on any thread."""
 
     def __init__(self, documents: Documents) -> None:
-        self._documents = documents
+        self.documents = documents
         self._store: Any = documents.store
 
     def write(self, *puts: Put) -> Written:
         """Write several documents, all or nothing. A conflict is an answer, not an error."""
-        self._documents.check(puts)
-        return self._documents._group.write(puts)  # noqa: SLF001 - its own kind
+        self.documents.check(puts)
+        return self.documents._group.write(puts)  # noqa: SLF001 - its own kind
 
     def put(self, collection: str, key: str, value: bytes | None, **options: Any) -> int:
         """Write one document and return its version, as `Documents.put`."""

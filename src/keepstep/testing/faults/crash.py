@@ -30,7 +30,20 @@ from ...model import (
     Signal,
     WorkerInfo,
 )
-from ...ports import Advance, Answer, Change, ClaimRequest, Clock, Row, Store, Verdict
+from ...ports import (
+    Advance,
+    Answer,
+    Change,
+    ClaimRequest,
+    Clock,
+    Document,
+    DocumentQuery,
+    Put,
+    Row,
+    Store,
+    Verdict,
+    Written,
+)
 from ...records.record import unseal
 from ...stores.files.store import FilesStore
 from ...stores.memory import MemoryStore
@@ -179,12 +192,42 @@ class CrashingStore:
             self._after("gate")
             return gate
 
+    def write_documents(self, batches: Sequence[Sequence[Put]]) -> list[Written]:
+        with self._lock:
+            self._check()
+            self._before("documents")
+            written: list[Written] = self._documents.write_documents(batches)
+            self._after("documents")
+            return written
+
+    def remove_documents(self, collection: str, prefix: str = "", *, expired: bool = False, scrub: bool = False) -> int:
+        with self._lock:
+            self._check()
+            self._before("documents")
+            removed: int = self._documents.remove_documents(collection, prefix, expired=expired, scrub=scrub)
+            self._after("documents")
+            return removed
+
+    @property
+    def _documents(self) -> Any:
+        return self.inner
+
     def pass_gates(self, worker: str, asks: Sequence[Ask]) -> list[Grant]:
         with self._lock:
             self._check()
             return self.inner.pass_gates(worker, asks)
 
     # -- reads -------------------------------------------------------------------------------------------------------
+
+    def list_documents(self, query: DocumentQuery) -> list[Document]:
+        self._check()
+        found: list[Document] = self._documents.list_documents(query)
+        return found
+
+    def list_collections(self) -> dict[str, int]:
+        self._check()
+        found: dict[str, int] = self._documents.list_collections()
+        return found
 
     def list_gates(self, kind: str) -> list[GateInfo]:
         self._check()
