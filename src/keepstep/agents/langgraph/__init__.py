@@ -8,5 +8,8 @@ except ImportError as error:  # pragma: no cover - the tests have it
     raise ImportError("keepstep.agents.langgraph needs LangGraph: pip install 'keepstep[langgraph]'") from error
 
 from .graph import DurableGraph, durable
+from .saver import KeepstepSaver
+from .threads import ThreadMoved
+from .turns import in_turn
 
-__all__ = ["DurableGraph", "durable"]
+__all__ = ["DurableGraph", "KeepstepSaver", "ThreadMoved", "durable", "in_turn"]
