@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 
 from keepstep.kernel.stop import ALLOWED, DELIVERED, DETACHED, NEXT_PHASES, Order, Phase, Stop, Wish
@@ -34,16 +35,19 @@ def faults_of(stop: Stop) -> list[str]:
 
 def watch() -> None:
     """Look at every move of every run from now on."""
-    derive = Stop._moved
     before: dict[int, tuple[Stop, Phase]] = {}  # the runs themselves, too, so that no other gets the id of one
 
-    def moved(self: Stop) -> None:
-        derive(self)
-        WRONG.extend(faults_of(self))
-        _, old = before.pop(id(self), (self, Phase.DRIVING))
-        if old is not self.phase and self.phase not in NEXT_PHASES[old]:
-            WRONG.append(f"a run went from {old.name} to {self.phase.name}")
-        if self.phase is not DETACHED:
-            before[id(self)] = (self, self.phase)
+    def watched(move: Callable[[Stop], None]) -> Callable[[Stop], None]:
+        def moved(self: Stop) -> None:
+            move(self)
+            WRONG.extend(faults_of(self))
+            _, old = before.pop(id(self), (self, Phase.DRIVING))
+            if old is not self.phase and self.phase not in NEXT_PHASES[old]:
+                WRONG.append(f"a run went from {old.name} to {self.phase.name}")
+            if self.phase is not DETACHED:
+                before[id(self)] = (self, self.phase)
 
-    Stop._moved = moved  # type: ignore[method-assign]
+        return moved
+
+    Stop._moved = watched(Stop._moved)  # type: ignore[method-assign]
+    Stop._phase_moved = watched(Stop._phase_moved)  # type: ignore[method-assign]

@@ -520,7 +520,7 @@ class Engine(Process):
             await self.queues.declare(declared)
         await self.queues.admit(options.queue)
         payload = None
-        if is_large(args) or is_large(kwargs):
+        if (args and is_large(args)) or (kwargs and is_large(kwargs)):
             workflow.check_arguments(args, kwargs)
             payload = await self.off_loop(self.redaction.input_of, workflow, args, kwargs)
         create = new_run(self, workflow, args, kwargs, options, payload=payload)

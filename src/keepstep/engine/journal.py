@@ -360,11 +360,14 @@ class Journal:
             change.within = _sealed_within(change, run, drafts[-1], special["within"])
             return change
         records = [draft.record for draft in drafts if draft.record is not None]
-        if records and all(record.kind in NO_PROGRESS and not proves_progress(record) for record in records):
+        shown = [record for record in records if record.kind not in NO_PROGRESS or proves_progress(record)]
+        if records and not shown:
             change.progress = False
         elif len(drafts) > 1 and records:  # the records before a move may show progress, although the move does not
             change.progress = True
-        size = _large_bytes(change) + sum(map(_stored_bytes, drafts))
+        size = sum(map(_stored_bytes, drafts))
+        if change.creates or change.sends:
+            size += _large_bytes(change)
         if size:
             batch.weigh(size)
             batch.unsealed[len(batch.changes)] = partial(_seal_into, change, run, drafts)
@@ -569,9 +572,9 @@ def _count(counter: Counter, drafts: list[Draft], status: Status | None) -> None
             counter.counts.failures += 1
         else:
             continue
-        started_at, finished_at = record.started_at, record.finished_at
-        if started_at is not None and finished_at is not None and finished_at - started_at >= _SLOW:
-            counter.slow_step(record.step, (finished_at - started_at).total_seconds())
+        started_at = record.started_at
+        if started_at is not None and record.finished_at - started_at >= _SLOW:  # type: ignore[operator]
+            counter.slow_step(record.step, (record.finished_at - started_at).total_seconds())  # type: ignore[operator]
 
 
 def _until_special(pending: list[Draft]) -> tuple[list[Draft], list[Draft]]:

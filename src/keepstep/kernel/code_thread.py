@@ -76,3 +76,7 @@ class CodeThreads:
         self.ready.clear()
         for code in list(self._codes.values()):
             code.leave()
+
+
+#: The threads of a run that has none. They are never changed.
+NO_THREADS = CodeThreads()

@@ -35,6 +35,8 @@ U = TypeVar("U")
 #: Default number of parallel steps in threads. Threads are expensive, tasks are cheap.
 MAX_THREAD_STEPS = 16
 MAX_ASYNC_STEPS = 100
+#: Types of parts that begin nothing by themselves.
+_STEPS = frozenset((StepCall,))
 
 
 class Group(Outcomes):
@@ -76,7 +78,7 @@ class Group(Outcomes):
 
     async def _left(self) -> None:
         """Wait until the code of cancelled parts has cleaned up."""
-        if self.run.nests:
+        if self.tasks_begun and self.run.nests:
             leaving = [part for part in self.begun if isinstance(part, asyncio.Future) and not part.done()]
             if leaving:
                 await asyncio.wait(leaving)
@@ -100,7 +102,7 @@ class Group(Outcomes):
         self.filling = False
 
     def _begin(self, index: int, part: Any) -> None:
-        if isinstance(part, DurableCall):
+        if type(part) is StepCall or isinstance(part, DurableCall):  # the second check is slow
             self.begun[index] = part
             if part.state in (DONE, CANCELLED):
                 self._call_ended(index, part)
@@ -159,7 +161,7 @@ class Group(Outcomes):
     def _withdraw(self) -> None:
         self.over = True
         for part in self.begun:
-            if isinstance(part, DurableCall):
+            if type(part) is StepCall or isinstance(part, DurableCall):
                 if part.state == ASKED:
                     part.cancel()
             elif part is not None and not part.done():
@@ -227,7 +229,7 @@ def gather(
         if concurrency is None and wait is None and not collect:
             return _plainly(_plain_gather(parts, return_exceptions))
         return _plainly(_plain_batch([*parts], limits, return_exceptions=return_exceptions))
-    listed = begun_later(scope.run, parts)
+    listed = [*parts] if _STEPS.issuperset({type(part) for part in parts}) else begun_later(scope.run, parts)
     if concurrency is not None:  # a part that begins later needs its number now
         group = scope.child().path
         listed = [_numbered(scope, group, *pair) for pair in enumerate(listed)]

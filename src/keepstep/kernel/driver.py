@@ -33,7 +33,7 @@ from ..values import large
 from .call_states import ASKED, PATIENCE, Body, Call, Detached
 from .child_runs import ChildRuns
 from .code_place import code_traceback
-from .code_thread import Code, CodeThreads
+from .code_thread import NO_THREADS, Code, CodeThreads
 from .generators import close_generator
 from .graph.position import Position, facts
 from .inbox import Inbox, Wait
@@ -108,8 +108,8 @@ class RunDriver:
         self.tasks: dict[asyncio.Task[Any], BaseException | None] = {}
         self.bodies: dict[str, Body] = {}  # steps under way, by key
         self.performing = 0
-        self.generators: WeakKeyDictionary[AsyncGeneratorType[Any, Any], Context] = WeakKeyDictionary()
-        self.thread = CodeThreads()
+        self.generators: WeakKeyDictionary[AsyncGeneratorType[Any, Any], Context] | None = None  # made for the first
+        self.thread = NO_THREADS
         self.moves = 0
         # replay and delivery
         self.history: History | None = None
@@ -433,10 +433,10 @@ class RunDriver:
             self.isolated = False
             self.host.progressed(self)
         for draft in drafts:
-            if self.carries_state and draft.record is not None:
-                self.inbox.recorded(draft.record)
             if draft.call is not None:
                 self.arrived.append(draft)
+        if self.carries_state:
+            self.inbox.all_recorded(draft.record for draft in drafts)
         for draft in drafts:  # after the loop above: a callback may append a buffered record, which must arrive last
             if draft.then is not None:
                 draft.then(answer)
@@ -824,18 +824,15 @@ class RunDriver:
         self.pending = []
         self.arrived.clear()
         self.idle_watch.forget(self)
-        for timer in (*self.timers.values(), *(wait.timer for wait in self.waits.values())):
-            if timer is not None:
-                timer.cancel()
-        self.waits.clear()
-        for task in (*(call.task for call in self.bodies.values()), *self.tasks):
-            if task is not None:
-                task.cancel()
+        if self.timers or self.waits or self.bodies or self.tasks:
+            self._cancel_all()
         if isinstance(self.main, asyncio.Task):
             self.main.cancel()
-        self._close_generators()
+        if self.generators is not None:
+            self._close_generators(self.generators)
         self.main = None
-        self.thread.left()
+        if self.thread is not NO_THREADS:
+            self.thread.left()
         self.held.clear()
         self.asked.clear()
         self.history = None
@@ -844,10 +841,20 @@ class RunDriver:
             if not future.done():
                 future.set_result(None)
 
-    def _close_generators(self) -> None:
+    def _cancel_all(self) -> None:
+        """Cancel the timers, the steps under way and the tasks of the code."""
+        for timer in (*self.timers.values(), *(wait.timer for wait in self.waits.values())):
+            if timer is not None:
+                timer.cancel()
+        self.waits.clear()
+        for task in (*(call.task for call in self.bodies.values()), *self.tasks):
+            if task is not None:
+                task.cancel()
+
+    def _close_generators(self, generators: WeakKeyDictionary[AsyncGeneratorType[Any, Any], Context]) -> None:
         """Close open async generators in the context of the run. Garbage collection would run them without one."""
         code = [task for task in (self.main, *self.tasks) if task is not None and not task.done()]
-        for generator, context in list(self.generators.items()):
+        for generator, context in list(generators.items()):
             if generator.ag_frame is not None:
                 self.host.beside(close_generator(generator, code), context)
 
@@ -917,6 +924,8 @@ class RunDriver:
 
     def follow_generator(self, generator: AsyncGeneratorType[Any, Any]) -> None:
         """Keep track of an async generator of the code, to close it when the run is detached."""
+        if self.generators is None:
+            self.generators = WeakKeyDictionary()
         self.generators[generator] = copy_context()
 
     def end_waits_for(self, hook: asyncio.Task[None]) -> None:
@@ -947,6 +956,8 @@ class RunDriver:
     def code_ready(self, code: Code) -> None:
         """Let plain code go on in its turn, as soon as the run's tasks have come to rest."""
         if not self.stop.detached:
+            if self.thread is NO_THREADS:
+                self.thread = CodeThreads()
             self.thread.wants_turn(code)
             self.watch()
 

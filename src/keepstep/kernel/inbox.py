@@ -6,7 +6,7 @@ import asyncio
 import math
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from heapq import merge
 from typing import TYPE_CHECKING, Any
 
@@ -169,6 +169,12 @@ class Inbox:
             record.step in self._calls and record.kind == Kind.STEP_CANCELLED
         ):  # taken, but never delivered: unread again
             self.read.discard(self._calls.pop(record.step))
+
+    def all_recorded(self, records: Iterable[Record | None]) -> None:
+        """Keep count as `recorded` does, for each record."""
+        for record in records:
+            if record is not None:
+                self.recorded(record)
 
     def add(self, signal: Signal) -> None:
         """Insert a signal by its number: a new one last, an unread one before later ones."""

@@ -45,12 +45,13 @@ if TYPE_CHECKING:
     from ..records.record import Record
     from ..workflows.definition import Step
     from .calls import StepCall
+    from .driver import RunDriver
     from .host import Host
 
 log = logging.getLogger("keepstep")
 
 
-async def perform(call: StepCall[Any]) -> None:
+async def perform(call: StepCall[Any]) -> None:  # noqa: C901 - on the hot path, where another function costs a call
     """Attempt a step until it has an outcome, in a task beside the workflow's code."""
     call.entered = True
     run, step = call.run, call.step
@@ -63,9 +64,13 @@ async def perform(call: StepCall[Any]) -> None:
             await resume(attempt)
         if run.skips and await skip(attempt):
             return
-        while await admit(attempt) and await mark(attempt):
+        is_plain = not gates and not attempt.hooks and not step.at_most_once
+        while _may_begin(run) if is_plain else await admit(attempt) and await mark(attempt):
             outcome = await execute(attempt)
-            if await conclude(attempt, outcome):
+            if isinstance(outcome, Stored):
+                succeed(attempt, outcome)
+                return
+            if outcome is COMMITTED or not await fail(attempt, outcome):
                 return
     except asyncio.CancelledError:
         if attempt.hooks and call.state == CANCELLED and not run.stop.detached:
@@ -114,7 +119,8 @@ async def skip(attempt: Attempt) -> bool:
     run.take_mark(attempt.key)
     attempt.started_at = datetime.fromtimestamp(run.host.clock.now(), UTC)
     try:
-        stored = await _encoded(call, call.fitted(call.step.values.decode(given, attempt.key)))
+        value = call.fitted(call.step.values.decode(given, attempt.key))
+        stored = _encoded_here(call, value) or await _encoded_off_loop(call, value)
     except KeepstepError as error:
         text = f"the value given for skipped step {attempt.key!r} cannot be its result: {error}"
         run.host.set_aside(run, type(error).__name__, text)
@@ -156,6 +162,11 @@ async def mark(attempt: Attempt) -> bool:
             await run.durable(call.record(Kind.STEP_STARTED, attempt=attempt.number, data=kept))
     if attempt.marked and call.step.service is not None and attempt.place is None and not await pass_service(attempt):
         return False
+    return _may_begin(run)
+
+
+def _may_begin(run: RunDriver) -> bool:
+    """Whether a body may begin: the run is still here, and its lease is fresh."""
     return not run.stop.detached and (run.host.seconds() < run.host.fresh_until or run.may_start_body())
 
 
@@ -196,7 +207,7 @@ async def execute(attempt: Attempt) -> Stored | Failed | None:
                 value = await _body(attempt)
         if step.transactional:
             return COMMITTED
-        stored = await _encoded(call, value)
+        stored = _encoded_here(call, value) or await _encoded_off_loop(call, value)
         if attempt.hooks:
             await call_step_hooks(attempt, "after", value)
     except asyncio.CancelledError as error:
@@ -235,16 +246,22 @@ async def _body(attempt: Attempt) -> Any:
         raise error from None
 
 
-async def _encoded(call: StepCall[Any], value: Any) -> Stored:
-    """Encode and check a result, off the loop if it is large."""
-    host = call.run.host
+def _encoded_here(call: StepCall[Any], value: Any) -> Stored | None:
+    """Encode and check a result. Return None if it is large."""
     cls = type(value)
-    if cls in large.SMALL_TYPES or (cls is str and len(value) <= large.LARGE_BYTES) or not large.is_large(value):
-        data = call.encode(value)
-        if len(data) > large.LARGE_BYTES:
-            return Stored(data, await host.off_loop(_packed, host, data, call.key))
-        host.redaction.check(data, call.key)
-        return Stored(data)
+    is_small = cls in large.SMALL_TYPES or (cls is str and len(value) <= large.LARGE_BYTES)
+    if not is_small and large.is_large(value):
+        return None
+    data = call.encode(value)
+    if len(data) > large.LARGE_BYTES:
+        return None
+    call.run.host.redaction.check(data, call.key)
+    return Stored(data)
+
+
+async def _encoded_off_loop(call: StepCall[Any], value: Any) -> Stored:
+    """Encode and check a large result off the loop."""
+    host = call.run.host
 
     def write() -> Stored:
         data = call.write(value)
@@ -315,12 +332,8 @@ def _within(call: StepCall[Any], tx: Any) -> Any:
 # -- conclude ----------------------------------------------------------------------------------------------------------
 
 
-async def conclude(attempt: Attempt, outcome: Stored | Failed | None) -> bool:
-    """Append the outcome of the attempt. Return False, after its backoff, if another attempt follows."""
-    if outcome is COMMITTED:
-        return True
-    if isinstance(outcome, Failed):
-        return not await _is_tried_again(attempt, outcome.error)
+def succeed(attempt: Attempt, outcome: Stored) -> None:
+    """Append the result of the attempt."""
     call, run = attempt.call, attempt.run
     if attempt.emitted:
         attempt.flush_emitted()
@@ -330,12 +343,11 @@ async def conclude(attempt: Attempt, outcome: Stored | Failed | None) -> bool:
     if attempt.input is not None:
         attempt.attach_input(record)
     run.append(record, call, last=True, state=call.after, packed=outcome.packed)
-    return True
 
 
-async def _is_tried_again(attempt: Attempt, failure: BaseException) -> bool:
+async def fail(attempt: Attempt, outcome: Failed) -> bool:
     """Append a failure. Return False if it was the last attempt; else wait until the next may start."""
-    call = attempt.call
+    call, failure = attempt.call, outcome.error
     if asyncio.current_task().cancelling():  # type: ignore[union-attr]
         await _outlive_cancel(attempt)
     if isinstance(failure, NotYet):

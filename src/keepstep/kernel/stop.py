@@ -103,10 +103,13 @@ class Stop:
         self.decided: asyncio.Future[None] | None = None
 
     def _moved(self) -> None:
-        """Update the derived values; every move ends here."""
+        """Update the derived values; every move ends here or in `_phase_moved`."""
         on_its_way = self.cancel is SETTLING or self.cancel is RECORDED or self.deadline is RECORDED
         self.holding = on_its_way or self.wish is not Wish.NONE
         self.is_ending = self.cancel is not Order.NONE or self.deadline is DELIVERED
+
+    def _phase_moved(self) -> None:
+        """Tell those who wait for the end of a phase. No derived value depends on the phase."""
         if self.decided is not None and self.phase is not RELEASING:
             self.decided.set_result(None)
             self.decided = None
@@ -206,13 +209,13 @@ class Stop:
     def release_begun(self) -> None:
         """Note that the commit that releases the run is in progress."""
         self.phase = RELEASING
-        self._moved()
+        self._phase_moved()
 
     def release_refused(self) -> None:
         """Note that the store refused that commit; the run stays, and its code may have ended meanwhile."""
         if self.phase is RELEASING:
             self.phase = DRIVING
-            self._moved()
+            self._phase_moved()
 
     async def release_decided(self) -> None:
         """Wait while the commit that releases the run is in progress. If the run leaves, its tasks are cancelled."""
@@ -224,14 +227,14 @@ class Stop:
     def code_ended(self) -> None:
         """Note that the code has returned or raised."""
         self.phase = FINISHING
-        self._moved()
+        self._phase_moved()
 
     def undo_begun(self) -> None:
         """Note that the run is driven on after the end of its code, to undo its steps."""
         self.phase = DRIVING
-        self._moved()
+        self._phase_moved()
 
     def left(self, reason: str) -> None:
         """Note that the run is no longer here."""
         self.phase, self.detached = DETACHED, reason
-        self._moved()
+        self._phase_moved()

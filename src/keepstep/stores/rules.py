@@ -62,11 +62,12 @@ def check_create(create: Create) -> Run:
     last = create.rows[-1].seq if create.rows else 0
     if not follows(create.rows, 0, run.kept_from) or last != run.seq or run.kept_from > last:
         raise ValueError(f"run {run.id!r}: its first rows must be numbered from 1 up to its seq, {run.seq}")
-    # The count may be any number that someone wrote into an archive: it is never counted up to.
-    first = run.signals_from or 1
-    numbered = all(signal.seq == place for place, signal in enumerate(create.signals, first))
-    if not numbered or len(create.signals) != run.signals + 1 - first:
-        raise ValueError(f"run {run.id!r}: it must bring the {run.signals} signals that its head counts")
+    if create.signals or run.signals or run.signals_from:
+        # The count may be any number that someone wrote into an archive: it is never counted up to.
+        first = run.signals_from or 1
+        numbered = all(signal.seq == place for place, signal in enumerate(create.signals, first))
+        if not numbered or len(create.signals) != run.signals + 1 - first:
+            raise ValueError(f"run {run.id!r}: it must bring the {run.signals} signals that its head counts")
     if (run.worker is None) == run.status.active:
         raise ValueError(f"run {run.id!r}: it cannot be created {run.status} with the owner {run.worker!r}")
     updated_at = run.updated_at or run.created_at

@@ -15,6 +15,7 @@ LARGE_BODY_BYTES = 10_000
 
 #: Types whose values are never large.
 SMALL_TYPES = frozenset((type(None), bool, int, float))
+_all_small = SMALL_TYPES.issuperset
 _SIZED = frozenset((str, bytes, bytearray))
 _PLAIN = frozenset((list, tuple))
 _ITEMS = (list, tuple, set, frozenset)
@@ -35,11 +36,15 @@ def is_large(value: Any) -> bool:
     if cls in _SIZED:
         return len(value) > LARGE_BYTES
     if cls is dict and len(value) <= _FEW:  # usually a few short values
+        if _all_small(map(type, value.values())):
+            return False
         for item in value.values():
             if type(item) not in SMALL_TYPES and (type(item) is not str or len(item) > LARGE_BYTES // _FEW):
                 break
         else:
             return False
+    if cls in _PLAIN and len(value) <= _FEW and _all_small(map(type, value)):
+        return False
     try:
         return _has_many_parts(value)
     except Exception:  # noqa: BLE001 - an odd object, which the codec will refuse with a precise message

@@ -26,6 +26,9 @@ class CallTypes:
         self._by_place = [one.name for one in parameters if one.kind in _BY_PLACE]
         self._others = {one.kind: one.name for one in parameters if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD)}
         positional = {one.name for one in parameters if one.kind is one.POSITIONAL_ONLY}
+        hints_by_place = [self._hints.get(name) for name in self._by_place]
+        #: The types of all arguments by place, if each of them has one.
+        self._exact = None if None in hints_by_place else [hint.hint for hint in hints_by_place if hint is not None]
         self._by_name = signature.parameters.keys() - positional - set(self._others.values())
 
     @property
@@ -35,7 +38,7 @@ class CallTypes:
 
     def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Return arguments converted to the types of their parameters. Refuse one that does not fit."""
-        if not self._hints:
+        if not self._hints or (not kwargs and [*map(type, args)] == self._exact):
             return [*args], dict(kwargs)
         by_place = [self._converted(self.name_at(index), value) for index, value in enumerate(args)]
         return by_place, {name: self._converted(name, value) for name, value in kwargs.items()}
