@@ -44,6 +44,7 @@ if _TYPE_CHECKING:
         WaitFailed,
     )
     from .kernel.asking import ask, broadcast
+    from .kernel.barriers import barrier
     from .kernel.budget import spend
     from .kernel.callback import Callback, callback
     from .kernel.children import continue_as, signal, start
@@ -113,6 +114,7 @@ _HOMES = {
     "engine.memory": "Memory MemoryEntry",
     "kernel.publish": "checkpoint emit patched progress publish save_progress saved_progress",
     "kernel.asking": "ask broadcast",
+    "kernel.barriers": "barrier",
     "kernel.budget": "spend",
     "kernel.combine": "as_completed chain gather map race",
     "kernel.callback": "Callback callback",
@@ -255,6 +257,7 @@ __all__ = [
     "as_completed",
     "ask",
     "attempt",
+    "barrier",
     "branch",
     "broadcast",
     "callback",

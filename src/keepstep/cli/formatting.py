@@ -152,7 +152,7 @@ def _wait_in_words(wait: Wait, now: datetime) -> str:  # noqa: C901 - one case a
             return f"{wait.name} ({wait.why})" if wait.why else wait.name
         case WaitKind.BREAKPOINT:
             return f"a person at the breakpoint {wait.name}: keepstep resume"
-        case WaitKind.REPLY | WaitKind.MESSAGE | WaitKind.ROOM:
+        case WaitKind.REPLY | WaitKind.MESSAGE | WaitKind.ROOM | WaitKind.BARRIER:
             return _message_in_words(wait)
         case WaitKind.TIME:
             return f"{ahead} to pass"
@@ -161,6 +161,8 @@ def _wait_in_words(wait: Wait, now: datetime) -> str:  # noqa: C901 - one case a
 def _message_in_words(wait: Wait) -> str:
     if wait.kind is WaitKind.REPLY:  # the id of a question ends with the call that asks, and a number
         return f"the reply to {step_name(wait.name.rpartition(':')[0].rpartition(':ask:')[2])}"
+    if wait.kind is WaitKind.BARRIER:
+        return f"the other parties of barrier {wait.name}"
     if wait.kind is WaitKind.MESSAGE:
         return f"a message of topic {wait.name}"
     return f"room in topic {wait.name}: keepstep topics show {wait.name}"

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DefinitionError, StoreError
 from ..model import FINISHED
-from ..model.keepers import TOPIC_WORKFLOW, channel_name, channel_workflow, declared_schedule, served, topic_name
+from ..model.keepers import (
+    BARRIER_WORKFLOW,
+    TOPIC_WORKFLOW,
+    channel_name,
+    channel_workflow,
+    declared_schedule,
+    is_barrier,
+    served,
+    topic_name,
+)
 from ..ports import instant
 from ..workflows.channel import CHANNELS
 from ..workflows.definition import check_scheduled
@@ -27,7 +36,7 @@ FIRST_LOOK_SECONDS = 2.0
 #: Seconds for which the keeper of a removed schedule stays readable.
 KEPT_SECONDS = 86_400.0
 #: Workflows of the keepers that every worker claims, because no code declares them.
-_FOR_ALL = (TOPIC_WORKFLOW,)
+_FOR_ALL = (TOPIC_WORKFLOW, BARRIER_WORKFLOW)
 
 
 class Keepers:
@@ -44,7 +53,7 @@ class Keepers:
 
     @property
     def names(self) -> frozenset[str]:
-        """The workflows of the keepers to claim: topics, what the code declares, and added schedules that it serves."""
+        """The workflows of the keepers to claim: topics, barriers, and the schedules and channels that it serves."""
         declared = (declared_schedule(one.name) for one in self._scheduled())
         return self._added.union(_FOR_ALL, declared, map(channel_workflow, CHANNELS))
 
@@ -149,6 +158,10 @@ def _kept(run_id: str) -> Kept:
         from ..kernel.topic import TopicKeeper  # noqa: PLC0415 - only with a topic
 
         return TopicKeeper()
+    if is_barrier(run_id):
+        from ..kernel.barrier import BarrierKeeper  # noqa: PLC0415 - only with a barrier
+
+        return BarrierKeeper()
     from ..kernel.schedule import ScheduleKeeper  # noqa: PLC0415 - only with a schedule
 
     return ScheduleKeeper()

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..checks import check_name, seconds_of
+from ..checks import seconds_of
 from ..errors import CheckpointCorrupt, RunNotFound, StoreError, TimedOut
 from ..kernel.keeper import newest_state
-from ..kernel.messages import checked_messages, create_keeper
+from ..kernel.messages import Topic, checked_messages, create_keeper
 from ..kernel.topic import FULL_AT, Act, TopicKeeper, TopicState, act_of
 from ..model import FINISHED, Run, Signal, Status
 from ..model.ids import new_id
@@ -79,7 +79,7 @@ class Topics:
     async def publish(self, name: str, *values: Any, timeout: float | timedelta | None = None) -> None:  # noqa: ASYNC109
         """Publish messages, at most 200. While a subscriber has 800 unread ones, wait, or raise `TimedOut`."""
         engine, seconds = self._engine, seconds_of(timeout)
-        check_name(name, "topic")
+        Topic(name)  # checks the name
         data = [await engine.encode(value, "message", name, "message to topic") for value in checked_messages(values)]
         await engine.encryption.check_sending(engine, topic_id(name))
         at, key = instant(engine.clock.now()), new_id("message")

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from ..checks import check_name
+from ..checks import check_id, check_name
 from ..errors import DefinitionError, StepFailed, StoreError
 from ..model import FINISHED, Kind, Outcome, Signal
 from ..model.ids import new_id
@@ -355,7 +355,8 @@ class Topic:
     __slots__ = ("name",)
 
     def __init__(self, name: str) -> None:
-        self.name = check_name(name, "topic")
+        check_id(topic_id(check_name(name, "topic")), "topic name")
+        self.name = name
 
     def publish(self, *values: Any) -> Call[None]:
         """Publish messages in one commit, at most 200. While a subscriber has 800 unread ones, it waits durably."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from .ids import digest_of, with_tail
 from .run import Run
 from .signal import Signal
 
@@ -25,6 +26,9 @@ _CHANNEL = f"{KEEPER_ID}channel:"
 _TOPIC = f"{KEEPER_ID}topic:"
 #: The workflow of the keepers of all topics, which every worker claims.
 TOPIC_WORKFLOW = f"{KEEPER_WORKFLOW}topic"
+_BARRIER = f"{KEEPER_ID}barrier:"
+#: The workflow of the keepers of all barriers, which every worker claims.
+BARRIER_WORKFLOW = f"{KEEPER_WORKFLOW}barrier"
 _DECLARED = f"{KEEPER_WORKFLOW}schedule:"
 _ADDED = f"{KEEPER_WORKFLOW}added:"
 
@@ -85,6 +89,16 @@ def topic_id(name: str) -> str:
 def topic_name(run_id: str) -> str | None:
     """Return the name of the topic that a keeper keeps; None for another run."""
     return run_id.removeprefix(_TOPIC) if run_id.startswith(_TOPIC) else None
+
+
+def barrier_id(scope: str, name: str) -> str:
+    """Return the id of the keeper of a barrier, which belongs to the children of a run or to a group."""
+    return with_tail(f"{_BARRIER}{name}", f":{digest_of(scope, name)}")
+
+
+def is_barrier(run_id: str) -> bool:
+    """Whether a run is the keeper of a barrier."""
+    return run_id.startswith(_BARRIER)
 
 
 def declared_schedule(name: str) -> str:

@@ -19,6 +19,8 @@ REPLY = "ks:reply:"
 #: Prefixes of the signals of a topic, whose name follows: its messages, and the notice that it has room for more.
 MESSAGES = "ks:messages:"
 ROOM = "ks:room:"
+#: Prefix of the outcome of a barrier, whose name follows, and then the call that waits for it.
+BARRIER = "ks:barrier:"
 #: Prefix of a heartbeat for the wait for a signal. It wakes no parked run: the run looks for it when its time is over.
 BEAT = "ks:beat:"
 #: Signals that wake a run before its start delay has passed, so that a cancel takes effect at once.

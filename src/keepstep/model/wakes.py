@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .signal import AT_SERVICE, BLOCKED, CHILD, GO, MESSAGES, REPLY, RESERVED, RESOLVE, ROOM, stop_at
+from .signal import AT_SERVICE, BARRIER, BLOCKED, CHILD, GO, MESSAGES, REPLY, RESERVED, RESOLVE, ROOM, stop_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class Wakes:
     `signals` are names of signals, `children` keys of calls that started a child, `in_doubt` and `not_ready` keys of
     steps, and `breakpoints` are as in `before pay#1`. `services` are names of services, each with the reason of the
     wait. `replies` are ids of questions, `messages` and `rooms` names of topics: for the next message, or until there
-    is room for one.
+    is room for one. `barriers` are names of barriers.
     """
 
     signals: tuple[str, ...] = ()
@@ -27,6 +27,7 @@ class Wakes:
     replies: tuple[str, ...] = ()
     messages: tuple[str, ...] = ()
     rooms: tuple[str, ...] = ()
+    barriers: tuple[str, ...] = ()
 
 
 def sorted_wakes(names: Iterable[str]) -> Wakes:
@@ -42,6 +43,7 @@ def sorted_wakes(names: Iterable[str]) -> Wakes:
         replies=_after(REPLY, names),
         messages=_after(MESSAGES, names),
         rooms=_after(ROOM, names),
+        barriers=tuple(name.rpartition("barrier:")[2].partition("#")[0] for name in _after(BARRIER, names)),
     )
 
 

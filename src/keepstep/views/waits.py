@@ -30,6 +30,7 @@ class WaitKind(StrEnum):
     REPLY = "reply"  # another run replies to a question
     MESSAGE = "message"  # the next message of a topic
     ROOM = "room"  # subscribers of a topic read
+    BARRIER = "barrier"  # the other parties of a barrier arrive
     TIME = "time"
 
 
@@ -37,12 +38,12 @@ class WaitKind(StrEnum):
 class Wait:
     """One thing that moves a run on.
 
-    `name` is the signal, the key of the child's call or of the step, the breakpoint, the question, or the topic.
-    `until` is the instant of a `TIME`; of a `WORKER`, it is when the run may be taken again, because a worker has
-    given it back. `version` is the version that a `WORKER` must have of the workflow `name`, if the living ones
-    have only the `versions` instead. `why` is the limit of a `SERVICE` that had no room: `concurrency`, `rate`,
-    `spend` or `breaker`. Of a `WORKER`, it tells why nobody claims the run from its `queue`: `unserved`, `stopped`,
-    `concurrency`, `per_key` or `rate`.
+    `name` is the signal, the key of the child's call or of the step, the breakpoint, the question, the topic or the
+    barrier. `until` is the instant of a `TIME`; of a `WORKER`, it is when the run may be taken again, because a
+    worker has given it back. `version` is the version that a `WORKER` must have of the workflow `name`, if the
+    living ones have only the `versions` instead. `why` is the limit of a `SERVICE` that had no room: `concurrency`,
+    `rate`, `spend` or `breaker`. Of a `WORKER`, it tells why nobody claims the run from its `queue`: `unserved`,
+    `stopped`, `concurrency`, `per_key` or `rate`.
     """
 
     kind: WaitKind
@@ -91,6 +92,7 @@ def _named(wakes: Wakes) -> Iterable[Wait]:
         (WaitKind.REPLY, wakes.replies),
         (WaitKind.MESSAGE, wakes.messages),
         (WaitKind.ROOM, wakes.rooms),
+        (WaitKind.BARRIER, wakes.barriers),
     ):
         yield from (Wait(kind, name) for name in names)
     yield from (Wait(WaitKind.SERVICE, name, why=why) for name, why in wakes.services)
