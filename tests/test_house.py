@@ -41,7 +41,8 @@ LEVELS = (
     {"agents"},
     {"views"},
     {PACKAGE},  # the public API itself
-    {"cli", "web"},
+    {"web"},
+    {"cli"},
     {"__main__"},
 )
 LEVEL = {part: number for number, parts in enumerate(LEVELS) for part in parts}

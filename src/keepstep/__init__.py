@@ -169,6 +169,7 @@ _PARTS = {
     "testing",
     "values",
     "views",
+    "web",
     "workflows",
 }
 

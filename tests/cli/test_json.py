@@ -74,8 +74,8 @@ ASKED = [
     ("erase done", {}),
     ("version", {}),
 ]
-#: These have tests of their own: they need a process to be killed, a key, a token, a question to be answered.
-ELSEWHERE = {"ask", "complete", "crashtest", "demo", "rekey", "resolve", "skip", "watch"}
+#: These have tests of their own: they need a process to be killed, a key, a token, a question, or go on until stopped.
+ELSEWHERE = {"ask", "complete", "crashtest", "demo", "rekey", "resolve", "serve", "skip", "watch"}
 
 
 def test_a_program_is_given_one_object_by_every_command(keepstep, folder):

@@ -70,6 +70,7 @@ COMMANDS = {
     "services": ("services:services", "List services, change limits, open or close breakers."),
     "memory": ("memory:memory", "List, read and change the values of a memory."),
     "doctor": ("doctor:doctor", "Examine the store, its workers and its runs."),
+    "serve": ("serve:serve", "Serve the HTTP API of the store."),
     "version": ("version:version", "Print the version."),
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,7 +10,7 @@ from . import errors
 from .settings import Settings, command, shown_url
 
 if TYPE_CHECKING:
-    from ..care.doctor import Finding, Report
+    from ..care.doctor import Report
     from ..engine.engine import Engine
     from ..model import WorkerInfo
 
@@ -41,25 +41,11 @@ def doctor(settings: Settings, *, stale: float, deep: bool, strict: bool) -> int
 
     report, url = settings.talk(look)
     bad = not report.healthy or (strict and any(one.severity is Severity.WARNING for one in report.findings))
-    value = {
-        "healthy": not bad,
-        "runs": {status.value: count for status, count in report.runs.items()},
-        "workers": [plain.worker_data(one) for one in report.workers],
-        "findings": [_as_json(finding) for finding in report.findings],
-    }
+    value = {**plain.report_data(report), "healthy": not bad}
+    for finding in value["findings"]:
+        finding["advice"] = errors.advice(finding["advice"])
     settings.answer(value, lambda: _text(report, url, bad=bad))
     return errors.FAILED if bad else errors.OK
-
-
-def _as_json(finding: Finding) -> dict[str, Any]:
-    return {
-        "severity": finding.severity.value,
-        "code": finding.code,
-        "message": finding.message,
-        "advice": errors.advice(finding.advice),
-        "runs": list(finding.runs),
-        "worker": finding.worker or None,
-    }
 
 
 def _known(worker: WorkerInfo) -> list[str]:

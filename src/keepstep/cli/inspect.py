@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,20 +12,18 @@ from .filters import filters, is_filtered, query_of
 from .settings import RUN, Settings, command, find_run, handle_on, shown_url
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from datetime import datetime
 
     from ..engine.engine import Engine
     from ..kernel.ledger import Spending
     from ..model import Checkpoint, Run, Signal
     from ..policies.budget import Amount
+    from ..views.facts import Facts
     from ..views.overview import Locked, Overview
     from ..views.requests import Cancellation, Request
     from ..views.undo import UndoView
     from ..views.waits import Action, Wait
 
-#: Records of a run up to which `show` adds up its spending, so that it answers at once.
-MANY_RECORDS = 10_000
 #: Steps, agents and models whose spending `show` names, so that a line stays readable; JSON has them all.
 MOST_PARTS = 5
 
@@ -84,81 +82,21 @@ def _row(run: Run, *, dead: bool) -> tuple[str, ...]:
 # -- show --------------------------------------------------------------------------------------------------------------
 
 
-class _Facts(NamedTuple):
-    """The data that `show` prints of a run."""
-
-    view: Overview
-    published: dict[str, Any]
-    spent: Spending | None
-    #: Number of steps with an outcome, and of those with recorded arguments; None if they were not counted.
-    inputs: tuple[int, int] | None
-    #: The steps that are undone or can be; None if there are none.
-    undo: UndoView | None = None
-    #: The stages and agents that the records name, each with the number of its records; the newest is last.
-    stages: dict[str, int] = {}  # noqa: RUF012 - never changed
-    agents: dict[str, int] = {}  # noqa: RUF012 - as above
-
-
 @command("show")
 @RUN
 @click.option("--traceback", is_flag=True, help="Include the whole traceback of its error.")
 def show(settings: Settings, *, run_id: str, traceback: bool) -> None:
     """Show one run: its status, its input and its result."""
-    from datetime import UTC, datetime
+    from ..views.facts import facts_data, facts_of
 
-    from ..views import plain
-    from ..views.overview import overview_of
-    from ..views.undo import undo_of
-
-    async def look(engine: Engine) -> _Facts:
-        run = await find_run(engine, run_id)
-        handle = handle_on(engine, run)
-        view = await overview_of(engine, run, datetime.now(UTC))
-        published, spent, inputs, undo = {}, None, None, None
-        stages: dict[str, int] = {}
-        agents: dict[str, int] = {}
-        if view.locked is None:
-            if run.seq <= MANY_RECORDS:
-                spent = await handle.spent()
-                records = await handle.checkpoints()
-                inputs = _count_inputs(records)
-                stages, agents = (_count(getattr(one, level) for one in records) for level in ("stage", "agent"))
-                undo = undo_of(await handle.checkpoints(counted=True))
-            published = {key: plain.value_of(value) for key, value in (await handle.published_raw()).items()}
-        return _Facts(view, published, spent, inputs, undo, stages, agents)
+    async def look(engine: Engine) -> Facts:
+        return await facts_of(engine, await find_run(engine, run_id))
 
     facts = settings.talk(look)
-    settings.answer(_as_json(facts), lambda: _shown(facts, traceback=traceback))
+    settings.answer(facts_data(facts), lambda: _shown(facts, traceback=traceback))
 
 
-def _as_json(facts: _Facts) -> dict[str, Any]:
-    from ..views import plain
-
-    view, spent = facts.view, facts.spent
-    value = plain.run_data(view.run, whole=True)
-    value |= {"published": facts.published, "hidden": view.locked is not None}
-    if spent is not None:
-        parts = {name: _amounts(getattr(spent, name)) for name in ("by_step", "by_agent", "by_model")}
-        value["spent"] = {"steps": spent.steps, "cost": spent.cost, "tokens": spent.tokens, **parts}
-    if facts.inputs is not None:
-        value["step_inputs"] = facts.inputs[1]
-    value |= {"stages": facts.stages, "agents": facts.agents}
-    if (undo := facts.undo) is not None:
-        value["undo"] = {name: getattr(undo, name) for name in ("undone", "failed", "skipped", "left", "at_end")}
-    if (cancelled := view.cancellation) is not None:
-        value["cancelled"] = {"by": cancelled.by, "reason": cancelled.reason, "at": plain.iso(cancelled.at)}
-    if (request := view.request) is not None:
-        value["asked"] = {"for": request.act, "by": request.by, "at": plain.iso(request.at)}
-    if view.newest is not None:
-        value["newest"] = {"id": view.newest.id, "status": view.newest.status.value}
-    if view.refused:
-        value["unread"] = [{"signal": one.name, "seq": one.seq, "by": one.sender} for one in view.refused]
-    if view.children:
-        value["children"] = [{"call": key, "id": one.id, "status": one.status.value} for key, one in view.children]
-    return value
-
-
-def _shown(facts: _Facts, *, traceback: bool) -> str:
+def _shown(facts: Facts, *, traceback: bool) -> str:
     from ..model import FINISHED
     from ..records.progress import report_in
     from ..views import plain
@@ -271,27 +209,10 @@ def _how_it_stands(child: Run) -> str:
     return f"{name}, {formatting.coloured(child.status)}{more}"
 
 
-def _count(names: Iterable[str | None]) -> dict[str, int]:
-    """Return the number of records with each name; the name of the newest one is last."""
-    counts: dict[str, int] = {}
-    for name in names:
-        if name is not None:
-            counts[name] = counts.pop(name, 0) + 1
-    return counts
-
-
 def _counted(counts: dict[str, int]) -> str:
     from . import formatting
 
     return ", ".join(f"{formatting.one_line(name)} ({formatting.count(n, 'record')})" for name, n in counts.items())
-
-
-def _count_inputs(checkpoints: list[Checkpoint]) -> tuple[int, int]:
-    """Return the number of steps with an outcome, and of those with recorded arguments."""
-    from ..model.checkpoint import ENDS_STEP
-
-    steps = [one for one in checkpoints if one.kind in ENDS_STEP and one.retry_at is None]
-    return len(steps), sum("input" in one.data or "input_bytes" in one.data for one in steps)
 
 
 def _where_inputs_are(run: Run, inputs: tuple[int, int] | None) -> str:
@@ -338,10 +259,6 @@ def _what_was_spent(spent: Spending) -> str:
 def _amount(spent: Spending | Amount) -> str:
     parts = [f"cost {spent.cost:,.6g}" if spent.cost else "", f"{spent.tokens:,} tokens" if spent.tokens else ""]
     return ", ".join(filter(None, parts))
-
-
-def _amounts(parts: dict[str, Amount]) -> dict[str, dict[str, float]]:
-    return {name: {"cost": one.cost, "tokens": one.tokens} for name, one in parts.items()}
 
 
 def _by_name(parts: dict[str, Amount]) -> str:

@@ -150,6 +150,7 @@ def diff(settings: Settings, *, run_id: str, a: int | None, b: int | None, other
 
     Without numbers: from the beginning to now, or from this run to the other as they are now.
     """
+    from ..views.plain import difference_data
 
     async def look(engine: Engine) -> Difference:
         handle = await find(engine, run_id)
@@ -158,17 +159,7 @@ def diff(settings: Settings, *, run_id: str, a: int | None, b: int | None, other
         return await handle.diff(a, b, other=other)
 
     found = settings.talk(look)
-    value = {
-        "left": list(found.left),
-        "right": list(found.right),
-        "added": list(found.added),
-        "removed": list(found.removed),
-        "changed": found.changed,
-        "published": found.published,
-        "state": found.state,
-        "statuses": found.statuses,
-    }
-    settings.answer(value, lambda: _difference(found))
+    settings.answer(difference_data(found), lambda: _difference(found))
 
 
 def _difference(found: Difference) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -24,35 +24,18 @@ def watch(settings: Settings, *, run_id: str, after: int, full: bool) -> int:
 
     With --json, one object per line.
     """
+    from ..views.plain import event_data
 
     async def follow(engine: Engine) -> Status:
         handle = await find(engine, run_id)
         async for event in handle.watch(after):
-            click.echo(_as_json(event) if settings.json else _as_line(event, full=full))
+            text = json.dumps(event_data(event), ensure_ascii=False) if settings.json else _as_line(event, full=full)
+            click.echo(text)
         return await handle.status()
 
     status = settings.talk(follow)
     ends = {"failed": errors.FAILED, "cancelled": errors.CANCELLED, "set aside": errors.SET_ASIDE}
     return ends.get(status.value, errors.OK)
-
-
-def _as_json(event: Event) -> str:
-    from ..views import plain
-
-    value: dict[str, Any] = {
-        "name": event.name,
-        "run": event.run,
-        "seq": event.seq,
-        "at": plain.iso(event.at),
-        "step": event.step,
-        "attempt": event.attempt,
-        "worker": event.worker,
-        "agent": event.agent,
-        "stage": event.stage,
-        "data": event.data,
-        "life": event.life,
-    }
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _as_line(event: Event, *, full: bool) -> str:

@@ -216,7 +216,7 @@ class Engine(Process):
         self.events = Events(self, resolve(observers))
         self._filter = RedactedLog(self.redaction.redact)
         self._actor = actor
-        self.actor = actor or ""
+        self.own_actor = actor or ""
         self._retain = retain
         self._strict = strict
         self.tracer = tracer
@@ -257,7 +257,7 @@ class Engine(Process):
         if self._given is not None:  # a worker of some workflows delivers the notices about them, too
             self._given |= {channel.delivery.name: channel.delivery for channel in CHANNELS.values()}
         self._pid = os.getpid()
-        self.actor = self._actor or this_process()
+        self.own_actor = self._actor or this_process()
         self.loop = asyncio.get_running_loop()
         self._owns_store = not is_store(self._url)
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="keepstep-reader")

@@ -665,6 +665,14 @@ class RunHandle(Generic[R]):
         With `children`, also yield the events of its child runs and of their children; `event.run` tells them apart. To
         go on later, give `after` the last `event.seq` of each `event.run`.
         """
+        async for record in self.watch_records(after, children=children):
+            for event in record:
+                yield event
+
+    async def watch_records(
+        self, after: int | Mapping[str, int] = 0, *, children: bool = False
+    ) -> AsyncIterator[list[Event]]:
+        """Yield what `watch` yields, all events of a record together: a reader that goes on after it loses nothing."""
         seen = dict(after) if isinstance(after, Mapping) else {self.id: after}
         others: dict[str, RunHandle[Any]] = {}
         handle: RunHandle[R] | None = self
@@ -675,10 +683,10 @@ class RunHandle(Generic[R]):
                 if children:
                     for child in await handle._children():  # noqa: SLF001 - its own kind
                         others.setdefault(child, RunHandle(self._engine, child))
-                    async for event in _of_children(others, seen, reader):
-                        yield event
-                async for event in handle._events(run, seen):  # noqa: SLF001
-                    yield event
+                    async for events in _of_children(others, seen, reader):
+                        yield events
+                async for events in handle._events(run, seen):  # noqa: SLF001
+                    yield events
                 if seen.get(handle.id, 0) < run.seq:
                     continue
                 if ended:
@@ -688,14 +696,14 @@ class RunHandle(Generic[R]):
                 else:
                     await reader.changed()
 
-    async def _events(self, run: Run, seen: dict[str, int]) -> AsyncIterator[Event]:
-        """Yield the events that come after those seen, up to the records that the run had when it was read."""
+    async def _events(self, run: Run, seen: dict[str, int]) -> AsyncIterator[list[Event]]:
+        """Yield the events of each record after those seen, up to the records that the run had when it was read."""
         async for one in self._history(seen.get(self.id, 0)):
             if one.seq > run.seq:
                 break
             seen[self.id] = one.seq
-            for event in _events(one, run.workflow, self._reach(run.workflow)):
-                yield event
+            if events := _events(one, run.workflow, self._reach(run.workflow)):
+                yield events
 
     async def _children(self) -> list[str]:
         """Return the child runs that this run has started."""
@@ -710,7 +718,7 @@ class RunHandle(Generic[R]):
 
 async def _of_children(
     handles: dict[str, RunHandle[Any]], seen: dict[str, int], reader: RunReader
-) -> AsyncIterator[Event]:
+) -> AsyncIterator[list[Event]]:
     """Yield the new events of child runs, and of those that they start; a removed run has none."""
     todo = list(handles)
     while todo:
@@ -722,8 +730,8 @@ async def _of_children(
                 if found not in handles:
                     handles[found] = RunHandle(handle._engine, found)  # noqa: SLF001
                     todo.append(found)
-            async for event in handle._events(run, seen):  # noqa: SLF001
-                yield event
+            async for events in handle._events(run, seen):  # noqa: SLF001
+                yield events
             successor = await handle._next(run)  # noqa: SLF001
             if successor is not None and successor.id not in handles:
                 handles[successor.id] = successor

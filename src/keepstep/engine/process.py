@@ -8,7 +8,7 @@ import os
 from collections import ChainMap
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import Context
+from contextvars import Context, ContextVar
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -127,6 +127,10 @@ class NoAgents:
     left = entered
 
 
+#: The name of somebody else for whom the current task acts, such as the caller of an API; "" for the process itself.
+ACTOR: ContextVar[str] = ContextVar("keepstep_actor", default="")
+
+
 class Process:
     """The shared state of an engine's parts, the host of its runs, and the host of commands on stored runs."""
 
@@ -137,7 +141,8 @@ class Process:
     store: Store
     loop: asyncio.AbstractEventLoop
     context: Context
-    actor: str
+    #: The name under which this process acts, unless a task acts for somebody else.
+    own_actor: str
     closed: bool
     live: dict[str, RunDriver]
     worker: ClaimingWorker | None
@@ -171,6 +176,11 @@ class Process:
     _background: dict[asyncio.Task[Any], None]
     _begin_polling: Callable[[], None] | None
     _pace: PollInterval
+
+    @property
+    def actor(self) -> str:
+        """The name in the audit for what the current task does."""
+        return ACTOR.get() or self.own_actor
 
     @property
     def workflows(self) -> Mapping[str, Workflow[..., Any]]:

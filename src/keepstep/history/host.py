@@ -32,7 +32,6 @@ class CommandHost(StoredRuns, Protocol):
     clock: Clock
     store: Store
     closed: bool
-    actor: str
 
     @property
     def journal(self) -> Journal: ...
@@ -46,6 +45,10 @@ class CommandHost(StoredRuns, Protocol):
     @property
     def worker_id(self) -> str | None:
         """The id of this process's worker, or None; it may already hold the lease that a command needs."""
+
+    @property
+    def actor(self) -> str:
+        """The name in the audit for what the current task does."""
 
     async def ask(self, question: Callable[..., T], *args: Any) -> T:
         """Call a function with the store, and then with `args`."""

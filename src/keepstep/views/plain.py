@@ -15,18 +15,21 @@ from ..records.progress import report_in
 from ..values import VALUES
 
 if TYPE_CHECKING:
+    from ..care.doctor import Finding, Report
     from ..engine.agents import AgentInfo
     from ..engine.channels import ChannelInfo
     from ..engine.queues import QueueInfo
     from ..engine.schedules import ScheduleInfo
     from ..engine.services import ServiceInfo
     from ..history.audit import AuditEntry, Incarnation
-    from ..model import GateChange, WorkerInfo
+    from ..history.diff import Difference
+    from ..model import Event, GateChange, WorkerInfo
     from ..model.agent import AgentHost
     from ..records.counts import Counts
     from ..workflows.recovery import RecoveryInfo
     from .aside import AsideRun
     from .top import Sample
+    from .waits import Wait
 
 
 def iso(at: datetime | None) -> str | None:
@@ -448,4 +451,70 @@ def _agent_host_data(host: AgentHost) -> dict[str, Any]:
         "failures_in_a_row": record.failures_in_a_row,
         "probed_at": None if record.probed_at is None else iso(datetime.fromtimestamp(record.probed_at, UTC)),
         "probe_error": record.probe_error or None,
+    }
+
+
+def report_data(report: Report) -> dict[str, Any]:
+    """Return the findings of the doctor."""
+    return {
+        "healthy": report.healthy,
+        "runs": {status.value: count for status, count in report.runs.items()},
+        "workers": [worker_data(one) for one in report.workers],
+        "findings": [finding_data(finding) for finding in report.findings],
+    }
+
+
+def finding_data(finding: Finding) -> dict[str, Any]:
+    """Return one finding of the doctor."""
+    return {
+        "severity": finding.severity.value,
+        "code": finding.code,
+        "message": finding.message,
+        "advice": finding.advice,
+        "runs": list(finding.runs),
+        "worker": finding.worker or None,
+    }
+
+
+def difference_data(found: Difference) -> dict[str, Any]:
+    """Return what changed between two records or runs."""
+    return {
+        "left": list(found.left),
+        "right": list(found.right),
+        "added": list(found.added),
+        "removed": list(found.removed),
+        "changed": found.changed,
+        "published": found.published,
+        "state": found.state,
+        "statuses": found.statuses,
+    }
+
+
+def event_data(event: Event) -> dict[str, Any]:
+    """Return one event of a run."""
+    return {
+        "name": event.name,
+        "run": event.run,
+        "seq": event.seq,
+        "at": iso(event.at),
+        "step": event.step,
+        "attempt": event.attempt,
+        "worker": event.worker,
+        "agent": event.agent,
+        "stage": event.stage,
+        "data": event.data,
+        "life": event.life,
+    }
+
+
+def wait_data(wait: Wait) -> dict[str, Any]:
+    """Return one thing that a run waits for."""
+    return {
+        "kind": wait.kind.value,
+        "name": wait.name,
+        "until": iso(wait.until),
+        "why": wait.why or None,
+        "queue": wait.queue or None,
+        "version": wait.version or None,
+        "versions": list(wait.versions),
     }

@@ -1,0 +1,144 @@
+"""The table of the API: each route with its inputs, its answer and the role that it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from ..errors import KeepstepError
+
+if TYPE_CHECKING:
+    from ..engine.engine import Engine
+    from ..engine.handle import RunHandle
+
+
+class Role(IntEnum):
+    """The rights of a caller; a higher role includes all lower ones."""
+
+    NONE = 0
+    READ = 1
+    ACT = 2
+    ADMIN = 3
+
+
+class Moved(KeepstepError):
+    """The run has new records since the caller decided."""
+
+
+class NotJson(KeepstepError):
+    """The body of a request is not JSON, or a parameter does not fit its description."""
+
+
+class Nothing(msgspec.Struct, forbid_unknown_fields=True):
+    """No parameters."""
+
+
+@dataclass(slots=True)
+class Ask:
+    """A request to the API: the engine, the caller, and the inputs of the route."""
+
+    engine: Engine
+    actor: str
+    path: dict[str, str]
+    query: Any
+    body: Any
+
+    async def handle(self) -> RunHandle[Any]:
+        """Return a handle on the run that the path names, which acts in the name of the caller.
+
+        If the body tells the number of the record that the caller has seen last, a newer one is a conflict.
+        """
+        handle = (await self.engine.get(self.path["run"])).by(self.actor)
+        seen = getattr(self.body, "seq", None)
+        if seen is not None and (run := await handle.run()).seq != seen:
+            raise Moved(f"run {run.id!r} has moved on: it has {run.seq} records, and you have seen {seen}; look again")
+        return handle
+
+
+Handler = Callable[[Ask], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One row of the table. `answer` is the type of the JSON that it answers with."""
+
+    method: str
+    path: str
+    role: Role
+    handler: Handler
+    query: type[msgspec.Struct]
+    body: type[msgspec.Struct] | None
+    answer: Any
+    status: int
+
+    @property
+    def summary(self) -> str:
+        """The first line of the docstring."""
+        return (self.handler.__doc__ or "").strip().partition("\n")[0]
+
+    @property
+    def name(self) -> str:
+        """The name of the operation."""
+        return self.handler.__name__
+
+
+#: Every route of the API, in the order of its description.
+ROUTES: list[Route] = []
+
+H = TypeVar("H", bound=Handler)
+
+
+def get(path: str, answer: Any, *, query: type[msgspec.Struct] = Nothing, role: Role = Role.READ) -> Callable[[H], H]:
+    """Add a route that only reads."""
+    return _added(lambda handler: Route("GET", path, role, handler, query, None, answer, 200))
+
+
+def post(
+    path: str, answer: Any, *, body: type[msgspec.Struct], role: Role = Role.ACT, status: int = 200
+) -> Callable[[H], H]:
+    """Add a route that changes something."""
+    return _added(lambda handler: Route("POST", path, role, handler, Nothing, body, answer, status))
+
+
+def _added(row: Callable[[Handler], Route]) -> Callable[[H], H]:
+    def add(handler: H) -> H:
+        ROUTES.append(row(handler))
+        return handler
+
+    return add
+
+
+def query_of(kind: type[msgspec.Struct], pairs: list[tuple[str, str]]) -> Any:
+    """Return the parameters of a query; refuse unknown ones, and those that do not fit."""
+    given: dict[str, Any] = {}
+    hints = get_type_hints(kind)
+    for name, value in pairs:
+        if name not in hints:
+            known = ", ".join(sorted(hints)) or "none"
+            raise NotJson(f"unknown parameter {name!r}; the parameters are {known}")
+        if _is_list(hints[name]):
+            given.setdefault(name, []).append(value)
+        elif name in given:
+            raise NotJson(f"parameter {name!r} is given twice")
+        else:
+            given[name] = value
+    try:
+        return msgspec.convert(given, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise NotJson(f"a parameter does not fit: {error}") from None
+
+
+def _is_list(hint: Any) -> bool:
+    return get_origin(hint) is list or any(get_origin(one) is list for one in get_args(hint))
+
+
+def body_of(kind: type[msgspec.Struct], data: bytes) -> Any:
+    """Return the body of a request; refuse what is not JSON or does not fit."""
+    try:
+        return msgspec.json.decode(data or b"{}", type=kind)
+    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise NotJson(f"the body does not fit: {error}") from None
