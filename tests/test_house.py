@@ -54,7 +54,7 @@ USES_TESTING = {"keepstep.cli.crashtest"}
 #: Stores that need a package which only an extra installs; they are loaded when the scheme of a URL names them.
 OF_EXTRAS = {"psycopg": "keepstep.stores.postgres"}
 #: Modules of agents that need no framework. Every other one is for a framework, and users load it themselves.
-OF_NO_FRAMEWORK = {"keepstep.agents", "keepstep.agents.calls", "keepstep.agents.contract"}
+OF_NO_FRAMEWORK = {f"keepstep.agents{one}" for one in ("", ".calls", ".contract", ".threads")}
 IMPURE = {"time", "logging", "asyncio", "random", "secrets", "threading", "os", "subprocess"}
 
 

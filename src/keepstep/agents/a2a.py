@@ -43,7 +43,7 @@ try:
     from a2a.utils import errors as a2a_errors
     from google.protobuf import json_format, struct_pb2
 except ImportError as error:
-    raise ImportError("keepstep.agents.a2a needs the A2A library 1.0 or later: pip install 'keepstep[a2a]'") from error
+    raise ImportError("keepstep.agents.a2a needs the A2A library 1.1 or later: pip install 'keepstep[a2a]'") from error
 
 M = TypeVar("M")
 

@@ -250,6 +250,25 @@ def call_branch(name: str, call_id: str | None) -> Iterator[None]:
         yield
 
 
+class AskedIds:
+    """Ids of the calls that a model has asked for, for frameworks that give a tool nothing but its arguments."""
+
+    def __init__(self) -> None:
+        self._asked: WeakKeyDictionary[Any, dict[str, list[str]]] = WeakKeyDictionary()
+
+    def ask(self, tool: str, arguments: Any, call_id: str) -> None:
+        """Keep the id of a call until the call begins."""
+        if in_workflow():
+            self._asked.setdefault(CURRENT.get().run, {}).setdefault(_digest([tool, arguments]), []).append(call_id)
+
+    def begin(self, tool: str, arguments: Any) -> str | None:
+        """Return the id of the call that begins with these arguments; None if the model has asked for none."""
+        if not in_workflow():
+            return None
+        asked = self._asked.get(CURRENT.get().run, {}).get(_digest([tool, arguments]))
+        return asked.pop(0) if asked else None
+
+
 def used(model: str | None, *, tokens: int = 0, cost: float = 0.0) -> None:
     """Report what a call of a model has used; call it in the body."""
     spend(cost=cost, tokens=tokens, model=model)
