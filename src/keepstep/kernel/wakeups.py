@@ -213,6 +213,7 @@ async def pause_until(run: RunDriver, due: float, blocked: str = "") -> None:
     finally:
         end_wait(run, token)
         run.work_began()
+    await run.stop.release_decided()  # if the run is put away, its attempts are cancelled
 
 
 async def signal_named(run: RunDriver, name: str) -> Signal:
