@@ -57,6 +57,7 @@ if _TYPE_CHECKING:
     from .kernel.naming import acting, stage
     from .kernel.perform import Team, perform
     from .kernel.publish import checkpoint, emit, patched, progress, publish, save_progress, saved_progress
+    from .kernel.refine import Refined, refine
     from .kernel.undo import saga, undo
     from .kernel.until import wait_until
     from .kernel.waits import Request, sleep, timeout, wait_for
@@ -112,6 +113,7 @@ _HOMES = {
     "engine.handle": "RunHandle",
     "kernel.perform": "Team perform",
     "engine.memory": "Memory MemoryEntry",
+    "kernel.refine": "Refined refine",
     "kernel.publish": "checkpoint emit patched progress publish save_progress saved_progress",
     "kernel.asking": "ask broadcast",
     "kernel.barriers": "barrier",
@@ -219,6 +221,7 @@ __all__ = [
     "Recovery",
     "RecoveryInfo",
     "Redactor",
+    "Refined",
     "ReplayMismatch",
     "Request",
     "Retain",
@@ -282,6 +285,7 @@ __all__ = [
     "race",
     "random",
     "recovery_handler",
+    "refine",
     "register",
     "register_store",
     "replaying",

@@ -88,6 +88,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 @pytest.mark.parametrize("tasks, seconds", [case(60, 90, nightly=False), case(1000, 900, nightly=True)])
 def test_each_task_is_performed_once_whoever_is_killed(kind, tasks, seconds, tmp_path):

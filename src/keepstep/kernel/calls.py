@@ -39,6 +39,7 @@ from .undoable import Saga
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
 
+    from ..workflows.agent import TaskPlan
     from ..workflows.dag import Dag
     from ..workflows.definition import Step, Workflow
     from ..workflows.graph import Graph
@@ -142,6 +143,10 @@ class Branch:
     def walk_dag(self, dag: Dag, inputs: dict[str, Any]) -> Coroutine[Any, Any, dict[str, Any]]:
         """Perform the steps of the dag that is this run's workflow."""
         return self.run.host.runner.walk_dag(self, dag, inputs)
+
+    def perform(self, plan: TaskPlan, task: Any) -> Coroutine[Any, Any, Any]:
+        """Give a task to an agent, as a workflow's file describes it."""
+        return self.run.host.runner.perform(plan, task)
 
     def generator(self) -> random.Random:
         """Return a random generator that draws the same values on every replay."""

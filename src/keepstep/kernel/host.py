@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..ports import Answer, Change, Clock, Create, Executor, Row, Send, Tracer
     from ..records.keys import Cipher
     from ..records.record import Record
+    from ..workflows.agent import TaskPlan
     from ..workflows.dag import Dag
     from ..workflows.definition import Workflow
     from ..workflows.graph import Graph
@@ -123,6 +124,8 @@ class Conductor(Protocol):
     def walk(self, branch: Any, graph: Graph, initial: Mapping[str, Any]) -> Coroutine[Any, Any, dict[str, Any]]: ...
 
     def walk_dag(self, branch: Any, dag: Dag, inputs: dict[str, Any]) -> Coroutine[Any, Any, dict[str, Any]]: ...
+
+    def perform(self, plan: TaskPlan, task: Any) -> Coroutine[Any, Any, Any]: ...
 
 
 class SignalReader(Protocol):

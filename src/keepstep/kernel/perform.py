@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ..checks import check_name, check_number
 from ..errors import AgentUnavailable, DefinitionError, StepFailed, StoreError, TimedOut
@@ -17,7 +17,7 @@ from ..model.signal import BLOCKED
 from ..policies.health import CHECK_SECONDS
 from ..records.record import Record, StoredError
 from ..values import VALUES
-from ..workflows.agent import AgentWorkflow, as_agent
+from ..workflows.agent import AgentWorkflow, OnFailure, as_agent
 from ..workflows.call import Call
 from .call_states import ASKED, CANCELLED
 from .calls import Branch, DurableCall, Task, current_branch
@@ -29,11 +29,9 @@ from .waits import timeout_seconds
 from .wakeups import add_wait, end_wait
 
 if TYPE_CHECKING:
-    from ..workflows.agent import Agent
+    from ..workflows.agent import Agent, TaskPlan
     from ..workflows.definition import Workflow
     from .host import Assignment
-
-OnFailure = Literal["next", "raise"]
 
 #: How often one agent may be lost with the same task before the task no longer waits for it: the task may be the cause.
 MOST_LOSSES = 3
@@ -323,6 +321,12 @@ def _begin(verb: str, need: Any, team: tuple[str, ...] | None, task: Any, option
     needs = _asked(need, team)
     search = Search(needs, team, least, bool(options.wait), options.on_failure, seconds, until)
     return Task(branch, _performed(search, task, options.priority))
+
+
+def give(plan: TaskPlan, needs: tuple[str, ...], task: Any) -> Call[Any]:
+    """Let an agent perform a task under the options of a plan."""
+    options = _Options(plan.seconds, plan.wait, plan.on_failure, plan.least)
+    return _begin("perform", needs, plan.team, task, options)
 
 
 class Team:

@@ -23,6 +23,7 @@ from .versions import definition_of
 
 if TYPE_CHECKING:
     from ..model import Claim
+    from ..workflows.agent import TaskPlan
     from ..workflows.dag import Dag
     from ..workflows.definition import Workflow
     from ..workflows.graph import Graph
@@ -73,6 +74,12 @@ class Runner:
         from .dag import walk_dag  # noqa: PLC0415 - only needed for dags
 
         return walk_dag(branch, dag, inputs)
+
+    def perform(self, plan: TaskPlan, task: Any) -> Coroutine[Any, Any, Any]:
+        """Give a task to an agent."""
+        from .refine import planned  # noqa: PLC0415 - only needed for agents of a workflow's file
+
+        return planned(plan, task)
 
     # -- beginning -----------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, TypeVar, overload
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar, overload
 
 from ..checks import check_limit, check_name, check_number
 from ..errors import DefinitionError
@@ -12,12 +13,39 @@ from ..model.agent import agent_workflow
 from ..policies.health import CHECK_SECONDS, SLOW_SECONDS
 from ..policies.queue import Limits
 from ..policies.rate import Rate
+from ..ports import CURRENT
 from .definition import Step, Workflow
 
 R = TypeVar("R")
 
+OnFailure = Literal["next", "raise"]
+
 #: Tasks that one host lets an agent perform at once by default.
 MAX_TASKS = 10
+#: Drafts of a quality loop at most, and the score from which on one is accepted, unless the caller says otherwise.
+ROUNDS = 3
+THRESHOLD = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPlan:
+    """A task for an agent, as a workflow's file describes it; with a `critic`, a quality loop of such tasks."""
+
+    needs: tuple[str, ...]
+    team: tuple[str, ...] | None = None
+    seconds: float | None = None
+    wait: bool = False
+    on_failure: OnFailure = "next"
+    least: float = 1.0
+    critic: tuple[str, ...] = ()
+    threshold: float = THRESHOLD
+    rounds: int = ROUNDS
+    escalate: str | None = None
+    escalate_seconds: float | None = None
+
+    def __call__(self, task: Any) -> Any:
+        """Return the call that performs the task, in the code of a workflow."""
+        return CURRENT.get().perform(self, task)
 
 
 class AgentWorkflow(Workflow[..., Any]):

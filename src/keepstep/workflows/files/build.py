@@ -14,6 +14,7 @@ from ...model.problem import Problem
 from ...policies import Budget, Recovery, Retain, Schedule, Service
 from ...policies.queue import DECLARED as QUEUES
 from ...policies.service import DECLARED as SERVICES
+from ..agent import Agent, TaskPlan
 from ..dag import Dag
 from ..definition import KNOWN, Step, Workflow
 from ..graph import Graph
@@ -28,18 +29,23 @@ from .parts import (
     adapted_undo,
     asked_with,
     asking,
+    awaiting,
     body_of,
     data,
     joining,
+    minds,
     nothing,
     own_options,
     parts,
+    performing,
     queued,
+    refining,
     retried,
     scheduled,
     seconds,
     sending,
     service_options,
+    task_options,
     waits,
     with_description,
 )
@@ -122,7 +128,7 @@ class Builder:
         """Return the names in the file that the caller did not give. The file may have errors."""
         look = {"function": self._function, "map": self._function, "agent": self._agent, "subworkflow": self._workflow}
         for name, step in self.steps.items():
-            if has_known_kind(step) and kind_of(step) in look:
+            if has_known_kind(step) and kind_of(step) in look and "need" not in step.data:
                 look[kind_of(step)](name, step)
             if "undo" in step.data:
                 self._given(name, step, "function", self.functions, under="undo")
@@ -224,8 +230,7 @@ class Builder:
         elif kind in ("branch", "barrier"):
             graph.add(nothing, name)
         elif kind == "agent":
-            agent = self._agent(name, step)
-            graph.add(self._step(name, step, agent), name, agent=data(step, "agent") or name, **options)
+            self._put_agent(graph, name, step, options)
         elif kind == "http":
             request = self._request(name, step)
             graph.add(
@@ -235,6 +240,35 @@ class Builder:
             )
         else:
             graph.add(self._step(name, step, self._function(name, step)), name, **options)
+
+    def _put_agent(self, graph: Graph, name: str, step: Value, options: dict[str, Any]) -> None:
+        """Add a step that asks an agent: one that a worker hosts, or one that the caller names."""
+        if "need" in step.data:
+            body = performing(self._plan(step), step, self._into(name, step))
+            with_description(graph.add(body, name, waits=True, **options), name, step)
+            return
+        agent, durable = self._agent(name, step), data(step, "durable") is True
+        options = {**options, "agent": data(step, "agent") or name}
+        if isinstance(agent, Agent):
+            durable = durable or inspect.iscoroutinefunction(agent.perform)
+            agent = agent.perform
+        if not durable:
+            graph.add(self._step(name, step, agent), name, **options)
+            return
+        keys = {one: key.data for one, key in parts(step, "with").items()} if "with" in step.data else None
+        body = adapted(awaiting(body_of(agent)), keys, data(step, "into"), name)
+        with_description(graph.add(body, name, waits=True, **options), name, step)
+
+    def _plan(self, step: Value) -> TaskPlan:
+        """Return the task of a step, with the options of its team where the step has none."""
+        team = inside(self.root, "spec", "teams", data(step, "team")) if "team" in step.data else None
+        given: dict[str, Any] = {}
+        for one in (team, step):
+            if one is not None:
+                given |= task_options(one)
+        members = None if team is None else tuple(one.data for one in items(team.data["agents"]))
+        refine = step.data.get("refine")
+        return TaskPlan(minds(step.data["need"]), members, **given, **({} if refine is None else refining(refine)))
 
     def _lead(self, graph: Graph, name: str, step: Value) -> None:
         following = step.data.get("next")

@@ -25,8 +25,13 @@ REMEMBERED = 128
 Form = Literal["graph", "dag"]
 
 #: Keys of a step that belong to a graph only.
-_OF_GRAPH = ("next", "join", "branches", "exit", "stage", "into", "takes", "collect")
+_OF_GRAPH = ("next", "join", "branches", "exit", "stage", "into", "takes", "collect", "need", "durable")
 _OF_DAG = ("needs", "when", "map")
+#: Keys of an agent that a worker hosts, and those of one that the caller names.
+_HOSTED = ("team", "task", "when_nobody", "on_failure", "least", "refine")
+_CALLED = ("agent", "durable", "with", "at_most_once", "undo", "undo_unfinished", "service", "cost", "retry")
+#: Keys that are for a single attempt of a step, and not for code whose calls are recorded one by one.
+_OF_ATTEMPTS = ("at_most_once", "undo", "undo_unfinished", "service", "cost", "retry", "timeout")
 #: Kinds of steps that a dag cannot have, each with the advice of the message.
 NOT_IN_DAG = {
     "delay": "a dag's steps start when their needs are done; use a graph, or sleep in the function",
@@ -278,10 +283,33 @@ class _Look:
             at = step.data["in_doubt"].key
             yield problem(f"{path}.in_doubt", "only an at_most_once step is ever in doubt", "remove in_doubt", at)
         yield from self.service(f"{path}.service", step.data.get("service"))
+        if kind == "agent":
+            yield from self.agent(path, step)
         if kind == "approval" and "on_timeout" in step.data and not {"timeout", "heartbeat"} & step.data.keys():
             at = step.data["on_timeout"].key
             what = "it never happens: there is no timeout"
             yield Problem("warning", f"{path}.on_timeout", what, "add timeout:", line=at.line, column=at.column)
+
+    def agent(self, path: str, step: Value) -> Iterator[Problem]:
+        """Yield the keys of a step that do not belong to its way of asking an agent."""
+        wrong: tuple[str, ...]
+        if "need" in step.data:
+            wrong, what, how = _CALLED, "belongs to an agent that the caller names, and need: asks a hosted one", ""
+        else:
+            wrong, what, how = _HOSTED, "belongs to an agent that a worker hosts", "add need:, or remove it"
+        for key in wrong:
+            if key in step.data:
+                yield problem(f"{path}.{key}", f"{key!r} {what}", how or "remove one of them", step.data[key].key)
+        durable = step.data.get("durable")
+        for key in _OF_ATTEMPTS if durable is not None and durable.data is True else ():
+            if key in step.data:
+                told = f"{key!r} is for one attempt, and the calls of a durable agent are recorded one by one"
+                yield problem(f"{path}.{key}", told, "give it to those calls", step.data[key].key)
+        team, teams = step.data.get("team"), inside(self.root, "spec", "teams")
+        known = teams.data if teams is not None and isinstance(teams.data, dict) else {}
+        if team is not None and isinstance(team.data, str) and team.data not in known:
+            how = nearest(team.data, known) or "write it under spec.teams"
+            yield problem(f"{path}.team", f"there is no team {shown(team.data)}", how, team.at)
 
     def service(self, path: str, named: Value | None) -> Iterator[Problem]:
         """Yield a warning if a step names a service that the file does not declare beside others."""

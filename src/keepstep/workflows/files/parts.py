@@ -21,6 +21,8 @@ from .check import kind_of
 from .http import Request, bare_url
 from .read import Value
 
+#: Keys of a step that say whom a task goes to, and what it is.
+_ABOUT_TASKS = ("need", "team", "task", "when_nobody", "on_failure", "least", "refine", "durable")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
@@ -128,6 +130,33 @@ def retried(value: Value) -> Retry:
     return Retry(**given)
 
 
+def minds(value: Value) -> tuple[str, ...]:
+    """Return the capabilities, or the name of an agent, that are asked for."""
+    return (value.data,) if isinstance(value.data, str) else tuple(one.data for one in value.data)
+
+
+def task_options(value: Value) -> dict[str, Any]:
+    """Return the options of a task, as a step or a team has them."""
+    given: dict[str, Any] = {name: data(value, name) for name in ("on_failure", "least") if name in value.data}
+    if "when_nobody" in value.data:
+        given["wait"] = data(value, "when_nobody") == "wait"
+    if "timeout" in value.data:
+        given["seconds"] = seconds(value.data["timeout"])
+    return given
+
+
+def refining(value: Value) -> dict[str, Any]:
+    """Return the options of a quality loop."""
+    given: dict[str, Any] = {"critic": minds(value.data["critic"]), "escalate": data(value, "ask")}
+    if "threshold" in value.data:
+        given["threshold"] = float(data(value, "threshold"))
+    if "rounds" in value.data:
+        given["rounds"] = int(data(value, "rounds"))
+    if "timeout" in value.data:
+        given["escalate_seconds"] = seconds(value.data["timeout"])
+    return given
+
+
 # -- bodies ------------------------------------------------------------------------------------------------------------
 
 
@@ -145,6 +174,39 @@ def body_of(found: Any) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
+def performing(perform: Callable[..., Any], step: Value, into: str) -> Callable[..., Any]:
+    """Return a function of the state that gives a task to an agent and stores the answer under a key.
+
+    What a quality loop says about the answer beyond that is stored beside it.
+    """
+    key, loops = data(step, "task"), "refine" in step.data
+
+    async def body(state: Mapping[str, Any]) -> dict[str, Any]:
+        if key is not None and key not in state:
+            raise Permanent(f"the state has no key {key!r}, which is the task of the agent")
+        result = perform(dict(state) if key is None else state[key])
+        result = await result if inspect.isawaitable(result) else result
+        if not loops:
+            return {into: result}
+        quality = {"score": result.score, "rounds": result.rounds, "accepted_by": result.accepted_by}
+        return {into: result.result, f"{into}_quality": quality}
+
+    return body
+
+
+def awaiting(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an async function; what a plain one returns is awaited if it can be."""
+    if inspect.iscoroutinefunction(fn):
+        return fn
+
+    @functools.wraps(fn)
+    async def body(*args: Any, **kwargs: Any) -> Any:
+        result = fn(*args, **kwargs)
+        return await result if inspect.isawaitable(result) else result
+
+    return body
+
+
 def with_description(made: Step[..., Any], name: str, step: Value) -> Step[..., Any]:
     """Return the step with its description in the file, so that a run started under another file shows the difference.
 
@@ -154,7 +216,10 @@ def with_description(made: Step[..., Any], name: str, step: Value) -> Step[..., 
     words = [kind]
     if kind in ("function", "agent", "map"):
         what = "agent" if kind == "agent" else "function"
-        words.append(f"{what}={data(step, what) or name}")
+        if "need" not in step.data:
+            words.append(f"{what}={data(step, what) or name}")
+    written = {key: step.data[key].plain() for key in _ABOUT_TASKS if key in step.data}
+    words += [f"{key}={json.dumps(value, sort_keys=True)}" for key, value in written.items()]
     words += [f"with {parameter}={one.data}" for parameter, one in sorted(parts(step, "with").items())]
     if "into" in step.data:
         words.append(f"into={data(step, 'into')}")
