@@ -27,8 +27,6 @@ ROOT = Path(__file__).parents[2]
 AGENTS = ("ann", "bob", "cleo", "dan")
 #: The agent that does not work for a while.
 FRAGILE = "dan"
-#: Kills after which it works again. It is not killed before, so that it becomes unhealthy.
-WELL_AGAIN = 8
 #: Seconds after a change of health in which a task may begin that its host had claimed before.
 CLAIMED_BEFORE = 0.5
 
@@ -110,6 +108,7 @@ class _Team:
         self.url, self.tasks, self.place = url, tasks, place
         self.killed = set()
         self.processes = {}
+        self.was_unhealthy = False
         self.away = {}  # how many blows must have fallen before a killed process is started again
 
     def started(self, role, *words):
@@ -125,7 +124,7 @@ class _Team:
         try:
             assert self.started("giver", str(self.tasks)).wait(60) == 0
             until, blows, least = time.monotonic() + seconds, 0, max(12, self.tasks // 25)
-            while time.monotonic() < until and (blows < least or self.open_jobs()):
+            while time.monotonic() < until and (blows < least or not self.was_unhealthy or self.open_jobs()):
                 time.sleep(chance.uniform(0.2, 0.6))
                 self._let_it_fail(blows)
                 for role, process in self.processes.items():
@@ -134,7 +133,7 @@ class _Team:
                         self.processes[role] = self.started(role.partition(" ")[0])
                 if blows < 2 * least:
                     blows += 1
-                    role = chance.choice([*(AGENTS if blows > WELL_AGAIN else AGENTS[:-1]), "giver one"])
+                    role = chance.choice([*(AGENTS if self.was_unhealthy else AGENTS[:-1]), "giver one"])
                     self.away[role] = blows + chance.choice([0, 10])  # it comes back at once, or is missed
                     self._kill(role)
             assert self.open_jobs() == 0, "not every task was performed"
@@ -144,11 +143,13 @@ class _Team:
                 process.wait()
 
     def _let_it_fail(self, blows):
-        broken = self.place / "broken"
+        """Break one agent until it has become unhealthy. It is not killed meanwhile."""
+        broken, log = self.place / "broken", self.place / "log"
         if blows == 1:
             broken.touch()
-        elif blows >= WELL_AGAIN:
-            broken.unlink(missing_ok=True)
+        elif broken.exists() and any(f" health {FRAGILE} {one}" in log.read_text() for one in ("unhealthy", "offline")):
+            broken.unlink()
+            self.was_unhealthy = True
 
     def _kill(self, role):
         victim = self.processes[role]

@@ -542,7 +542,7 @@ def test_the_file_with_every_field_is_built():
     graph.close()
     queue = DECLARED.pop("whole")
     assert (graph.starting["queue"], queue.limits.rate) == ("whole", ks.Rate(5, per=60.0, burst=2))
-    plain = ["start", "mind", "ask-them", "choose", "fan", "left", "right", "both", "done", "stop"]
+    plain = ["start", "mind", "expert", "durably", "ask-them", "choose", "fan", "left", "right", "both", "done", "stop"]
     assert {name: node.kind for name, node in graph.nodes.items() if "fork" not in name} == {
         **dict.fromkeys(plain, "step"),
         "cool": "delay", "each": "map", "child": "child", "approve": "wait",

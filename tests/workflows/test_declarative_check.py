@@ -425,7 +425,7 @@ def test_the_reference_is_the_schema():
         "queue": defs["queue"],
         "rate": defs["rate"],
         "recovery": defs["recovery"],
-        **{name: defs[name] for name in ("service", "breaker")},
+        **{name: defs[name] for name in ("service", "breaker", "team", "refine")},
     }
     rules |= {"resources": defs["spec"]["properties"]["resources"], "branches": defs["branches"]["items"]}
     rules |= {kind: defs[kind] for kind in kinds()} | {"policies": defs["policies"]} | policies

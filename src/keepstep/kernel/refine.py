@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -16,7 +16,7 @@ from .perform import give, perform
 from .publish import publish
 from .waits import wait_for
 
-#: Who generates or criticises: a capability or an agent by name, a list of capabilities, an agent, or a function.
+#: A generator or a critic: a capability or an agent by name, a list of capabilities, an agent, or a function.
 Mind = str | Sequence[str] | Agent[Any] | Callable[[Any], Any]
 
 
@@ -56,8 +56,8 @@ async def refine(
 ) -> Refined:
     """Let a generator make a draft and a critic judge it, again and again, until the draft is good enough.
 
-    It ends when a score reaches the `threshold`, when a draft is no better than the one before, or after some `rounds`.
-    The best draft counts. Every call is a task of an agent or an ordinary step, so a crash repeats none of them.
+    A score of at least `threshold` ends the loop, or a draft without improvement, or the last of the `rounds`. The best
+    draft counts. Every call is a task of an agent or an ordinary step, so that a crash repeats none.
 
     | option | means |
     |---|---|
@@ -133,7 +133,7 @@ async def planned(plan: TaskPlan, task: Any) -> Any:
     return await refine(
         task,
         generator=lambda ask: give(plan, plan.needs, ask),
-        critic=lambda ask: give(plan, plan.critic, ask),
+        critic=lambda ask: give(replace(plan, team=None), plan.critic, ask),  # it may stand outside the team
         threshold=plan.threshold,
         rounds=plan.rounds,
         escalate=plan.escalate,

@@ -303,8 +303,8 @@ class _Look:
         durable = step.data.get("durable")
         for key in _OF_ATTEMPTS if durable is not None and durable.data is True else ():
             if key in step.data:
-                told = f"{key!r} is for one attempt, and the calls of a durable agent are recorded one by one"
-                yield problem(f"{path}.{key}", told, "give it to those calls", step.data[key].key)
+                what = f"{key!r} is for one attempt, and the calls of a durable agent are recorded one by one"
+                yield problem(f"{path}.{key}", what, "give it to those calls", step.data[key].key)
         team, teams = step.data.get("team"), inside(self.root, "spec", "teams")
         known = teams.data if teams is not None and isinstance(teams.data, dict) else {}
         if team is not None and isinstance(team.data, str) and team.data not in known:

@@ -177,7 +177,7 @@ def body_of(found: Any) -> Callable[..., Any]:
 def performing(perform: Callable[..., Any], step: Value, into: str) -> Callable[..., Any]:
     """Return a function of the state that gives a task to an agent and stores the answer under a key.
 
-    What a quality loop says about the answer beyond that is stored beside it.
+    The score of a quality loop is stored beside it.
     """
     key, loops = data(step, "task"), "refine" in step.data
 
