@@ -531,6 +531,13 @@ def services(effort: Effort) -> list[Finding]:
     return findings(effort)
 
 
+def saver(effort: Effort) -> list[Finding]:
+    """The saver for LangGraph beside LangGraph's own."""
+    from . import saver as jobs
+
+    return jobs.findings(effort)
+
+
 JOBS: dict[str, Callable[[Effort], list[Finding]]] = {
     "j1": j1,
     "j2": j2,
@@ -548,4 +555,5 @@ JOBS: dict[str, Callable[[Effort], list[Finding]]] = {
     "postgres": postgres,
     "queues": queues,
     "services": services,
+    "saver": saver,
 }

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from bench import called, floor, gauges, graphs, measure, ours, peers, queued, queues, report
+from bench import called, floor, gauges, graphs, measure, ours, peers, queued, queues, report, saver
 from keepstep.policies.queue import DECLARED
 
 SMALL = {
@@ -196,3 +196,9 @@ def test_peers_are_optional(tmp_path, monkeypatch):
 def test_a_spread_is_ordered():
     spread = gauges.spread([3.0, 1.0, 2.0])
     assert (spread["median"], spread["p99"], spread["worst"]) == (statistics.median([1, 2, 3]), 3.0, 3.0)
+
+
+@pytest.mark.parametrize("whose", ["keepstep", "langgraph", "memory"])
+def test_savers_do_the_same_steps(whose, tmp_path):
+    assert asyncio.run(saver.one(tmp_path, saver=whose, steps=3))["count"] == 3
+    assert asyncio.run(saver.many(tmp_path, saver=whose, threads=2, steps=3))["count"] == 6

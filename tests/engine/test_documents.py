@@ -82,16 +82,38 @@ async def test_writes_of_tasks_and_threads_share_commits():
     documents.close()
 
 
+async def test_patient_writes_share_the_commit_of_the_next():
+    store = Counting()
+    documents = Documents(store)
+    with ThreadPoolExecutor(1) as pool:
+        patient = pool.submit(documents.blocking.write, Put("c", "blocking", b"1"), patience_seconds=60)
+        await asyncio.to_thread(waiting, documents, 1)
+        task = asyncio.ensure_future(documents.write(Put("c", "async", b"1"), patience_seconds=60))
+        await asyncio.to_thread(waiting, documents, 2)
+        assert store.sizes == []
+        await documents.put("c", "hasty", b"1")
+        assert patient.result(10).verdict is (await task).verdict is Verdict.DONE
+    assert store.sizes == [3]
+    documents.close()
+
+
+async def test_patient_writes_are_committed_when_no_other_comes():
+    documents = Documents(MemoryStore())
+    assert documents.blocking.write(Put("c", "blocking", b"1"), patience_seconds=0.001).versions == (1,)
+    assert (await documents.write(Put("c", "async", b"1"), patience_seconds=0.001)).versions == (1,)
+    documents.close()
+
+
 async def test_many_writers_lose_nothing():
     documents = Documents(MemoryStore())
 
     async def count(name):
-        for _ in range(20):
-            await documents.put("c", name, b"1", keep=3)
+        for number in range(20):
+            await documents.write(Put("c", name, b"1", keep=3), patience_seconds=number % 3 / 10_000)
 
     def count_in_thread(name):
-        for _ in range(20):
-            documents.blocking.put("c", name, b"1", keep=3)
+        for number in range(20):
+            documents.blocking.write(Put("c", name, b"1", keep=3), patience_seconds=number % 3 / 10_000)
 
     threads = [asyncio.to_thread(count_in_thread, "k") for _ in range(4)]
     await asyncio.gather(*(count("k") for _ in range(8)), *threads)

@@ -70,38 +70,72 @@ class GroupCommit:
         self._mutex = threading.Lock()
         self._queue: deque[_Waiting] = deque()
         self._led = False
+        #: Set when a batch comes that has no patience.
+        self._hurry = threading.Event()
         self._pool: ThreadPoolExecutor | None = None
 
-    def write(self, batch: Sequence[Put]) -> Written:
-        """Write a batch and wait for its answer."""
+    def write(self, batch: Sequence[Put], patience_seconds: float = 0.0) -> Written:
+        """Write a batch and wait for its answer. A patient one waits that long for another to commit it, too."""
         one = _Waiting(batch)
         with self._mutex:
             self._queue.append(one)
-            leads, self._led = not self._led, True
+            leads = not self._led and not patience_seconds
+            self._led = self._led or leads
             if not leads:
                 one.turn = threading.Lock()
                 one.turn.acquire()
         if one.turn is not None:
-            one.turn.acquire()  # until its answer is there, or it is its turn to lead
-            leads = one.leads
+            leads = self._is_impatient(one, patience_seconds)
         if leads:
             while one.answer is None and one.error is None:
                 self._commit_some()
             self._hand_over()
         return one.outcome()
 
-    def begin(self, batch: Sequence[Put], deliver: Callable[[_Waiting], None]) -> None:
+    def _is_impatient(self, one: _Waiting, patience_seconds: float) -> bool:
+        """Wait until a batch has its answer, or should be committed by its caller; return which of them."""
+        turn = one.turn or threading.Lock()
+        if patience_seconds and not turn.acquire(timeout=patience_seconds):
+            with self._mutex:
+                if not self._led:
+                    one.leads = self._led = True
+                    return True
+            turn.acquire()
+        elif not patience_seconds:
+            turn.acquire()
+        return one.leads
+
+    def begin(self, batch: Sequence[Put], deliver: Callable[[_Waiting], None], patience_seconds: float = 0.0) -> None:
         """Write a batch soon, and call `deliver` on another thread when it has its answer."""
         with self._mutex:
             self._queue.append(_Waiting(batch, deliver))
-            leads, self._led = not self._led, True
-        if leads:
-            self._lead_in_thread()
+            is_led = self._led
+            self._led = is_led or not patience_seconds
+        if is_led:
+            return
+        if patience_seconds:
+            self._in_thread(self._lead_late, patience_seconds)
+        else:
+            self._hurry.set()
+            self._in_thread(self._lead)
 
-    def _lead_in_thread(self) -> None:
+    def _in_thread(self, act: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="keepstep-documents")
-        self._pool.submit(self._lead)
+        self._pool.submit(act, *args, **kwargs)
+
+    def _lead_late(self, patience_seconds: float) -> None:
+        """Lead after a while, unless somebody else has led meanwhile."""
+        with self._mutex:
+            if self._led or not self._queue:
+                return
+            self._hurry.clear()
+        self._hurry.wait(patience_seconds)
+        with self._mutex:
+            if self._led or not self._queue:
+                return
+            self._led = True
+        self._lead()
 
     def _lead(self) -> None:
         self._commit_some()
@@ -118,7 +152,7 @@ class GroupCommit:
             first.leads = True
             first.turn.release()
         else:
-            self._lead_in_thread()
+            self._in_thread(self._lead)
 
     def _commit_some(self) -> None:
         with self._mutex:
@@ -188,8 +222,11 @@ class Documents:
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
-    async def write(self, *puts: Put) -> Written:
-        """Write several documents, all or nothing. A conflict is an answer, not an error."""
+    async def write(self, *puts: Put, patience_seconds: float = 0.0) -> Written:
+        """Write several documents, all or nothing. A conflict is an answer, not an error.
+
+        With patience, they wait that long for another write to share its commit.
+        """
         self.check(puts)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Written] = loop.create_future()
@@ -197,7 +234,7 @@ class Documents:
         def deliver(one: _Waiting) -> None:
             loop.call_soon_threadsafe(_settle, future, one)
 
-        self._group.begin(puts, deliver)
+        self._group.begin(puts, deliver, patience_seconds)
         return await asyncio.shield(future)
 
     async def put(self, collection: str, key: str, value: bytes | None, **options: Any) -> int:
@@ -252,10 +289,10 @@ class BlockingDocuments:
         self.documents = documents
         self._store: Any = documents.store
 
-    def write(self, *puts: Put) -> Written:
-        """Write several documents, all or nothing. A conflict is an answer, not an error."""
+    def write(self, *puts: Put, patience_seconds: float = 0.0) -> Written:
+        """Write several documents, as `Documents.write`."""
         self.documents.check(puts)
-        return self.documents._group.write(puts)  # noqa: SLF001 - its own kind
+        return self.documents._group.write(puts, patience_seconds)  # noqa: SLF001 - its own kind
 
     def put(self, collection: str, key: str, value: bytes | None, **options: Any) -> int:
         """Write one document and return its version, as `Documents.put`."""

@@ -193,7 +193,7 @@ def run_plan(documents: Documents, plan: Plan[T]) -> T:
             if isinstance(request, Get):
                 answer = blocking.get(COLLECTION, request.key)
             elif isinstance(request, Write):
-                answer = blocking.write(*request.puts)
+                answer = blocking.write(*request.puts, patience_seconds=request.patience_seconds)
             elif isinstance(request, Remove):
                 answer = blocking.remove(COLLECTION, request.prefix)
             else:
@@ -213,7 +213,7 @@ async def await_plan(documents: Documents, plan: Plan[T]) -> T:
         if isinstance(request, Get):
             answer = await documents.get(COLLECTION, request.key)
         elif isinstance(request, Write):
-            answer = await documents.write(*request.puts)
+            answer = await documents.write(*request.puts, patience_seconds=request.patience_seconds)
         elif isinstance(request, Remove):
             answer = await documents.remove(COLLECTION, request.prefix)
         else:

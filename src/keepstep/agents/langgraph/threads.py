@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
@@ -38,6 +39,9 @@ T = TypeVar("T")
 COLLECTION = "langgraph:threads"
 #: Bytes from which the value of a channel is a document of its own, which later checkpoints refer to.
 LARGE_BYTES = 2_000
+#: Seconds for which writes of a task wait for the checkpoint that follows them, to share its commit. LangGraph does not
+#: wait for them meanwhile.
+PATIENCE_SECONDS = 0.001
 #: Characters of a part of a key at most; a longer one is stored as its digest.
 _LONGEST_PART = 100
 #: Namespaces without a checkpoint that a context remembers: those of a graph and of the subgraphs in it.
@@ -69,9 +73,10 @@ class Find(NamedTuple):
 
 
 class Write(NamedTuple):
-    """Write a batch."""
+    """Write a batch; with patience, together with another one that comes soon."""
 
     puts: Sequence[Put]
+    patience_seconds: float = 0.0
 
 
 class Remove(NamedTuple):
@@ -90,6 +95,7 @@ def _put(key: str, value: bytes | None, expect: int | None = None) -> Put:
 # -- keys --------------------------------------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def _part(text: str) -> str:
     """Return a text as a part of a key, without a slash; a long text as its digest."""
     plain = quote(text, safe="!$&'()*+,:;=@|~ ")
@@ -256,8 +262,7 @@ class Threads:
         place, parent = place_of(config), get_checkpoint_id(config)
         thread = config["configurable"]["thread_id"]
         cursor = self.chains.cursor(place, parent, thread)
-        large = {channel: place.value(channel, of) for channel, of in checkpoint["channel_versions"].items()}
-        saved, puts = self._saved(place, config, checkpoint, metadata, new=new, large=large, known=cursor is not None)
+        saved, puts = self._saved(place, config, checkpoint, metadata, known=None if cursor is None else new)
         puts.append(_put(place.checkpoint(saved.id), _encode(saved)))
         if cursor is None:
             yield from self._put_anywhere(place, saved, puts)
@@ -272,27 +277,27 @@ class Threads:
         checkpoint: Checkpoint,
         metadata: CheckpointMetadata,
         *,
-        new: ChannelVersions,
-        large: Mapping[str, str],
-        known: bool,
+        known: ChannelVersions | None,
     ) -> tuple[Saved, list[Put]]:
+        """Return a checkpoint as stored, and the large values to write; those that are `known` but not new are."""
         dumps = self.serde.dumps_typed
         bare: Any = {key: of for key, of in checkpoint.items() if key != "channel_values"}
         facts = dumps(get_checkpoint_metadata(config, metadata))
-        saved = Saved(
-            place.thread, place.space, checkpoint["id"], get_checkpoint_id(config), facts, dumps(bare), {}, {}
-        )
+        parent = get_checkpoint_id(config)
+        saved = Saved(place.thread, place.space, checkpoint["id"], parent, facts, dumps(bare), {}, {})
         puts: list[Put] = []
+        versions = checkpoint["channel_versions"]
         for channel, value in (checkpoint.get("channel_values") or {}).items():
-            key = large.get(channel)
-            if key is not None and known and channel not in new and self.chains.has(key):
-                saved.large[channel] = key
-                continue
+            if known is not None and channel not in known and channel in versions:
+                key = place.value(channel, versions[channel])
+                if self.chains.has(key):
+                    saved.large[channel] = key
+                    continue
             kind, data = dumps(value)
-            if key is None or len(data) < LARGE_BYTES:
+            if len(data) < LARGE_BYTES or channel not in versions:
                 saved.values[channel] = kind, data
             else:
-                saved.large[channel] = key
+                saved.large[channel] = key = place.value(channel, versions[channel])
                 puts.append(_put(key, _encode((kind, data))))
         return saved, puts
 
@@ -337,7 +342,8 @@ class Threads:
         there: dict[int, SavedWrite] = {}
         version = 0
         while (merged := {**there, **fresh} if replaces else {**fresh, **there}) != there:
-            written = yield Write([_put(key, _encode(SavedWrites(task, list(merged.values()))), version)])
+            put = _put(key, _encode(SavedWrites(task, list(merged.values()))), version)
+            written = yield Write([put], PATIENCE_SECONDS)
             if written.verdict is Verdict.DONE:
                 return
             found = yield Get(key)
