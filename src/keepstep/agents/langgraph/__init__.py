@@ -9,7 +9,8 @@ except ImportError as error:  # pragma: no cover - the tests have it
 
 from .graph import DurableGraph, durable
 from .saver import KeepstepSaver
+from .store import KeepstepStore
 from .threads import ThreadMoved
 from .turns import in_turn
 
-__all__ = ["DurableGraph", "KeepstepSaver", "ThreadMoved", "durable", "in_turn"]
+__all__ = ["DurableGraph", "KeepstepSaver", "KeepstepStore", "ThreadMoved", "durable", "in_turn"]

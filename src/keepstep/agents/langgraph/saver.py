@@ -20,7 +20,7 @@ from ...engine.documents import Documents
 from ...errors import DefinitionError
 from ...records.keys import Keys
 from .serde import strict
-from .threads import COLLECTION, Chains, Get, Plan, Remove, Threads, Write
+from .threads import COLLECTION, Ask, Chains, Get, Plan, Remove, Threads, Write
 
 T = TypeVar("T")
 
@@ -183,7 +183,7 @@ def documents_of(owner: Any, keys: Keys | None, options: dict[str, Any]) -> tupl
     return Documents.open(owner, keys=keys, **options), True
 
 
-def run_plan(documents: Documents, plan: Plan[T]) -> T:
+def run_plan(documents: Documents, plan: Plan[T], collection: str = COLLECTION) -> T:
     """Carry out a plan in blocking code."""
     blocking = documents.blocking
     answer: Any = None
@@ -191,18 +191,20 @@ def run_plan(documents: Documents, plan: Plan[T]) -> T:
         while True:
             request: Any = plan.send(answer)
             if isinstance(request, Get):
-                answer = blocking.get(COLLECTION, request.key)
+                answer = blocking.get(collection, request.key)
             elif isinstance(request, Write):
                 answer = blocking.write(*request.puts, patience_seconds=request.patience_seconds)
             elif isinstance(request, Remove):
-                answer = blocking.remove(COLLECTION, request.prefix)
+                answer = blocking.remove(collection, request.prefix)
+            elif isinstance(request, Ask):
+                answer = request.blocking()
             else:
-                answer = blocking.list(COLLECTION, **request.options)
+                answer = blocking.list(collection, **request.options)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
 
 
-async def await_plan(documents: Documents, plan: Plan[T]) -> T:
+async def await_plan(documents: Documents, plan: Plan[T], collection: str = COLLECTION) -> T:
     """Carry out a plan in async code."""
     answer: Any = None
     while True:
@@ -211,10 +213,12 @@ async def await_plan(documents: Documents, plan: Plan[T]) -> T:
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
         if isinstance(request, Get):
-            answer = await documents.get(COLLECTION, request.key)
+            answer = await documents.get(collection, request.key)
         elif isinstance(request, Write):
             answer = await documents.write(*request.puts, patience_seconds=request.patience_seconds)
         elif isinstance(request, Remove):
-            answer = await documents.remove(COLLECTION, request.prefix)
+            answer = await documents.remove(collection, request.prefix)
+        elif isinstance(request, Ask):
+            answer = await request.awaited()
         else:
-            answer = await documents.list(COLLECTION, **request.options)
+            answer = await documents.list(collection, **request.options)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
@@ -85,7 +85,14 @@ class Remove(NamedTuple):
     prefix: str
 
 
-Plan = Generator[Get | Find | Write | Remove, Any, T]
+class Ask(NamedTuple):
+    """Ask something else than the documents, in blocking or in async code."""
+
+    blocking: Callable[[], Any]
+    awaited: Callable[[], Awaitable[Any]]
+
+
+Plan = Generator[Get | Find | Write | Remove | Ask, Any, T]
 
 
 def _put(key: str, value: bytes | None, expect: int | None = None) -> Put:
