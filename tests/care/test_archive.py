@@ -203,7 +203,7 @@ def test_a_line_that_is_gone_or_exchanged_is_found(archive):
     [
         (b"", "not a Keepstep archive"),
         (b"[]", "not a Keepstep archive"),
-        (b'{"keepstep":"archive","format":2}', "format 2"),
+        (b'{"keepstep":"archive","format":3}', "format 3"),
         (b'{"keepstep":"store","format":1}', "not a Keepstep archive"),
         (b"\xff\xfe", "not a Keepstep archive"),
         (b"[" * 100_000, "not a Keepstep archive"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import subprocess
 import sys
 from datetime import timedelta
@@ -12,10 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from keepstep.care.archive import reading, writing
 from keepstep.care.copying import copy_runs
+from keepstep.care.transfer import check_archive, export_runs, import_runs
 from keepstep.care.verify import verify
 from keepstep.errors import CheckpointCorrupt, EncryptionError
-from keepstep.ports import DocumentQuery, Put, Verdict
+from keepstep.model import Status
+from keepstep.ports import Create, DocumentQuery, Put, Verdict
 from keepstep.records.keys import Keys
 from keepstep.stores.documents import prefix_end
 from keepstep.stores.encrypted import KEYS_COLLECTION, EncryptedStore
@@ -23,7 +27,7 @@ from keepstep.stores.files.store import FilesStore
 from keepstep.stores.memory import MemoryStore
 from keepstep.stores.open import open_store
 from keepstep.stores.sqlite.store import SQLiteStore
-from keepstep.testing.store_contract import SteppedClock, at
+from keepstep.testing.store_contract import SteppedClock, at, queued
 from tests.nightly import cases
 from tests.postgres import empty_store
 
@@ -308,3 +312,42 @@ def test_copy_takes_documents_along(kind, tmp_path):
     assert list(done.conflicts) == ["document d/k"]
     source.close()
     target.close()
+
+
+def test_archive_takes_documents_along(tmp_path):
+    source, target = SQLiteStore(tmp_path / "source.db"), SQLiteStore(tmp_path / "target.db")
+    values = [b"", b"{}", b"\x00\xff", b"two\nlines", b"[1, 2]"]
+    for number, value in enumerate(values):
+        source.write_documents([[Put("c", f"k{number}", value, keep=2, writer="w", expires_at=at(9e8))]])
+        source.write_documents([[Put("c", f"k{number}", value, keep=2)]])
+    packed = tmp_path / "all.jsonl"
+    with writing(str(packed)) as file:
+        assert export_runs(source, file).documents == 10
+    with reading(str(packed)) as file:
+        assert check_archive(file, "all.jsonl") == 0
+    for _ in range(2):
+        with reading(str(packed)) as file:
+            done = import_runs(target, file, "all.jsonl", actor="test")
+        assert (done.documents, done.whole) == (10, True)
+    query = DocumentQuery("c", all_versions=True)
+    assert target.list_documents(query) == source.list_documents(query)
+    changed = packed.read_bytes().replace(b'"value":{}', b'"value":[]', 1)
+    with pytest.raises(CheckpointCorrupt, match="its line was changed"):
+        check_archive(io.BytesIO(changed), "all.jsonl")
+    cut = b"".join(line for line in packed.read_bytes().splitlines(keepends=True) if b"k3" not in line)
+    with pytest.raises(CheckpointCorrupt, match="10 documents, and 8 were found"):
+        check_archive(io.BytesIO(cut), "all.jsonl")
+    source.close()
+    target.close()
+
+
+def test_archive_of_one_run_has_its_documents_only(tmp_path):
+    store = SQLiteStore(tmp_path / "runs.db")
+    for run in ("mine", "other"):
+        store.commit([Create(queued(run, status=Status.COMPLETED, due_at=None))])
+        store.write_documents([[Put("c", run, b"1", owner=run)]])
+    store.write_documents([[Put("c", "free", b"1")]])
+    out = io.BytesIO()
+    assert export_runs(store, out, ["mine"]).documents == 1
+    assert (b'"key":"mine"' in out.getvalue(), b'"key":"free"' in out.getvalue()) == (True, False)
+    store.close()

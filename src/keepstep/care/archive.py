@@ -1,8 +1,8 @@
 """The archive format: runs as lines of JSON, complete and readable, with every record word for word.
 
-An archive is a header, the runs, and a total. Each run is a line with its facts and head, then its checkpoints, its
-signals, and an end that seals these lines. Values that are not JSON text on one line, such as ciphertext, are stored as
-base64 under a field whose name says so.
+An archive is a header, the runs, the documents, and a total. Each run is a line with its facts and head, then its
+checkpoints, its signals, and an end that seals these lines. Values that are not JSON text on one line, such as
+ciphertext, are stored as base64 under a field whose name says so.
 """
 
 from __future__ import annotations
@@ -22,16 +22,19 @@ from typing import IO, Annotated, Any
 
 import msgspec
 
-from ..checks import check_id, check_name
+from ..checks import MOST, check_id, check_name
 from ..errors import CheckpointCorrupt, DefinitionError, SchemaMismatch, StoreError, StoreFull, StoreUnavailable
 from ..model import Run, Signal, Status
 from ..model.ids import draw
-from ..ports import Row
+from ..ports import Document, Put, Row
 from ..records.keys import key_id
 from ..records.record import EARLIEST_YEAR, LATEST_YEAR, Count, Instant
+from ..stores.documents import check_puts, checksum_of
 
-#: Format that this version writes. A newer one is refused.
-FORMAT = 1
+#: Newest format that this version reads. A newer one is refused.
+FORMAT = 2
+#: Format of an archive without documents, which older versions read, too.
+FORMAT_OF_RUNS = 1
 #: Bytes in a line at most. It fits an input, or a checkpoint with a packed value, with room to spare.
 MAX_LINE = 256_000_000
 
@@ -126,10 +129,26 @@ class End(_Line):
     damaged: str = ""
 
 
+class DocumentLine(_Line):
+    """A version of a document; `checksum` is that of its row in a store."""
+
+    collection: str
+    key: str
+    version: Count
+    at: Instant
+    checksum: str
+    value: Maybe = msgspec.UNSET
+    value_base64: str = ""
+    writer: str = ""
+    owner: str = ""
+    expires_at: Instant | None = None
+
+
 class Total(_Line):
     """The last line."""
 
     runs: Count
+    documents: Count = 0
 
 
 class Line(_Line):
@@ -139,6 +158,7 @@ class Line(_Line):
     checkpoint: CheckpointLine | None = None
     signal: SignalLine | None = None
     raw: dict[str, Any] | None = None
+    document: DocumentLine | None = None
     end: End | None = None
     total: Total | None = None
 
@@ -152,6 +172,14 @@ class Archived:
     signals: list[Signal]
     line: int
     damaged: str = ""
+
+
+@dataclass(slots=True)
+class ArchivedDocument:
+    """A version of a document in an archive, and its line."""
+
+    document: Document
+    line: int
 
 
 @dataclass(slots=True)
@@ -176,13 +204,14 @@ _SIGNAL_FIELDS = ("seq", "name", "id", "sender", "sent_at", "checksum")
 class ArchiveWriter:
     """Writes an archive run by run."""
 
-    def __init__(self, file: IO[bytes], made_at: datetime, made_by: str) -> None:
+    def __init__(self, file: IO[bytes], made_at: datetime, made_by: str, *, with_documents: bool = False) -> None:
         self._file = file
         self._digest = sha256()
         self._run = ""
         self._checkpoints = self._signals = 0
-        self.runs = 0
-        file.write(_encode(Header("archive", FORMAT, made_at, made_by)) + b"\n")
+        self.runs = self.documents = 0
+        written = FORMAT if with_documents else FORMAT_OF_RUNS
+        file.write(_encode(Header("archive", written, made_at, made_by)) + b"\n")
 
     def begin(self, run: Run) -> None:
         """Write the facts of a run; its checkpoints, its signals and its end must follow."""
@@ -213,9 +242,17 @@ class ArchiveWriter:
         self._write(Line(end=end))
         self.runs += 1
 
+    def document(self, one: Document) -> None:
+        """Write a version of a document, after the runs."""
+        line = DocumentLine(one.collection, one.key, one.version, one.at, checksum_of_document(one))
+        line.writer, line.owner, line.expires_at = one.writer, one.owner, one.expires_at
+        line.value, line.value_base64 = _json_or_base64(one.value)
+        self._write(Line(document=line))
+        self.documents += 1
+
     def close(self) -> None:
         """Write the last line. An archive without it counts as truncated."""
-        self._write(Line(total=Total(self.runs)))
+        self._write(Line(total=Total(self.runs, self.documents)))
 
     def _write(self, line: Line) -> None:
         data = _encode(line) + b"\n"
@@ -307,8 +344,8 @@ def reading(path: str) -> Iterator[IO[bytes]]:
         raise StoreUnavailable(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def runs_in(file: IO[bytes], name: str) -> Iterator[Archived | Broken]:
-    """Yield every run of an archive in order, and every unreadable place. Only one run is in memory at a time."""
+def runs_in(file: IO[bytes], name: str) -> Iterator[Archived | ArchivedDocument | Broken]:
+    """Yield runs, then documents of an archive in order, and unreadable places. Only one run is in memory at a time."""
     lines = _lines(file)
     _check_header(lines, name)
     reader = _Reader()
@@ -366,10 +403,10 @@ class _Reader:
         self._signals: list[Signal] = []
         self._digest = sha256()
         self._raw = False
-        self._runs = 0
+        self._runs = self._documents = 0
         self._skipping = False
 
-    def take(self, number: int, data: bytes) -> Archived | Broken | None:
+    def take(self, number: int, data: bytes) -> Archived | ArchivedDocument | Broken | None:
         self.number = number
         try:
             return self._take(number, data)
@@ -377,7 +414,7 @@ class _Reader:
             self._run, self._skipping = None, True  # skip the following lines up to the next run
             return Broken(number, str(error))
 
-    def _take(self, number: int, data: bytes) -> Archived | Broken | None:
+    def _take(self, number: int, data: bytes) -> Archived | ArchivedDocument | Broken | None:
         if self.complete:
             raise CheckpointCorrupt("a line follows the last line")
         line = _line(data)
@@ -392,10 +429,7 @@ class _Reader:
             self._rows, self._signals, self._raw, self._skipping = [], [], False, False
             return cut
         if self._run is None:
-            if not self._skipping:
-                raise CheckpointCorrupt("the line belongs to no run")
-            self._runs += line.end is not None
-            return None
+            return self._take_outside(number, line)
         if line.end is not None:
             return self._end(line.end)
         self._digest.update(data)
@@ -405,6 +439,16 @@ class _Reader:
             self._signals.append(_signal(line.signal, self._run.id))
         else:
             self._raw = True
+        return None
+
+    def _take_outside(self, number: int, line: Line) -> ArchivedDocument | None:
+        """Take a line that belongs to no run: a document, or the rest of a run that cannot be read."""
+        if line.document is not None:
+            self._documents += 1
+            return ArchivedDocument(_document(line.document), number)
+        if not self._skipping:
+            raise CheckpointCorrupt("the line belongs to no run")
+        self._runs += line.end is not None
         return None
 
     def _next_seq(self, run: Run) -> int:
@@ -427,6 +471,9 @@ class _Reader:
         self.complete = True
         if self._run is not None:
             return Broken(self.number, "a run has no end")
+        if total.documents != self._documents:
+            there = f"{total.documents} documents, and {self._documents} were found"
+            return Broken(self.number, f"the archive should hold {there}")
         if total.runs != self._runs:
             return Broken(self.number, f"the archive should hold {total.runs} runs, and {self._runs} were found")
         return None
@@ -457,6 +504,40 @@ def _signal(line: SignalLine, run: str) -> Signal:
     _check_near(line.sent_at)
     values = {name: getattr(line, name) for name in _SIGNAL_FIELDS}
     return Signal(run=run, payload=_bytes(line.payload, line.payload_base64), **values)
+
+
+def _document(line: DocumentLine) -> Document:
+    for at in (line.at, line.expires_at):
+        _check_near(at)
+    value = _bytes(line.value, line.value_base64)
+    facts = (line.collection, line.key, line.version, value, line.at, line.writer, line.owner, line.expires_at)
+    one = Document(*facts)
+    if checksum_of_document(one) != line.checksum:
+        raise CheckpointCorrupt(f"document {one.key!r} of collection {one.collection!r}: its line was changed")
+    check_puts([[put_of(one)]])
+    return one
+
+
+def put_of(one: Document) -> Put:
+    """Return the put that writes a version of a document into another store."""
+    return Put(
+        one.collection,
+        one.key,
+        one.value,
+        writer=one.writer,
+        owner=one.owner,
+        keep=MOST,
+        expires_at=one.expires_at,
+        version=one.version,
+        at=one.at,
+    )
+
+
+def checksum_of_document(one: Document) -> str:
+    """Return the checksum of a version, as a store has it."""
+    expires_at = None if one.expires_at is None else one.expires_at.timestamp()
+    facts = (one.key, one.version, one.at.timestamp(), one.writer, one.owner or None, expires_at)
+    return checksum_of(one.collection, facts, one.value)
 
 
 def _bytes(value: Maybe, packed: str) -> bytes:

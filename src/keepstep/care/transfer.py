@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import IO, Unpack
 
-from ..checks import MOST
 from ..errors import CheckpointCorrupt, RunNotFound
 from ..model import FINISHED, Kind, Outcome, Run, RunQuery, Signal, Status
 from ..model.ids import new_id
@@ -20,7 +19,7 @@ from ..records.record import Record, StoredError, chain_end, seal, unseal
 from ..stores.encrypted import KEYS_COLLECTION, below
 from ..stores.memory import MemoryStore
 from ..stores.reading import head_of, rows_of
-from .archive import Archived, ArchiveWriter, Broken, runs_in
+from .archive import Archived, ArchivedDocument, ArchiveWriter, Broken, put_of, runs_in
 from .documents import all_documents
 from .verify import PAGE, check_run, oldest_first, signals_of
 
@@ -83,9 +82,16 @@ def _with_input(store: Store, run: Run) -> Run | str:
 def export_runs(
     store: Store, file: IO[bytes], run_ids: Iterable[str] = (), query: RunQuery | None = None, *, made_by: str = ""
 ) -> Transfer:
-    """Write runs into an archive as they are now; damaged ones are marked there and reported."""
+    """Write runs into an archive as they are now; damaged ones are marked there and reported.
+
+    With all runs go all documents, with some runs the documents that they own.
+    """
     store, done = below(store), Transfer()
-    writer = ArchiveWriter(file, instant(store.clock.now()), made_by)
+    run_ids = tuple(run_ids)
+    owners: set[str] | None = None if is_of_everything(run_ids, query) else set()
+    collections = optional(store, OptionalStore.list_collections)
+    has_documents = collections is not None and bool(collections())
+    writer = ArchiveWriter(file, instant(store.clock.now()), made_by, with_documents=has_documents)
     for run in chosen(store, run_ids, query or RunQuery(system=True)):
         if isinstance(run, str):
             done.damaged[run] = f"run {run!r}: its row is unreadable, so it is not in the archive"
@@ -95,6 +101,11 @@ def export_runs(
         done.records += run.seq
         if problem:
             done.damaged[run.id] = problem
+        if owners is not None:
+            owners.add(run.id)
+    for one in documents_of(store, owners, done) if has_documents else ():
+        writer.document(one)
+        done.documents += 1
     writer.close()
     return done
 
@@ -127,8 +138,15 @@ def import_runs(
     """
     store, done = below(store), Transfer()
     batch = Batch(store, done)
+    waiting: list[Document] = []
     for found in runs_in(file, name):
         problem = _problem(found)
+        if isinstance(found, ArchivedDocument):
+            waiting.append(found.document)
+            if len(waiting) >= BATCH or sum(len(one.value) for one in waiting) >= BATCH_BYTES:
+                put_documents(store, iter(waiting), done)
+                waiting.clear()
+            continue
         if not problem and isinstance(found, Archived):
             batch.add(_taken_in(found, name, actor, instant(store.clock.now()), queue=queue), found.run)
         elif partial:
@@ -138,6 +156,7 @@ def import_runs(
             so_far = f"; {done.written} runs before it were imported" if done.written else ""
             raise CheckpointCorrupt(f"{name}, line {found.line}: {problem}{so_far}")
     batch.flush()
+    put_documents(store, iter(waiting), done)
     return done
 
 
@@ -148,13 +167,15 @@ def check_archive(file: IO[bytes], name: str) -> int:
         problem = _problem(found)
         if problem:
             raise CheckpointCorrupt(f"{name}, line {found.line}: {problem}")
-        runs += 1
+        runs += isinstance(found, Archived)
     return runs
 
 
-def _problem(found: Archived | Broken) -> str:
+def _problem(found: Archived | ArchivedDocument | Broken) -> str:
     if isinstance(found, Broken):
         return found.what
+    if isinstance(found, ArchivedDocument):
+        return ""
     if found.damaged:
         return f"run {found.run.id!r} was damaged when it was written here: {found.damaged}"
     return verified(found.run, found.rows, found.signals)
@@ -267,21 +288,7 @@ def put_documents(target: Store, documents: Iterator[Document], done: Transfer) 
         waiting.clear()
 
     for one in documents:
-        waiting.append(
-            [
-                Put(
-                    one.collection,
-                    one.key,
-                    one.value,
-                    writer=one.writer,
-                    owner=one.owner,
-                    keep=MOST,
-                    expires_at=one.expires_at,
-                    version=one.version,
-                    at=one.at,
-                )
-            ]
-        )
+        waiting.append([put_of(one)])
         size += len(one.value)
         if len(waiting) >= PAGE or size >= BATCH_BYTES:
             flush()
