@@ -68,6 +68,7 @@ if _TYPE_CHECKING:
         Any,
         Breaker,
         Budget,
+        Cache,
         Cron,
         Durability,
         Every,
@@ -132,8 +133,8 @@ _HOMES = {
     ),
     "model": "Checkpoint Event Run RunQuery State Status",
     "policies": (
-        "All Amount Any Breaker Budget Cron Durability Every Queue Quorum Rate Recovery Retain Retry Service Timeout "
-        "Tolerate when"
+        "All Amount Any Breaker Budget Cache Cron Durability Every Queue Quorum Rate Recovery Retain Retry Service "
+        "Timeout Tolerate when"
     ),
     "records.keys": "Keys",
     "stores.open": "register_store",
@@ -188,6 +189,7 @@ __all__ = [
     "BreakerOpen",
     "Budget",
     "BudgetExceeded",
+    "Cache",
     "Call",
     "Callback",
     "Changes",

@@ -406,6 +406,8 @@ def _details_of(one: Checkpoint) -> list[str]:
         details.append(f"{data['act']}{reason}")
     if one.kind == "child" and data.get("child"):
         details.append(formatting.one_line(str(data["child"])))
+    if data.get("cached"):
+        details.append(f"cached, from run {formatting.one_line(str(data['cached']))}")
     if "next" in data:
         details.append(f"→ {formatting.one_line(str(data['next']))}" if data["next"] else "→ the end")
     if one.kind == "decision" and "choice" in data:

@@ -66,6 +66,7 @@ class DryHost:
     tracer = None
     shares: Any = None  # no attempt is made
     agents: Any = None  # no task is given to an agent
+    documents: Any = None  # no body runs that would use them
     executors: Mapping[str, Executor] = MappingProxyType({})  # none, because no body runs
     fresh_until = math.inf
     linger_seconds = LINGER_SECONDS

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..policies.assignment import Score
     from ..policies.classify import Rule
     from ..policies.recovery import Recovery, RecoveryLimit
-    from ..ports import Answer, Change, Clock, Create, Executor, Row, Send, Tracer
+    from ..ports import Answer, Change, Clock, Create, Document, Executor, Row, Send, Tracer
     from ..records.keys import Cipher
     from ..records.record import Record
     from ..workflows.agent import TaskPlan
@@ -226,6 +226,14 @@ class Registry(Protocol):
         """
 
 
+class Documents(Protocol):
+    """Documents of the store, beside the runs."""
+
+    async def get(self, collection: str, key: str) -> Document | None: ...
+
+    async def put(self, collection: str, key: str, value: bytes | None, **options: Any) -> int: ...
+
+
 class StoredRuns(Protocol):
     """Reads runs of the store, beside the loop where that may take time."""
 
@@ -322,6 +330,9 @@ class Host(StoredRuns, Notices, Protocol):
 
     @property
     def agents(self) -> Registry: ...
+
+    @property
+    def documents(self) -> Documents: ...
 
     @property
     def events(self) -> Events: ...

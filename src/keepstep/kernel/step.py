@@ -2,7 +2,7 @@
 
 | stage | does | extended by |
 |---|---|---|
-| resume | continues the count of attempts that the history holds | |
+| resume | continues the count of attempts that the history holds; takes a cached result, if there is one | `ks.Cache` |
 | admit | waits until the gates admit the attempt | `gates.gates_of` |
 | mark | appends the start mark of an at-most-once step, or resolves a doubt | |
 | execute | runs the body and encodes its result | `Host.executors`, `Host.tracer` |
@@ -27,9 +27,10 @@ from ..model.checkpoint import Trigger
 from ..model.text import one_line
 from ..policies import Again
 from ..ports import CURRENT, Answer, BodyTimedOut, Span, Verdict, instant
-from ..records.data import Data, data_of
+from ..records.data import Data, StepCompletedData, data_of, new_data
 from ..values import large
 from .attempt import Attempt
+from .cache import keep, recall
 from .call_states import ASKED, CANCELLED, NotYet
 from .doubt import resolve
 from .gates import body_ended, gates_of, leave_gates, pass_gates, pass_service
@@ -62,12 +63,14 @@ async def perform(call: StepCall[Any]) -> None:  # noqa: C901 - on the hot path,
     try:
         if run.tried:
             await resume(attempt)
-        if run.skips and await skip(attempt):
+        if (run.skips or step.cache is not None) and await has_result(attempt):
             return
         is_plain = not gates and not attempt.hooks and not step.at_most_once
         while _may_begin(run) if is_plain else await admit(attempt) and await mark(attempt):
             outcome = await execute(attempt)
             if isinstance(outcome, Stored):
+                if step.cache is not None:
+                    await keep(attempt, step.cache, outcome.data)
                 succeed(attempt, outcome)
                 return
             if outcome is COMMITTED or not await fail(attempt, outcome):
@@ -110,6 +113,13 @@ async def resume(attempt: Attempt) -> None:
         attempt.first_at = tried.first_at
 
 
+async def has_result(attempt: Attempt) -> bool:
+    """Whether the step has a result without a call of its body: that of a recovery, or a cached one."""
+    if attempt.run.skips and await skip(attempt):
+        return True
+    return attempt.call.step.cache is not None and await serve(attempt)
+
+
 async def skip(attempt: Attempt) -> bool:
     """Append the result that a recovery gives to the step instead of a call of its body. Return whether it did."""
     call, run = attempt.call, attempt.run
@@ -129,6 +139,24 @@ async def skip(attempt: Attempt) -> bool:
     record.trigger = Trigger.RECOVERY.value
     if record.data is not None and "undo" in record.data:  # a step that was skipped is not undone
         record.data = {name: value for name, value in record.data.items() if name not in ("undo", "input")}
+    run.append(record, call, last=True, state=call.after, packed=stored.packed)
+    return True
+
+
+async def serve(attempt: Attempt) -> bool:
+    """Append the cached result of an equal call in place of a call of the body. Return whether there was one."""
+    call, run = attempt.call, attempt.run
+    found = await recall(attempt, call.step.cache)
+    if found is None:
+        return False
+    attempt.started_at = datetime.fromtimestamp(run.host.clock.now(), UTC)
+    try:
+        stored = _encoded_here(call, found.value) or await _encoded_off_loop(call, found.value)
+    except KeepstepError as error:  # it may hold what has become a secret
+        log.warning("the cached result of step %s cannot be used: %s", attempt.key, error)
+        return False
+    data = new_data(StepCompletedData, cached=found.run)
+    record = call.completed(stored.data, attempt.number, attempt.started_at, data=data)
     run.append(record, call, last=True, state=call.after, packed=stored.packed)
     return True
 

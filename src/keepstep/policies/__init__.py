@@ -23,6 +23,7 @@ from .timeout import Timeout
 if _TYPE_CHECKING:
     from . import when
     from .breaker import Breaker
+    from .cache import Cache
     from .quorum import All, Any, Quorum, Tolerate, Verdict, WaitPolicy, coverage, degraded
     from .retention import Retain
     from .schedule import Cron, Every, Schedule
@@ -36,6 +37,7 @@ __all__ = [
     "Backoff",
     "Breaker",
     "Budget",
+    "Cache",
     "ClassRetry",
     "Classifier",
     "Cron",
@@ -73,6 +75,7 @@ __all__ = [
 #: Modules of names that most programs do not use; each is loaded on first use, so that a store opens fast.
 _LATER = {
     "Breaker": "breaker",
+    "Cache": "cache",
     "Retain": "retention",
     "Service": "service",
     **dict.fromkeys(("Cron", "Every", "Schedule"), "schedule"),

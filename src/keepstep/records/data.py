@@ -64,6 +64,7 @@ class Data(_From, total=False):
             hidden=True,
         ),
     ]
+    cached: Annotated[str, Key("The run whose cached result the step has taken, without a call of its body.")]
     input: Annotated[str, Key("The arguments of the step by name, as JSON text.", hidden=True)]
     input_bytes: Annotated[int, Key("The size of arguments that are too large to be stored.", hidden=True)]
     undo: Annotated[bool, Key("The call is undone if its run fails or is cancelled.", checked=True, steers=True)]
@@ -173,6 +174,7 @@ class StepCompletedData(StepData, total=False):
     given: dict[str, Any]
     passed: int
     covers: bool
+    cached: str
     act: str
 
 

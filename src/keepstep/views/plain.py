@@ -157,6 +157,7 @@ def record_data(one: Checkpoint) -> dict[str, Any]:
         "value": value_of(one.value),
         "input": step_input(one),
         "input_bytes": one.data.get("input_bytes"),
+        "cached": one.data.get("cached"),
         "error": error_data(one.error),
         "retry_at": iso(one.retry_at),
     }

@@ -11,7 +11,7 @@ from ..errors import DefinitionError
 from .definition import READY_EVERY, Expected, InDoubt, Step, Workflow, check_scheduled, remember
 
 if TYPE_CHECKING:
-    from ..policies import Budget, Durability, Recovery, Retry, Schedule, Timeout
+    from ..policies import Budget, Cache, Durability, Recovery, Retry, Schedule, Timeout
     from ..policies.classify import Classify
     from ..policies.queue import Queue
     from ..policies.retention import Retain
@@ -66,6 +66,7 @@ def step(
     classify: Classify | None = None,
     undo: Callable[..., Any] | None = None,
     undo_unfinished: bool = False,
+    cache: Cache | None = None,
 ) -> _StepDecorator: ...
 @overload
 def step(
@@ -84,6 +85,7 @@ def step(
     classify: Classify | None = None,
     undo: Callable[..., Any] | None = None,
     undo_unfinished: bool = False,
+    cache: Cache | None = None,
 ) -> _CollectingDecorator[R]: ...
 def step(fn: Any = None, /, **options: Any) -> Any:
     """Make a function a step. Once completed in a run, it is never executed again in that run.
@@ -107,6 +109,7 @@ def step(fn: Any = None, /, **options: Any) -> Any:
     | `classify` | a function of an error that returns the name of its class, or None; or a list of such functions |
     | `undo` | a function or step `undo(result, *args)`, called if the run fails or is cancelled later |
     | `undo_unfinished` | also undo the step if it failed or was cancelled; its result is then None |
+    | `cache` | a `ks.Cache(...)`: its result serves equal calls of other runs |
     """
     known = inspect.signature(Step).parameters
     unknown = [name for name in options if name not in known]

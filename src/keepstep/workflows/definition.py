@@ -31,7 +31,7 @@ from .source import Place, place_of
 from .streaming import streaming_body
 
 if TYPE_CHECKING:
-    from ..policies import Schedule
+    from ..policies import Cache, Schedule
     from ..policies.classify import Classify
     from ..policies.retention import Retain
     from .migration import MigrationInfo
@@ -99,6 +99,7 @@ class Step(Generic[P, R]):
         classify: Classify | None = None,
         undo: Callable[..., Any] | None = None,
         undo_unfinished: bool = False,
+        cache: Cache | None = None,
     ) -> None:
         if not callable(fn):
             raise DefinitionError(f"a step must be a function, not {type(fn).__name__}")
@@ -125,6 +126,8 @@ class Step(Generic[P, R]):
         self.undo = None if undo is None else undo_step(undo, f"step {self.name!r}")
         #: Whether it is also undone if it has failed or was cancelled, because it may have done a part of its work.
         self.undo_unfinished = undo_unfinished
+        #: How its results serve equal calls of other runs; None if they do not.
+        self.cache = cache
         #: The key that the caller gave to this call with `options(key=...)`; empty for a key by position.
         self.call_key = ""
         self.streams = inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn)
@@ -156,6 +159,7 @@ class Step(Generic[P, R]):
             )
         self._check_doubt()
         self._check_undo()
+        self._check_cache()
         if self.ready is not None and not callable(self.ready):
             raise DefinitionError(f"step {self.name!r}: ready= is a function of its arguments, not {self.ready!r}")
         named = [
@@ -166,6 +170,19 @@ class Step(Generic[P, R]):
             raise DefinitionError(f"step {self.name!r} ignores {sorted(unknown)}, which are not its named parameters")
         if self.ignore and len(named) < len(self.parameters):
             raise DefinitionError(f"step {self.name!r} uses ignore=, so all its parameters must be named ones")
+
+    def _check_cache(self) -> None:
+        if self.cache is None:
+            return
+        from ..policies.cache import Cache  # noqa: PLC0415 - only with a cache
+
+        if not isinstance(self.cache, Cache):
+            raise DefinitionError(f"step {self.name!r}: cache= takes a ks.Cache(...), not {self.cache!r}")
+        for option in ("at_most_once", "transactional", "undo"):
+            if getattr(self, option):
+                raise DefinitionError(
+                    f"step {self.name!r} has cache= and {option}=: a cached result would skip its effects; remove one"
+                )
 
     def _check_doubt(self) -> None:
         if self.in_doubt not in get_args(InDoubt):

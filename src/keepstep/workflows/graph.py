@@ -678,6 +678,11 @@ def _as_step(what: Any, name: str | None, options: dict[str, Any]) -> Step[..., 
         step = Step(what, name=name, **options)
     else:
         raise DefinitionError(f"a step is a function, a step or a workflow, not {what!r}")
+    if step.cache is not None:
+        raise DefinitionError(
+            f"step {step.name!r} has cache=, but the input of a graph's step is the whole state; call the cached step "
+            "in a function or a dag, or in the body of this step"
+        )
     if step.record_input:
         raise DefinitionError(
             f"step {step.name!r} has record_input=, which a graph does not need: its input is the state, "
