@@ -16,7 +16,7 @@ BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all nightly check format coverage bench sim mutants soak fuzz dist clean
+.PHONY: help demo test test-all agents-extra nightly check format coverage bench sim mutants soak fuzz dist clean
 
 help:  ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -32,6 +32,14 @@ test-all:  ## run the tests on every Python from 3.11 on that is found
 	@found=; .ci/pythons | { while read -r version python; do found=1; echo "== Python $$version"; \
 		$(MAKE) --no-print-directory test VENV=.venv-$$version PYTHON="$$python" </dev/null || exit 1; done; \
 		test -n "$$found" || { echo "no Python 3.11 or newer was found" >&2; exit 1; }; }
+
+agents-extra:  ## test recipes for frameworks in environments of their own (ARGS=crewai)
+	@for name in $(or $(ARGS),$(basename $(notdir $(wildcard requirements-agents-extra/*.txt)))); do \
+		echo "== $$name"; venv=.venv-agents-$$name; \
+		{ test -x $$venv/bin/python || $(PYTHON) -m venv $$venv; } \
+		&& $$venv/bin/python -m pip install --quiet --disable-pip-version-check \
+			--requirement requirements-agents-extra/$$name.txt \
+		&& PYTHONPATH=src $$venv/bin/python -m pytest -q tests/agents/test_other_frameworks.py || exit 1; done
 
 nightly: $(VENV)/.dev  ## run every test there is, then sim, mutants, soak and fuzz (SECONDS=600 each): about two hours
 	@$(BIN)/python -m tests.simulation.seeds

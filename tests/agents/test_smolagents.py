@@ -247,6 +247,54 @@ async def test_failed_attempt_is_tried_again_in_the_same_thread(world):
 
 
 @pytest.mark.one_store
+async def test_thread_without_context_finds_its_run(world):
+    def agent():
+        calls, found = BlockingCalls(CallSteps()), []
+
+        def work():
+            with suppress(Stopped):
+                found.append(calls.at_home(lambda: calls.tool("look", "c1", lambda: "seen")))
+
+        calls.model([], lambda: "look")
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        return found
+
+    @ks.workflow
+    async def desk():
+        return await in_thread(agent)
+
+    async with world.engine() as engine:
+        handle = await engine.start(desk)
+        assert await handle.result(30) == ["seen"]
+        assert (await steps_of(handle))[1:] == ["look#@c1"]
+
+
+@pytest.mark.one_store
+@pytest.mark.live_only
+async def test_agent_of_two_runs_at_once_is_refused(world):
+    calls, both = BlockingCalls(CallSteps()), threading.Barrier(2)
+
+    def agent():
+        try:
+            calls.model([], lambda: both.wait(1))
+        except ks.StepFailed:
+            return "alone"
+        except ks.DefinitionError as error:
+            return str(error)
+
+    @ks.workflow
+    async def desk():
+        return await in_thread(agent)
+
+    async with world.engine() as engine:
+        runs = [await engine.start(desk) for _ in range(2)]
+        answers = sorted([await run.result(30) for run in runs])
+    assert answers == ["alone", "an agent is used by two runs at once; make it inside the workflow"]
+
+
+@pytest.mark.one_store
 @pytest.mark.live_only
 async def test_call_without_the_bridge_is_refused(world):
     calls = BlockingCalls(CallSteps())

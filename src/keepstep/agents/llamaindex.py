@@ -29,7 +29,7 @@ try:
     from llama_index.core.workflow import HumanResponseEvent, InputRequiredEvent
 except ImportError as error:
     raise ImportError(
-        "keepstep.agents.llamaindex needs llama-index-core 0.14.6 or later: pip install 'keepstep[llamaindex]'"
+        "keepstep.agents.llamaindex needs llama-index-core 0.14.13 or later: pip install 'keepstep[llamaindex]'"
     ) from error
 
 __all__ = ["durable", "finish"]

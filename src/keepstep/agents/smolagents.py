@@ -22,7 +22,7 @@ try:
     from smolagents.monitoring import TokenUsage
 except ImportError as error:
     raise ImportError(
-        "keepstep.agents.smolagents needs smolagents 1.23 or later: pip install 'keepstep[smolagents]'"
+        "keepstep.agents.smolagents needs smolagents 1.20 or later: pip install 'keepstep[smolagents]'"
     ) from error
 
 __all__ = ["durable", "run"]
@@ -124,6 +124,9 @@ def _tool(inner: Any, calls: BlockingCalls, ids: AskedIds, needs_approval: bool)
     made = copy.copy(inner)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
+        return calls.at_home(lambda: call(args, kwargs))
+
+    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         arguments = [*args, kwargs] if args else kwargs
         call_id = ids.begin(inner.name, arguments)
         if needs_approval and in_workflow():

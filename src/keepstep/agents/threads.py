@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
-from contextvars import ContextVar, copy_context
+from contextvars import Context, ContextVar, copy_context
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -112,6 +112,16 @@ class BlockingCalls:
 
     def __init__(self, steps: CallSteps) -> None:
         self.steps = steps
+        self._home: tuple[_Bridge, Context] | None = None
+
+    def at_home(self, function: Callable[[], T]) -> T:
+        """Call a function in the context of the run, which some frameworks do not give to their threads.
+
+        It is the context of the last model call, so an agent belongs to one run at a time.
+        """
+        if CURRENT.get() is not None or self._home is None or not self._home[0].is_open:
+            return function()
+        return self._home[1].copy().run(function)
 
     def model(self, content: Any, body: Callable[[], T], *, agent: str | None = None) -> T:
         """Call a model, as `CallSteps.model` does."""
@@ -142,6 +152,10 @@ class BlockingCalls:
         if not in_workflow():
             return body()
         bridge = _bridge()
+        if self._home is None or not self._home[0].is_open:
+            self._home = bridge, copy_context()
+        elif self._home[0] is not bridge:
+            raise DefinitionError("an agent is used by two runs at once; make it inside the workflow")
         box: SimpleQueue[Any] = SimpleQueue()
 
         async def perform() -> T:
