@@ -9,6 +9,7 @@ import threading
 import time
 from unittest import mock
 
+import httpx
 import pytest
 
 from keepstep.cli import errors
@@ -276,3 +277,15 @@ def test_worker_reports_once_that_a_run_is_set_aside(keepstep, folder, caplog):
     said = [*done.err.splitlines(), *caplog.messages]
     assert len([line for line in said if "set aside" in line]) == 1
     assert "look#1" in done.err
+
+
+def test_worker_answers_scrapes_and_checks_of_health(keepstep, spawn):
+    keepstep("start", "program.py:total", "1", "--id", "t")
+    worker = spawn("worker", "program.py", "--metrics-port", "0")
+    lines = iter(worker.stderr.readline, "")
+    url = next(line for line in lines if "metrics and health at" in line).split()[-1]
+    assert httpx.get(url.replace("/metrics", "/readyz")).text == "ok\n"
+    until = time.monotonic() + 30
+    while 'keepstep_runs_total{workflow="total",status="completed"} 1' not in (text := httpx.get(url).text):
+        assert time.monotonic() < until, text
+        time.sleep(0.05)

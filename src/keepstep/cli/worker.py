@@ -63,6 +63,10 @@ IDLE_SECONDS = 0.5
     help="... except for this many of each workflow.",
 )
 @click.option("--keep-all", is_flag=True, help="Remove nothing, whatever the workflows say.")
+@click.option(
+    "--metrics-port", type=click.IntRange(0, 65535), metavar="PORT", help="Answer /metrics, /healthz, /readyz."
+)
+@click.option("--metrics-host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address of that port.")
 @click.option("-q", "--quiet", is_flag=True, help="Only report problems.")
 @click.option("-v", "--verbose", is_flag=True, help="Report every step.")
 def worker(
@@ -78,6 +82,8 @@ def worker(
     retain_days: float,
     retain_count: int,
     keep_all: bool,
+    metrics_port: int | None,
+    metrics_host: str,
     quiet: bool,
     verbose: bool,
 ) -> int:
@@ -99,7 +105,10 @@ def worker(
     options: dict[str, Any] = {"max_runs": max_runs, "workflows": chosen, "queues": queue or None}
     options |= {"stop_seconds": stop_seconds, "agents": hosted or None}
     options["retain"] = False if keep_all else Retain(retain_days, retain_count)
-    return asyncio.run(_serve(settings, options, stop_seconds, until_idle=until_idle, quiet=quiet, verbose=verbose))
+    port = None if metrics_port is None else (metrics_host, metrics_port)
+    return asyncio.run(
+        _serve(settings, options, stop_seconds, until_idle=until_idle, quiet=quiet, verbose=verbose, port=port)
+    )
 
 
 def _chosen(targets: tuple[str, ...], modules: tuple[str, ...], *, debug: bool) -> list[Workflow[..., Any]] | None:
@@ -126,7 +135,14 @@ def _chosen(targets: tuple[str, ...], modules: tuple[str, ...], *, debug: bool) 
 
 
 async def _serve(
-    settings: Settings, options: dict[str, Any], stop_seconds: float, *, until_idle: bool, quiet: bool, verbose: bool
+    settings: Settings,
+    options: dict[str, Any],
+    stop_seconds: float,
+    *,
+    until_idle: bool,
+    quiet: bool,
+    verbose: bool,
+    port: tuple[str, int] | None,
 ) -> int:
     from .progress import Lines
     from .run import CLOSE_SECONDS, Stop, no_later_than, not_twice
@@ -135,18 +151,16 @@ async def _serve(
         logging.getLogger("keepstep").addFilter(partial(not_twice, steps=verbose))
     lines = Lines(steps=verbose, live=False)
     drove: Counter[str] = Counter()
-    observers = [*([] if quiet else [lines.observe]), *([partial(_count, drove)] if settings.json else [])]
+    observers: list[Any] = [*([] if quiet else [lines.observe]), *([partial(_count, drove)] if settings.json else [])]
+    if port is not None:
+        observers.append("prometheus")
     with Stop() as stop:
         engine = settings.engine(create=True, worker=True, observers=observers or None, **options)
         await engine.open()
         try:
-            if not quiet:
-                names = ", ".join(sorted(engine.workflows)) + _only(options["queues"])
-                lines.plain(
-                    f"worker (pid {os.getpid()}) on {shown_url(engine.store)} drives {names}; stop it with Ctrl-C"
-                )
-                for line in _kept(engine, options["retain"]):
-                    lines.plain(line)
+            where = "" if port is None else await _open_port(engine, *port)
+            for line in () if quiet else _first_lines(engine, options, where):
+                lines.plain(line)
             drained = asyncio.ensure_future(engine.told_to_drain.wait())
             idle = [asyncio.ensure_future(_idle(engine))] if until_idle else []
             await stop.or_(drained, *idle)
@@ -170,6 +184,27 @@ async def _serve(
         left = "asked" if stop.asked.is_set() else "drained" if is_drained else "idle"
         settings.answer({"pid": os.getpid(), "workflows": sorted(engine.workflows), "drove": dict(drove), "left": left})
     return errors.OK
+
+
+def _first_lines(engine: Engine, options: dict[str, Any], metrics: str) -> Iterator[str]:
+    """Yield the lines that a worker prints at its start."""
+    names = ", ".join(sorted(engine.workflows)) + _only(options["queues"])
+    yield f"worker (pid {os.getpid()}) on {shown_url(engine.store)} drives {names}; stop it with Ctrl-C"
+    yield from _kept(engine, options["retain"])
+    if metrics:
+        yield f"metrics and health at {metrics}"
+
+
+async def _open_port(engine: Engine, host: str, port: int) -> str:
+    """Answer scrapes and checks of health until the process ends, and return the address."""
+    from ..engine.health_port import open_port
+    from ..observers.prometheus import METRICS
+
+    try:
+        server = await open_port(engine, host, port, METRICS.text)
+    except OSError as error:
+        raise errors.Refused(f"--metrics-port {port} cannot be opened: {error.strerror or error}") from None
+    return f"http://{host}:{server.sockets[0].getsockname()[1]}/metrics"
 
 
 def _only(queues: tuple[str, ...] | None) -> str:

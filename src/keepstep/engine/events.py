@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..model import Event, Kind
-from ..model.checkpoint import IS_MOVE, PASSES_STEP
+from ..model.checkpoint import ENDS_STEP, IS_MOVE, PASSES_STEP
 from ..model.event import EventName, event_of_record, problem_with
 from ..observers.log import LogObserver
 from ..ports import instant
@@ -57,6 +57,8 @@ class Events:
             data["error"] = f"{record.error.type}: {record.error.message}"
         if record.retry_at is not None:
             data["retry_at"] = record.retry_at.isoformat()
+        if record.started_at is not None and record.finished_at is not None and record.kind in ENDS_STEP:
+            data["seconds"] = (record.finished_at - record.started_at).total_seconds()
         at = record.finished_at or instant(self._engine.clock.now())
         name = event_of_record(record.kind, record.data)
         workflow, step = context.run.workflow, record.step

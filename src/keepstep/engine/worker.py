@@ -128,6 +128,11 @@ class Worker:
         self.claim_soon()
         self._poll()
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it claims no more runs."""
+        return self._stopping
+
     def stop_claiming(self) -> None:
         self._stopping = True
 

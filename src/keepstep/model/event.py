@@ -106,6 +106,7 @@ FIELDS: Mapping[str, str] = {
     "reason": "Why the run was set aside.",
     "retry_at": "When the step is attempted again, in ISO 8601.",
     "score": "The score of the agent's health, from 0 to 100.",
+    "seconds": "How long the attempt took; absent if no body ran, and from `run.watch()`.",
     "service": "The name of the service.",
     "share": "The part of the budget that is used, from 0 to 1.",
     "started": "The id of the run that was started.",
@@ -151,9 +152,11 @@ EVENTS: Mapping[EventName, EventSpec] = {
     "run.halted": EventSpec("The store could not save; the run goes on from its last record.", ("error",), "ERROR"),
     "lease.lost": EventSpec("Another worker holds the run now; this one has let it go.", level="WARNING"),
     "step.started": EventSpec("An attempt of a step begins, or the mark before an at-most-once step is set.", _RECORD),
-    "step.completed": EventSpec("A step has its result.", _RECORD),
-    "step.failed": EventSpec("An attempt of a step failed; with `retry_at`, another follows.", _RECORD, "WARNING"),
-    "step.cancelled": EventSpec("The code no longer wants a step, sleep or wait.", _RECORD),
+    "step.completed": EventSpec("A step has its result.", (*_RECORD, "seconds")),
+    "step.failed": EventSpec(
+        "An attempt of a step failed; with `retry_at`, another follows.", (*_RECORD, "seconds"), "WARNING"
+    ),
+    "step.cancelled": EventSpec("The code no longer wants a step, sleep or wait.", (*_RECORD, "seconds")),
     "step.in_doubt": EventSpec("An at-most-once step may have happened; a person decides.", ("error",), "WARNING"),
     "step.blocked": EventSpec(
         "A step is not ready, waits for a place at its service, or a check of `ks.wait_until` does not hold yet.",

@@ -9,6 +9,7 @@ from ..errors import DefinitionError
 from ..model import Event
 from ..ports import Observer
 from .log import LogObserver
+from .prometheus import METRICS
 from .several import FunctionObserver, Observers
 
 #: Entry point group for observers of installed packages; each entry point is a callable that returns an observer.
@@ -17,14 +18,14 @@ ENTRY_POINTS = "keepstep.observers"
 Factory = Callable[[], Observer]
 ObserverSpec = str | Observer | Callable[[Event], Any] | Iterable[Any] | None
 
-_BUILT_IN: Mapping[str, Factory] = {"log": LogObserver, "none": Observers}
+_BUILT_IN: Mapping[str, Factory] = {"log": LogObserver, "none": Observers, "prometheus": lambda: METRICS}
 
 
 def resolve(spec: ObserverSpec, names: Mapping[str, Factory] | None = None) -> Observers:
     """Return the observers for a name, an observer, a function, a list of these, or None for none.
 
-    A name is built in (`log`, `none`), one of `names`, or an entry point of an installed package. The error for an
-    unknown name lists the known ones.
+    A name is built in (`log`, `none`, `prometheus`), one of `names`, or an entry point of an installed package. The
+    error for an unknown name lists the known ones.
     """
     return Observers(_members(spec, names or {}))
 

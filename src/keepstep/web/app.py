@@ -14,7 +14,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount
 from starlette.routing import Route as Path
 
+from ..engine.health_port import CONTENT_TYPE
 from ..engine.process import ACTOR
+from ..views.metrics import store_metrics
 from . import api_fleet, api_runs, api_steering  # noqa: F401 - their routes are in the table
 from .guard import Caller, Guard, Token
 from .openapi import description
@@ -54,6 +56,7 @@ def build(
         Path("/openapi.json", _described),
         Path("/healthz", _healthy),
         Path("/readyz", _ready(engine)),
+        Path("/metrics", _metrics(engine)),
     ]
     handlers = {Exception: _failed(engine), 404: _not_found, 405: _not_found}
     return Starlette(routes=routes, middleware=[guard], exception_handlers=handlers, lifespan=lifespan)
@@ -137,6 +140,19 @@ def _ready(engine: Engine) -> Callable[[Request], Awaitable[Response]]:
         return Response("ok\n", media_type="text/plain")
 
     return ready
+
+
+def _metrics(engine: Engine) -> Callable[[Request], Awaitable[Response]]:
+    async def metrics(request: Request) -> Response:
+        if (refusal := _refused(request.scope.get("keepstep.caller"), Role.READ)) is not None:
+            return refusal
+        try:
+            text = await engine.call(store_metrics, engine.store)
+        except Exception as error:  # noqa: BLE001 - as above
+            return problem_of(error, engine.redaction.redact)
+        return Response(text, headers={"content-type": CONTENT_TYPE})
+
+    return metrics
 
 
 def _failed(engine: Engine) -> Callable[[Request, Exception], Response]:
