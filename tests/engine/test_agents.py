@@ -1,6 +1,7 @@
 """Agents and teams: a task goes to an agent that can perform it, and to the next one if that fails (F1, F2, F7)."""
 
 import asyncio
+from dataclasses import dataclass
 
 import pytest
 
@@ -107,6 +108,26 @@ async def test_task_of_a_dead_host_goes_to_the_next_agent(world):
             assert await run.result(30) == "b: HELLO"
         ends = {one.workflow: one.status.value for one in (await engine.list(parent="r")).runs}
         assert ends == {"agent:a": "cancelled", "agent:b": "completed"}
+
+
+@pytest.mark.one_store
+@pytest.mark.live_only
+async def test_parked_run_wakes_to_look_after_its_task(world, monkeypatch):
+    monkeypatch.setattr(Process, "look_seconds", 2.5)
+    begun = asyncio.Event()
+
+    async def hangs(task):
+        begun.set()
+        await asyncio.sleep(60)
+
+    async with world.engine(workflows=[asks]) as engine:
+        host = await world.started(agents=[doing("a", hangs)], workflows=[])
+        run = await engine.start(asks, "write", "hello", {}, run_id="r")
+        await begun.wait()
+        await until_status(run, "waiting")
+        async with world.engine(agents=[writer("b")], workflows=[]):
+            await world.crash(host)
+            assert await run.result(30) == "b: HELLO"
 
 
 async def test_refusal_and_failure_go_to_the_next_agent(world):
@@ -391,6 +412,98 @@ async def test_agents_can_be_probed_by_hand(world):
         info = await engine.agents.probe("writer", timeout=20)
         assert info.hosts[0].agent.record.probed_at != before
         assert len(answers) == 2
+
+
+async def test_retried_run_lets_its_failed_task_go_on(world):
+    broken = True
+    calls = []
+
+    async def perform(task):
+        calls.append(await shout("first"))
+        if broken:
+            raise OSError("broken")
+        return "done"
+
+    async with world.engine(agents=[doing("a", perform)]) as engine:
+        run = await engine.start(asks, "write", "x", {}, run_id="r")
+        with pytest.raises(ks.RunFailed, match="broken"):
+            await run.result(30)
+        broken = False
+        await run.retry()
+        assert await run.result(30) == "done"
+        [child] = (await engine.list(parent="r")).runs
+        assert child.status == "completed"
+        steps = [one.step for one in await (await engine.get(child.id)).checkpoints() if one.kind == "step completed"]
+        assert steps == ["shout#1"], "what the agent had done is not repeated"
+
+
+async def test_rewound_run_chooses_anew(world):
+    async with world.engine(agents=[writer("a"), writer("b")]) as engine:
+        run = await engine.start(asks, "write", "x", {}, run_id="r")
+        assert await run.result(30) == "a: X"
+        await engine.agents.drain("a")
+        await run.rewind(to=1)
+        assert await run.result(30) == "b: X"
+
+
+async def test_fork_has_its_own_task(world):
+    go = asyncio.Event()
+
+    async def slow(task):
+        await go.wait()
+        return "done"
+
+    async with world.engine(agents=[doing("a", slow)]) as engine:
+        run = await engine.start(asks, "write", "x", {}, run_id="r")
+        await until_recorded(run, "agent:a#1")
+        fork = await engine.fork("r", run_id="f")
+        go.set()
+        assert [await run.result(30), await fork.result(30)] == ["done", "done"]
+        assert len((await engine.list(parent="f")).runs) == 1
+
+
+@dataclass
+class Order:
+    topic: str
+
+
+@dataclass
+class Article:
+    text: str
+
+
+@ks.step
+async def size(article: Article) -> int:
+    return len(article.text)
+
+
+async def compose(order: Order) -> Article:
+    return Article(order.topic.upper())
+
+
+@ks.workflow
+async def orders(topic):
+    return await size(await ks.perform("compose", Order(topic)))
+
+
+@ks.workflow
+def orders_plainly(topic):
+    return size(ks.perform("compose", Order(topic)).result()).result()
+
+
+async def test_types_of_tasks_and_results_hold_across_processes(world):
+    """A run goes on where the agent is hosted, and where it is not: its calls are the same."""
+    agent = ks.Agent("compose", perform=compose)
+    engine = await world.started(agents=[agent])
+    run = await engine.start(orders, "bees", run_id="r")
+    assert await run.result(30) == 4
+    assert await (await engine.start(orders_plainly, "bees")).result(30) == 4
+    engine = await world.crash_and_recover(engine, workflows=[orders])
+    async with world.engine(agents=[agent], workflows=[]):
+        replayed = await (await engine.get("r")).replay()
+        assert replayed.problem == ""
+        assert await (await engine.start(orders, "wasps")).result(30) == 5
+    await engine.close()
 
 
 @pytest.mark.one_store

@@ -16,7 +16,7 @@ from ..model.ids import new_id
 from ..model.signal import BLOCKED
 from ..policies.health import CHECK_SECONDS
 from ..records.record import Record, StoredError
-from ..values import VALUES
+from ..values import VALUES, Values
 from ..workflows.agent import AgentWorkflow, OnFailure, as_agent
 from ..workflows.call import Call
 from .call_states import ASKED, CANCELLED
@@ -216,13 +216,15 @@ class TaskResult(ChildResult):
         return result
 
 
-def _workflow_of(run: Any, agent: str, version: str) -> Workflow[..., Any]:
-    """Return the workflow of an agent's tasks, as a run knows it that gives tasks and does not host the agent."""
-    known: Workflow[..., Any] | None = run.host.workflows.get(agent_workflow(agent))
-    if known is not None and known.version == version:
-        return known
+def _workflow_of(run: Any, agent: str, version: str, task: Any) -> Workflow[..., Any]:
+    """Return the workflow of an agent's tasks, as any run knows it, whether or not this process hosts the agent.
+
+    Its codec knows the types of the run's own code, those of the task, and those of an agent that is hosted here.
+    """
     workflow = AgentWorkflow(agent, _elsewhere, version)
-    vars(workflow)["values"] = run.workflow.reach  # types that this run's own code can name
+    hosted: Workflow[..., Any] | None = run.host.workflows.get(workflow.name)
+    hints = [] if hosted is None else list(hosted.hints().values())
+    vars(workflow)["values"] = Values(parent=run.workflow.reach.for_values(task), annotations=lambda: hints)
     return workflow
 
 
@@ -243,7 +245,7 @@ async def _performed(search: Search, task: Any, priority: int) -> Any:
             raise
         agent = chosen["agent"]
         with acting(agent):
-            workflow = _workflow_of(branch.run, agent, chosen["version"])
+            workflow = _workflow_of(branch.run, agent, chosen["version"], task)
             options = {"queue": agent_workflow(agent), "priority": priority, "tags": {}}
             child: ChildRun[Any] = await StartCall(branch, workflow, ((task,), {}), options)
             try:
