@@ -1,11 +1,15 @@
 """Graphs and agents of LangGraph in workflows: every node, model and tool call is a step, made once."""
 
 import asyncio
+import json
+from typing import Any
 
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import HumanInTheLoopMiddleware
-from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, RemoveMessage, ToolMessage
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.tools import StructuredTool, ToolException
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.func import entrypoint, task
 from langgraph.graph import START, MessagesState, StateGraph
@@ -13,9 +17,9 @@ from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.types import RetryPolicy, interrupt
 
 import keepstep as ks
+from keepstep.agents.contract import AgentContract, Trouble
 from keepstep.agents.langgraph import durable
 from tests.agents.langgraph_agent import ScriptedModel, State, graph_of, tools_of
-from tests.agents.lives import live, noted
 from tests.engine.world import steps_of, until_status
 
 TWO = [[("look", {"x": "slow"}, "c1"), ("look", {"x": "b"}, "c2")], [("refund", {"eur": 5}, "c3")]]
@@ -376,55 +380,79 @@ async def test_secret_in_a_tool_result_is_refused(world, effects):
             await run.result(30)
 
 
-FIVE = [
-    [("look", {"x": "slow"}, "c1"), ("look", {"x": "b"}, "c2")],
-    [("confirm", {"what": "d"}, "c3")],
-    [("look", {"x": "e"}, "c4"), ("refund", {"eur": 5}, "c5")],
-]
+def results_in(messages):
+    return {message.tool_call_id: message.content for message in messages if isinstance(message, ToolMessage)}
 
 
-class Noted:
-    """Effects in a file, which outlives every process."""
+class TalkingModel(ScriptedModel):
+    """The model of the contract."""
 
-    def __init__(self, folder):
-        self.path = folder / "effects"
+    rounds: tuple = ()
+    effects: Any = None
+    talk: Any
+    agent: str
 
-    def append(self, effect):
-        with self.path.open("a") as file:
-            file.write(f"{effect}\n")
+    def _generate(self, messages, *_, **__):
+        turn = self.talk.think(self.agent, results_in(messages))
+        calls = [{"name": call.tool, "args": call.arguments, "id": call.id} for call in turn.calls]
+        usage = {"input_tokens": turn.tokens, "output_tokens": 0, "total_tokens": turn.tokens}
+        return ChatResult(
+            generations=[ChatGeneration(message=AIMessage(turn.text, tool_calls=calls, usage_metadata=usage))]
+        )
+
+    async def _astream(self, messages, *_, run_manager=None, **__):
+        turn = self.talk.think(self.agent, results_in(messages))
+        calls = [
+            {"name": call.tool, "args": json.dumps(call.arguments), "id": call.id, "index": number}
+            for number, call in enumerate(turn.calls)
+        ]
+        for piece in turn.pieces if turn.text else ("",):
+            chunk = ChatGenerationChunk(message=AIMessageChunk(piece, tool_call_chunks=calls))
+            if run_manager is not None:
+                await run_manager.on_llm_new_token(piece, chunk=chunk)
+            yield chunk
+            if piece:
+                await self.talk.sent()
 
 
-def conversation(folder):
-    effects = Noted(folder)
-    agent = durable(create_agent(ScriptedModel(rounds=FIVE, effects=effects), tools_of(effects)))
+class TestContract(AgentContract):
+    def build(self, talk):  # noqa: C901 - one small function for each kind of tool
+        def used(name, act=talk.use):
+            async def call(word: str) -> str:
+                return await act(name, word)
 
-    @ks.workflow
-    async def kept():
-        return texts(await agent.ainvoke({"messages": [("user", "go")]}))
+            return StructuredTool.from_function(coroutine=call, name=name, description=name)
 
-    async def play(engine):
-        run = await engine.start(kept, run_id="r")
-        await run.signal("approve:c3", "yes", id="s1")
-        (folder / "result").write_text(repr(await run.result(60)))
+        async def failing(name, word):
+            try:
+                return await talk.use(name, word)
+            except Trouble as trouble:
+                raise ToolException(str(trouble)) from trouble
 
-    return play
+        async def approved(name, word):
+            return await talk.use(name, word) if interrupt({"pay": word}) else "denied"
 
+        async def asked(_, word):
+            return texts(await helper.ainvoke({"messages": word}))[-1]
 
-def test_killed_after_any_record_no_call_repeats(tmp_path):
-    undisturbed = tmp_path / "undisturbed"
-    undisturbed.mkdir()
-    assert not live(undisturbed, conversation(undisturbed))
-    expected = noted(undisturbed)
-    assert len(expected) == 9
-    for kill_after in range(1, 40):
-        folder = tmp_path / str(kill_after)
-        folder.mkdir()
-        if not live(folder, conversation(folder), kill_after):
-            break
-        assert not live(folder, conversation(folder))
-        assert (folder / "result").read_text() == (undisturbed / "result").read_text()
-        effects = noted(folder)
-        repeated = {effect for effect in effects if effects.count(effect) > 1}
-        assert len(effects) - len(expected) == len(repeated) <= 2, "more repeats than calls that were running"
-        assert set(effects) == set(expected)
-    assert kill_after > 10
+        broken = used("broken", failing)
+        broken.handle_tool_error = True
+        tools = [used("look"), used("meet"), used("flaky"), broken, used("slow"), used("pay", approved)]
+        helper = durable(
+            create_agent(TalkingModel(talk=talk, agent="helper"), [used("look")], name="helper"), **talk.options
+        )
+        main = create_agent(TalkingModel(talk=talk, agent="main"), [*tools, used("ask", asked)], name="main")
+        agent = durable(main, **{**talk.options, "tools": {**talk.tools, "ask": None}})
+
+        async def converse(question):
+            if not talk.streamed:
+                return {"answer": texts(await agent.ainvoke({"messages": question}))[-1]}
+            answer = ""
+            async for mode, item in agent.astream({"messages": question}, stream_mode=["messages", "values"]):
+                if mode == "messages":
+                    talk.saw(item)
+                else:
+                    answer = texts(item)[-1]
+            return {"answer": answer}
+
+        return converse

@@ -21,7 +21,7 @@ from ...errors import DefinitionError
 from ...kernel.context import in_workflow, run_id
 from ...policies import Retry
 from ..calls import CallOptions, CallSteps, approval
-from .nodes import PLACE, OpenNode, Recorder, StepNode, step_task, step_tools, with_ids
+from .nodes import PLACE, OpenNode, Recorder, StepNode, names_of_run, step_task, step_tools, with_ids
 from .serde import StrictSerializer
 
 T = TypeVar("T")
@@ -205,7 +205,7 @@ class DurableGraph:
 
     async def _asked(self, graph: Any, config: RunnableConfig) -> list[tuple[str, Interrupt[Any]]]:
         """Return the open interrupts, each with the name of the signal that answers it."""
-        names = self._recorder.life().names
+        names = names_of_run()
         tasks = (await graph.aget_state(config)).tasks
         return [(names.get(one.id, task.name), one) for task in tasks for one in task.interrupts]
 

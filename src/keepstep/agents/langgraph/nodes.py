@@ -20,7 +20,7 @@ from langgraph.types import Command, Interrupt, Send
 from ...kernel.context import in_workflow
 from ...kernel.publish import emit
 from ...ports import CURRENT
-from ..calls import CallSteps, used
+from ..calls import CallSteps, call_branch, used
 
 if TYPE_CHECKING:
     from langchain_core.outputs import LLMResult
@@ -41,10 +41,17 @@ class Life:
     def __init__(self) -> None:
         self.graph: Any = None
         self.messages = 0
-        #: Names of the signals that answer interrupts, by the interrupt's id.
-        self.names: dict[str, str] = {}
         #: Results of tool calls by place and call id: a node that goes on after an interrupt does not repeat them.
         self.results: dict[tuple[str, str], Any] = {}
+
+
+#: Names of the signals that answer interrupts, by the interrupt's id, for each run.
+_NAMES: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()
+
+
+def names_of_run() -> dict[str, str]:
+    """Return the names of the signals that answer the run's interrupts; an interrupt of an inner graph may be in it."""
+    return _NAMES.setdefault(CURRENT.get().run, {})
 
 
 class Recorder:
@@ -106,7 +113,7 @@ class Recorder:
         """Return an interrupt with the id that LangGraph gives to the task of this life."""
         space = config["configurable"]["checkpoint_ns"]
         made: Interrupt[Any] = Interrupt.from_ns(value=value, ns=f"{space}|{answers}" if answers else space)
-        self.life().names[made.id] = name
+        names_of_run()[made.id] = name
         return made
 
 
@@ -193,8 +200,11 @@ def step_tools(node: ToolNode, recorder: Recorder) -> ToolNode:
                 return await asyncio.to_thread(sync, request, lambda one: asyncio.run(_once(execute(one))))
             return await execute(request)
 
-        if not in_workflow() or not recorder.tools.records_tool(call["name"]):
+        if not in_workflow():
             return await body(config)
+        if not recorder.tools.records_tool(call["name"]):
+            with call_branch(call["name"], call["id"]):
+                return await body(config)
         results = recorder.life().results
         place = (_place("", config)[0], call["id"] or "")
         if place not in results:
