@@ -36,6 +36,8 @@ class Clerk(AgentExecutor):
             await asyncio.sleep(60)
         if text.startswith("ask"):
             await updater.requires_input(new_text_message("how many?"))
+        elif text.startswith("reject"):
+            await updater.reject(new_text_message("not my office"))
         elif text.startswith("fail"):
             await updater.failed(new_text_message("no paper"))
         else:
@@ -45,6 +47,31 @@ class Clerk(AgentExecutor):
     async def cancel(self, context, event_queue):
         note("cancelled")
         await TaskUpdater(event_queue, context.task_id, context.context_id).cancel()
+
+
+def losing_the_first_answer(app):
+    """Perform a message that says flaky and lose the answer, the first time."""
+    lost = []
+
+    async def answer(scope, receive, send):
+        parts = []
+
+        async def reading():
+            message = await receive()
+            parts.append(message.get("body", b""))
+            return message
+
+        async def sending(message):
+            if b"flaky" in b"".join(parts) and not lost:
+                if message["type"] == "http.response.start":
+                    message = {**message, "status": 503}
+                else:
+                    lost.append(True)
+            await send(message)
+
+        await app(scope, reading, sending)
+
+    return answer
 
 
 if __name__ == "__main__":
@@ -62,4 +89,5 @@ if __name__ == "__main__":
     )
     handler = DefaultRequestHandler(Clerk(), InMemoryTaskStore(), card)
     routes = [*create_agent_card_routes(card), *create_jsonrpc_routes(handler, "/")]
-    uvicorn.run(Starlette(routes=routes), host="127.0.0.1", port=PORT, log_level="warning")
+    app = losing_the_first_answer(Starlette(routes=routes))
+    uvicorn.run(app, host="127.0.0.1", port=PORT, log_level="warning")

@@ -24,6 +24,14 @@ def note(text):
         file.write(f"{text}\n")
 
 
+def _die_once(word):
+    """End the whole process, but only the first time."""
+    mark = FOLDER / f"died {word}"
+    if not mark.exists():
+        mark.touch()
+        os._exit(1)
+
+
 class Answer(BaseModel):
     ok: bool
 
@@ -42,6 +50,7 @@ async def look(word: str) -> str:
 async def keyed(word: str, ctx: Context) -> str:
     meta = ctx.request_context.meta or {}
     note(f"keyed {word} {meta['keepstep/idempotency-key']}")
+    _die_once(word)
     return word
 
 
@@ -61,11 +70,7 @@ async def fail(word: str) -> str:
 
 @shop.tool()
 async def die(word: str) -> str:
-    """End the whole process, but only once."""
-    mark = FOLDER / f"died {word}"
-    if not mark.exists():
-        mark.touch()
-        os._exit(1)
+    _die_once(word)
     note(f"die {word}")
     return word
 

@@ -108,6 +108,42 @@ async def test_failed_task_and_absent_agent_are_told_apart(world, clerk):
 
 @pytest.mark.one_store
 @pytest.mark.live_only
+async def test_repeated_attempt_sends_the_same_message_id(world, clerk):
+    url, folder = clerk
+    agent = RemoteAgent("clerk", url, send={"retry": ks.Retry.by_class()}, poll_seconds=0.05)
+
+    @ks.workflow
+    async def team():
+        return await agent.perform("flaky id")
+
+    async with agent, world.engine() as engine:
+        assert await (await engine.start(team)).result(30) == "<flaky id>"
+    first, again = [one.split()[2] for one in words(folder, "flaky")]
+    assert first == again
+
+
+@pytest.mark.one_store
+@pytest.mark.live_only
+async def test_task_of_a_team_goes_to_a_remote_agent(world, clerk):
+    remote = RemoteAgent("clerk", clerk[0], capabilities=["file"], poll_seconds=0.05)
+
+    @ks.agent(capabilities=["file"], max_tasks=1)
+    async def local(task):
+        return f"local {task}"
+
+    @ks.workflow
+    async def desk(task):
+        team = ks.Team("office", agents=["clerk", "local"])
+        return [await ks.perform("clerk", task), await team.perform("file", f"reject {task}")]
+
+    async with remote, world.engine(agents=[remote, local]) as engine:
+        run = await engine.start(desk, "teamed")
+        assert await run.result(60) == ["<teamed>", "local reject teamed"]
+        assert (await engine.agents.get("clerk")).capabilities == ("file",)
+
+
+@pytest.mark.one_store
+@pytest.mark.live_only
 async def test_cancelled_run_cancels_the_remote_task(world, clerk):
     url, folder = clerk
     agent = RemoteAgent("clerk", url, poll_seconds=0.05)

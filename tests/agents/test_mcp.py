@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 
 import pytest
-from mcp import StdioServerParameters
+from mcp import MCPError, StdioServerParameters
 from mcp.server.mcpserver import MCPServer
 
 import keepstep as ks
@@ -164,6 +164,32 @@ async def test_errors_have_classes_and_a_failing_tool_has_a_result(world, tmp_pa
 
 
 @pytest.mark.one_store
+@pytest.mark.live_only
+@pytest.mark.parametrize(
+    "code, expected", [(-32602, "validation"), (-32603, "internal"), (-32001, "timeout"), (7, "unknown")]
+)
+async def test_error_of_the_protocol_has_a_class(world, code, expected):
+    server = MCPServer("shop")
+
+    async def refuse() -> str:
+        """Refuse."""
+        raise MCPError(code, "no")
+
+    server.add_tool(refuse)
+    shop = Connection("shop", server)
+
+    @ks.workflow
+    async def desk():
+        try:
+            await shop.call_tool("refuse")
+        except ks.StepFailed as error:
+            return str(error.error.error_class)
+
+    async with shop, world.engine() as engine:
+        assert await (await engine.start(desk)).result(30) == expected
+
+
+@pytest.mark.one_store
 async def test_list_of_tools_is_recorded(world):
     server = MCPServer("shop")
 
@@ -197,13 +223,14 @@ async def test_key_of_a_call_is_the_same_for_every_attempt(world, tmp_path):
 
     @ks.workflow
     async def desk():
-        await shop.call_tool("keyed", {"word": "a"})
-        await shop.call_tool("keyed", {"word": "a"})
+        for word in "ab":
+            await shop.call_tool("keyed", {"word": word})
 
     async with shop, world.engine() as engine:
         await (await engine.start(desk)).result(30)
-    keys = [one.split()[2] for one in noted(tmp_path) if one.startswith("keyed")]
-    assert len(keys) == len(set(keys)) == 2
+    first, again, other, other_again = [one.split()[2] for one in noted(tmp_path) if one.startswith("keyed")]
+    assert (first, other) == (again, other_again)
+    assert first != other
 
 
 @pytest.mark.one_store

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 from ..engine.engine import Engine
 from ..engine.handle import RunHandle
 from ..errors import (
+    AgentRefused,
     AlreadyFinished,
     DefinitionError,
     KeepstepError,
@@ -84,7 +85,7 @@ _PAGE = 100
 
 
 class TaskFailed(Exception):
-    """A remote agent did not complete a task: it failed, or was rejected or cancelled there, as `state` says."""
+    """A remote agent did not complete a task: it failed or was cancelled there, as `state` says."""
 
     def __init__(self, message: str, state: str = "") -> None:
         super().__init__(message)
@@ -256,7 +257,10 @@ def _answer_of(task: types.Task, name: str) -> Any:
         return _plain(parts or task.status.message.parts)
     state = _STATE.Name(task.status.state).removeprefix("TASK_STATE_").lower()
     reason = _plain(task.status.message.parts) or "it gave no reason"
-    raise TaskFailed(f"the remote agent {name!r} has not completed the task, which is {state}: {reason}", state)
+    message = f"the remote agent {name!r} has not completed the task, which is {state}: {reason}"
+    if task.status.state == _STATE.TASK_STATE_REJECTED:
+        raise AgentRefused(message)
+    raise TaskFailed(message, state)
 
 
 def _class_of(error: BaseException) -> ErrorClass | None:
@@ -410,7 +414,10 @@ class WorkflowHandler(RequestHandler):
         question = await self._question(run)
         if question is None:
             raise a2a_errors.UnsupportedOperationError(message=f"task {message.task_id} does not wait for a message")
-        await run.signal(question["signal"], _plain(message.parts), id=message.message_id)
+        try:
+            await run.signal(question["signal"], _plain(message.parts), id=message.message_id)
+        except KeepstepError as error:
+            raise a2a_errors.UnsupportedOperationError(message=str(error)) from error
         return run
 
     async def _found(self, task_id: str, context: ServerCallContext) -> RunHandle[Any]:
