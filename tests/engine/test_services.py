@@ -422,6 +422,21 @@ async def test_attempts_wait_while_too_much_was_spent(world, gauge):
         assert await second.result(60) == 2
 
 
+async def test_declared_cost_is_expected_before_a_body_has_told_its_spend(world, gauge, monkeypatch):
+    program, asks = calling(gauge, ks.Service("api", spend=ks.Rate(100, per=3600, burst=100)), 1.2, cost=3), []
+    async with world.engine() as engine:
+        pass_gates = engine.store.pass_gates
+
+        def asked(worker, some):
+            asks.extend(some)
+            return pass_gates(worker, some)
+
+        monkeypatch.setattr(engine.store, "pass_gates", asked)
+        await (await engine.start(program, 1)).result(60)
+        await until(lambda: any(ask.begun for ask in asks))
+    assert {ask.estimate for ask in asks if ask.begun} == {3.0}
+
+
 @pytest.mark.parametrize("amount", [{"tokens": 10**400}, {"cost": 1e308}], ids=["tokens", "cost"])
 async def test_an_amount_that_is_refused_costs_no_place(world, amount):
     ks.Service("api", concurrency=1, spend=ks.Rate(100))

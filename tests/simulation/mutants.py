@@ -704,6 +704,25 @@ MUTANTS = [
         (f"{SERVICES}._tokens", "used_until = there.spend(rate, count)", "pass"),
     ),
     mutant(
+        "service spend not taken",
+        "what attempts are expected to spend is not owed when they are granted",
+        (f"{SERVICES}._tokens", "taken = count * max(ask.estimate, 0.0) * spend.interval", "taken = 0.0"),
+    ),
+    mutant(
+        "service spend not told",
+        "what attempts have spent beyond that is not owed",
+        (f"{SERVICES}._note_spend", "spent_until += self._ask.spent * spend.interval", "pass"),
+    ),
+    mutant(
+        "service limits of before",
+        "a worker goes on with the places that it had before a limit was lowered",
+        (
+            "engine.shares:ServiceShare.granted",
+            "self._places, self.why = grant.share, grant.why",
+            "self._places, self.why = self._places or grant.share, grant.why",
+        ),
+    ),
+    mutant(
         "probe without deadline",
         "a probe whose worker dies is waited for for ever",
         ("policies.breaker:Breaker.after_news", "if until < now", "if False"),

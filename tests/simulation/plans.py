@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from . import services
 from .bodies import CLIENT
 from .dags import draw_dag
 from .graphs import draw_graph
 from .programs import Maker
 from .queues import Jobs, draw_act, draw_change, draw_queue
-from .services import draw_service
 from .ticks import draw_schedule, purge
 
 if TYPE_CHECKING:
@@ -141,6 +141,10 @@ def _limit(world: World, process: Process, event: Event) -> None:
     world.jobs.does(Jobs.limit, event)
 
 
+def _limit_service(world: World, process: Process, event: Event) -> None:
+    world.calls_of_service.limit(event)
+
+
 def _seconds(random: Random, *choices: float) -> float:
     return round(random.choice(choices) * (0.5 + random.random()), 3)
 
@@ -183,6 +187,7 @@ FAULTS: dict[str, Fault] = {
     "cancel job": Fault(_cancel_job, draw_act, ("time",), 0),
     "mend job": Fault(_mend_job, draw_act, ("time",), 0),
     "limit": Fault(_limit, draw_change, ("time",), 0),
+    "limit service": Fault(_limit_service, services.draw_change, ("time",), 0),
 }
 #: How often what came later befalls a history.
 _LATER = {"rewind": 0.1, "fork": 0.06}
@@ -225,6 +230,7 @@ def draw(seed: int) -> Plan:
     _draw_schedule(Random(f"schedule {seed}"), plan)
     _draw_queue(Random(f"queue {seed}"), plan)
     _draw_service(Random(f"service {seed}"), plan)
+    _draw_limits(Random(f"limits of service {seed}"), plan)
     return plan
 
 
@@ -254,7 +260,7 @@ def _draw_queue(random: Random, plan: Plan) -> None:
 
 def _draw_service(random: Random, plan: Plan) -> None:
     """Have runs call a service with limits."""
-    service = draw_service(random, plan["workers"])
+    service = services.draw_service(random, plan["workers"])
     if service is None:
         return
     plan["service"] = service
@@ -262,6 +268,18 @@ def _draw_service(random: Random, plan: Plan) -> None:
     ids = [run["id"] for run in plan["runs"]]
     for what in random.choices(others, k=random.choice((0, 1, 2, 3, 4))):
         plan["events"].append(_draw_event(random, plan["workers"], ids, what))
+
+
+def _draw_limits(random: Random, plan: Plan) -> None:
+    """Limit what the calls of a service spend, and have a person change its limits for a while."""
+    if "service" not in plan:
+        return
+    spend = services.draw_spend(random)
+    if spend is not None:
+        plan["service"]["limits"]["spend"] = spend
+    if random.random() < 0.5:
+        ids = [run["id"] for run in plan["runs"]]
+        plan["events"].append(_draw_event(random, plan["workers"], ids, "limit service"))
 
 
 def _draw_later(random: Random, plan: Plan) -> None:

@@ -274,6 +274,8 @@ class ServiceShare:
         self.attempts += 1
         self._begun += 1
         self._retries.begun(now)
+        if cost is not None and not self._mean:  # until a body has told what it spent
+            self._mean = cost
         estimate = 0.0
         if self._tokens is not None:
             until, count, estimate = self._tokens.popleft()
