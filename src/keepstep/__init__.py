@@ -6,6 +6,7 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 if _TYPE_CHECKING:
+    from .engine.artifacts import Artifact
     from .engine.blocking import open, run  # noqa: A004 - the words users know: ks.open, ks.run
     from .engine.engine import Engine
     from .engine.handle import RunHandle
@@ -103,6 +104,7 @@ __version__ = "0.1.0"
 #: what it uses; type checkers and editors read the imports above, which say the same.
 _HOMES = {
     "kernel.doubt": "Done NotDone",
+    "engine.artifacts": "Artifact",
     "engine.blocking": "open run",
     "kernel.children": "continue_as signal start",
     "engine.engine": "Engine",
@@ -184,6 +186,7 @@ __all__ = [
     "AlreadyFinished",
     "Amount",
     "Any",
+    "Artifact",
     "BatchFailed",
     "Breaker",
     "BreakerOpen",

@@ -415,6 +415,9 @@ class OptionalStore(Protocol):
     def cut_off(self) -> None:
         """Interrupt every thread that waits for the store, and close it."""
 
+    def artifacts_folder(self) -> str:
+        """Return the folder beside the store for artifacts. It need not exist."""
+
     def write_documents(self, batches: Sequence[Sequence[Put]]) -> list[Written]:
         """Write batches of documents in one durable transaction. Each batch is written as a whole or not at all.
 

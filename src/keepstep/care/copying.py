@@ -17,8 +17,10 @@ from ..model.run import HANDED_OVER
 from ..ports import Advance, ClaimRequest, Create, Row, Store, Verdict, commit_all, instant
 from ..records.data import ErrorData, data_of
 from ..records.record import chain_end, claimed, seal, unseal
+from ..stores.artifacts import COLLECTION, copy_files
 from ..stores.encrypted import below
 from ..stores.reading import rows_of
+from .documents import documents_named
 from .transfer import (
     CONFLICT,
     Batch,
@@ -76,6 +78,8 @@ def copy_runs(
     copier.finish()
     wanted = None if is_of_everything(run_ids, query) else owners.difference(done.conflicts)
     put_documents(target, documents_of(source, wanted, done), done)
+    if documents_named(target, COLLECTION):
+        copy_files(source, target)
     return done
 
 

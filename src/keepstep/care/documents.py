@@ -48,3 +48,9 @@ def _one_by_one(store: Any, query: DocumentQuery, damaged: Callable[[str, str, s
             yield from store.list_documents(DocumentQuery(query.collection, keys=(fact.key,), all_versions=True))
         except CheckpointCorrupt as error:
             damaged(query.collection, fact.key, str(error))
+
+
+def documents_named(store: Store, collection: str) -> bool:
+    """Whether a store has documents in a collection."""
+    collections = optional(below(store), OptionalStore.list_collections)
+    return collections is not None and collection in collections()

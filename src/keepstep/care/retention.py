@@ -256,6 +256,8 @@ async def erase(
         if not rewrite:
             raise
         await finish_erasures(host)
+    finally:
+        await host.artifacts.sweep()
 
 
 async def finish_erasures(host: CommandHost) -> int:

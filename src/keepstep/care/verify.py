@@ -15,9 +15,10 @@ from ..ports import Row, Store
 from ..records.data import Data, data_of
 from ..records.keys import is_wrapped
 from ..records.record import FORMAT, Record, check_origin, origin, unseal
+from ..stores.artifacts import COLLECTION, files_of, flaws_of
 from ..stores.reading import BROKEN, TRIES, all_runs, head_of, rows_of
 from ..stores.rules import check_signal, ends_as
-from .documents import all_documents
+from .documents import all_documents, documents_named
 
 #: Runs read in one query.
 PAGE = 200
@@ -118,6 +119,8 @@ def _add_documents(store: Store, found: Verification) -> None:
         valid = sum(1 for _ in all_documents(store, damaged))
         found.documents = Count(valid + len(flaws), valid, len(flaws))
         found.flaws += flaws
+        if documents_named(store, COLLECTION):
+            found.flaws += [Flaw("artifact", *one) for one in flaws_of(store, files_of(store))]
     except StoreError as error:
         found.flaws.append(Flaw("integrity", store.url, f"the documents cannot be read: {error}"))
 

@@ -68,6 +68,7 @@ COMMANDS = {
     "copy": ("move:copy", "Copy runs from one store to another."),
     "queues": ("queues:queues", "List queues, and change their limits."),
     "services": ("services:services", "List services, change limits, open or close breakers."),
+    "artifacts": ("artifacts:artifacts", "List, fetch and verify large results beside the store."),
     "memory": ("memory:memory", "List, read and change the values of a memory."),
     "doctor": ("doctor:doctor", "Examine the store, its workers and its runs."),
     "serve": ("serve:serve", "Serve the HTTP API of the store."),

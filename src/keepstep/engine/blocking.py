@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..records.counts import Counts
     from ..workflows.definition import Bound
     from .blocking_agents import BlockingAgents
+    from .blocking_artifacts import BlockingArtifacts
     from .blocking_care import BlockingCare, BlockingSchedules
     from .blocking_queues import BlockingChannels, BlockingQueues
     from .blocking_services import BlockingServices
@@ -103,6 +104,7 @@ def open(url: Any = None, *, worker: bool = True, **options: Any) -> Opening:  #
     | `on_suspect` | for values that only look like a secret: `"store"` them with a warning (default), or `"refuse"` |
     | `retain` | a `ks.Retain(...)`: which finished runs the worker keeps; all by default |
     | `strict` | refuse to open a damaged store |
+    | `artifacts` | the folder of artifacts; by default beside a local store, or that of KEEPSTEP_ARTIFACTS |
     | `clock`, `replay_always`, `parts` | for tests: the source of time, a replay after each record, replaced parts |
 
     Other options go to the store.
@@ -354,6 +356,13 @@ class BlockingEngine(Blocking[Engine]):
         from .blocking_queues import BlockingChannels  # noqa: PLC0415 - rarely needed
 
         return BlockingChannels(self, self._target.channels)
+
+    @property
+    def artifacts(self) -> BlockingArtifacts:
+        """The artifacts of the store: large results as files beside it."""
+        from .blocking_artifacts import BlockingArtifacts  # noqa: PLC0415 - rarely needed
+
+        return BlockingArtifacts(self, self._target.artifacts)
 
     @property
     def documents(self) -> BlockingDocuments:

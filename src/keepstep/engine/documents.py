@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar
 
 from ..errors import DefinitionError, DocumentConflict, EncryptionError, StoreError
 from ..ports import Document, DocumentQuery, OptionalStore, Put, Store, Verdict, Written, optional
@@ -20,9 +20,6 @@ from ..records.keys import Keys
 from ..stores.documents import check_collection, check_document_key, check_puts
 from ..stores.encrypted import EncryptedStore, is_sealed_document
 from ..stores.open import open_store
-
-if TYPE_CHECKING:
-    from ..history.host import CommandHost
 
 log = logging.getLogger("keepstep")
 
@@ -340,13 +337,14 @@ class BlockingDocuments:
         return one
 
 
-async def keep_swept(host: CommandHost) -> None:
+async def keep_swept(host: Any) -> None:
     """Remove documents that have expired or whose run is gone, beside the runs of a worker, while it is open."""
     remove = optional(host.store, OptionalStore.remove_documents)
     while remove is not None and not host.closed:
         await asyncio.sleep(SWEEP_SECONDS)
         try:
             await host.call(partial(remove, "", expired=True))
+            await host.artifacts.sweep()
         except StoreError as error:
             log.warning("cannot remove expired documents: %s", error)
 

@@ -59,6 +59,7 @@ from ..workflows import definition
 from ..workflows.channel import CHANNELS
 from ..workflows.definition import Bound, Workflow
 from ..workflows.recovery import unknown_handlers
+from .artifacts import Artifacts
 from .documents import Documents, keep_swept
 from .encryption import Encryption
 from .events import Events
@@ -123,6 +124,7 @@ LEAVE_SECONDS = 10.0
 DOCUMENTED = (
     *(
         "agents",
+        "artifacts",
         "beat",
         "broadcast",
         "care",
@@ -182,6 +184,7 @@ class Engine(Process):
         keys: Keys | None = None,
         retain: Retain | Literal[False] | None = None,
         strict: bool = False,
+        artifacts: str | os.PathLike[str] | None = None,
         parts: Parts | None = None,
         **store_options: Any,
     ) -> None:
@@ -199,6 +202,8 @@ class Engine(Process):
         self._agents: Agents | None = None
         self._channels: Channels | None = None
         self._documents: Documents | None = None
+        self._artifacts_folder = artifacts
+        self._artifacts: Artifacts | None = None
         self._services = Services(self)
         self._clock = clock
         self.clock = clock or SystemClock()
@@ -419,6 +424,13 @@ class Engine(Process):
             self._documents = Documents(self.store, locked_with=lambda: self.encryption.locked_with)
         return self._documents
 
+    @property
+    def artifacts(self) -> Artifacts:
+        """The artifacts of the store: large results as files beside it."""
+        if self._artifacts is None:
+            self._artifacts = Artifacts(self.store, self.documents, self._artifacts_folder)
+        return self._artifacts
+
     async def workers(self) -> list[WorkerInfo]:
         """Return the workers of the store that are alive or hold a run."""
         self._must_be_open()
@@ -450,7 +462,7 @@ class Engine(Process):
         self.journal.close()
         if self._documents is not None:
             await self.loop.run_in_executor(self._pool, self._documents.close)
-            self._documents = None
+            self._documents = self._artifacts = None
         if self._owns_store:
             await self.loop.run_in_executor(self._pool, self.store.close)
         self._value_pool.shutdown(wait=True)

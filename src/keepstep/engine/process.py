@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from ..policies.recovery import Recovery, RecoveryLimit
     from ..ports import Clock, Executor, Row, Send, Store, Tracer
     from ..workflows.recovery import RecoveryInfo
+    from .artifacts import Artifacts
     from .encryption import Encryption
     from .heartbeat import Heart
     from .journal import Journal
@@ -179,6 +180,11 @@ class Process:
     _background: dict[asyncio.Task[Any], None]
     _begin_polling: Callable[[], None] | None
     _pace: PollInterval
+
+    @property
+    def artifacts(self) -> Artifacts:
+        """The artifacts of the store."""
+        raise NotImplementedError
 
     @property
     def actor(self) -> str:

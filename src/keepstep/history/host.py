@@ -40,6 +40,10 @@ class CommandHost(StoredRuns, Protocol):
     def redaction(self) -> Redaction: ...
 
     @property
+    def artifacts(self) -> Any:
+        """The artifacts of the store."""
+
+    @property
     def encryption(self) -> CommandKeys: ...
 
     @property

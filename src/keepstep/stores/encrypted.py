@@ -71,7 +71,7 @@ class EncryptedStore:
         self.keys = keys
         self._ciphers: dict[str, tuple[str, Cipher | None]] = {}
         self._newest_key: tuple[bytes, Cipher] | None = None
-        self._document_ciphers: dict[bytes, Cipher] = {}
+        self._document_ciphers: dict[str, Cipher] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -271,7 +271,7 @@ class EncryptedStore:
     def write_documents(self, batches: Sequence[Sequence[Put]]) -> list[Written]:
         """Write documents with their values encrypted. Their collections and keys stay readable."""
         check_puts(batches)
-        name, cipher = self._document_cipher()
+        name, cipher = self.document_cipher()
         sealed = [[_sealed_put(put, name, cipher) for put in batch] for batch in batches]
         written: list[Written] = self._documents.write_documents(sealed)
         return written
@@ -287,7 +287,7 @@ class EncryptedStore:
     def _documents(self) -> Any:
         return self.inner
 
-    def _document_cipher(self) -> tuple[bytes, Cipher]:
+    def document_cipher(self) -> tuple[bytes, Cipher]:
         """Return the name of the data key for new documents, and its cipher; the first call may create the key."""
         if self._newest_key is None:
             query = DocumentQuery(KEYS_COLLECTION)
@@ -304,6 +304,16 @@ class EncryptedStore:
                 self._newest_key = name.encode(), cipher
         return self._newest_key
 
+    def cipher_named(self, name: str) -> Cipher:
+        """Return the cipher of a data key for documents."""
+        cipher = self._document_ciphers.get(name)
+        if cipher is None:
+            rows = self._documents.list_documents(DocumentQuery(KEYS_COLLECTION, keys=(name,)))
+            if not rows:
+                raise CheckpointCorrupt(f"the data key {name!r} of documents is not in this store")
+            cipher = self._document_ciphers[name] = self.keys.cipher(name, rows[0].value.decode())
+        return cipher
+
     def _opened_document(self, one: Document) -> Document:
         found = _SEALED.match(one.value)
         if found is None:
@@ -313,17 +323,7 @@ class EncryptedStore:
                 f"document {one.key!r} of collection {one.collection!r} is not encrypted, and only encrypted ones are "
                 "taken here; give the keys plaintext=True for documents from before"
             )
-        name = found[1]
-        cipher = self._document_ciphers.get(name)
-        if cipher is None:
-            key = name.decode()
-            rows = self._documents.list_documents(DocumentQuery(KEYS_COLLECTION, keys=(key,)))
-            if not rows:
-                raise CheckpointCorrupt(
-                    f"document {one.key!r} of collection {one.collection!r} is encrypted with the data key {key!r}, "
-                    "which is not in this store"
-                )
-            cipher = self._document_ciphers[name] = self.keys.cipher(key, rows[0].value.decode())
+        cipher = self.cipher_named(found[1].decode())
         value = cipher.reveal(one.value[found.end() :], "document", one.collection, one.key)
         return msgspec.structs.replace(one, value=value)
 

@@ -111,6 +111,7 @@ class MemoryStore:
         self._gates: dict[tuple[str, str], GateInfo] = {}
         self._shares: dict[str, dict[str, Share]] = {}  # by service and worker
         self._claims_made = 0
+        self._artifacts = ""
         self._documents: dict[
             str, dict[str, list[documents.Stored]]
         ] = {}  # by collection and key, oldest version first
@@ -576,6 +577,18 @@ class MemoryStore:
                     removed += 1
                     self._put_rows(name, key, stay)
         return removed
+
+    def artifacts_folder(self) -> str:
+        """Return a temporary folder for artifacts, which is removed with the store."""
+        with self._lock:
+            if not self._artifacts:
+                import tempfile  # noqa: PLC0415 - rarely needed
+                import weakref  # noqa: PLC0415 - as above
+                from shutil import rmtree  # noqa: PLC0415 - as above
+
+                self._artifacts = tempfile.mkdtemp(prefix="keepstep-artifacts-")
+                weakref.finalize(self, rmtree, self._artifacts, ignore_errors=True)
+            return self._artifacts
 
     def check(self, *, mend: bool = False) -> list[Flaw]:
         return []

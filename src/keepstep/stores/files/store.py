@@ -216,6 +216,10 @@ class FilesStore:
             return self._documents.remove(collection, wanted)
         return self._documents.remove_expired(collection, wanted, self._now().timestamp(), self._is_there)
 
+    def artifacts_folder(self) -> str:
+        """Return the folder of artifacts."""
+        return f"{self._root}/artifacts"
+
     # -- leases ------------------------------------------------------------------------------------------------------
 
     def renew_leases(self, worker: WorkerInfo, *, leaving: bool = False) -> bool:
@@ -781,4 +785,4 @@ def _marker() -> bytes:
     return msgspec.json.format(msgspec.json.encode({"keepstep": "files", "layout": LAYOUT}), indent=2) + b"\n"
 
 
-_OURS = {"runs", "trash", "index", "workers", "aside", "documents"}
+_OURS = {"runs", "trash", "index", "workers", "aside", "documents", "artifacts"}

@@ -302,6 +302,10 @@ class SQLiteStore:
             self.rewrite()
         return removed
 
+    def artifacts_folder(self) -> str:
+        """Return the folder beside the file for artifacts."""
+        return f"{self._path}-artifacts"
+
     # -- leases ------------------------------------------------------------------------------------------------------
 
     def renew_leases(self, worker: WorkerInfo, *, leaving: bool = False) -> bool:

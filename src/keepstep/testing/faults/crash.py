@@ -224,6 +224,10 @@ class CrashingStore:
         found: list[Document] = self._documents.list_documents(query)
         return found
 
+    def artifacts_folder(self) -> str:
+        folder: str = self._documents.artifacts_folder()
+        return folder
+
     def list_collections(self) -> dict[str, int]:
         self._check()
         found: dict[str, int] = self._documents.list_collections()
