@@ -43,6 +43,8 @@ ASKED = [
     ("check program.py", {}),
     ("doctor", {"healthy": True}),
     ("queues", {"queues": []}),
+    ("memory", {"memories": []}),
+    ("artifacts", {"artifacts": []}),
     ("services", {"services": []}),
     ("workers", {"workers": []}),
     ("top", {"workers": [], "halted": 0, "services": []}),

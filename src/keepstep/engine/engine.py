@@ -296,7 +296,7 @@ class Engine(Process):
                     log.warning("%s", unknown)
                 self.worker = worker
                 await worker.start()
-                if not isinstance(self.clock, JumpingClock):
+                if self._retain is not False and not isinstance(self.clock, JumpingClock):
                     self.background(keep_swept(self))
                 if (rules := self._rules()) is not None:
                     from ..care.retention import keep_swept as keep_runs_swept  # noqa: PLC0415 - only with a rule
