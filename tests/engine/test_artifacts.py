@@ -14,6 +14,7 @@ from contextlib import nullcontext
 import pytest
 
 import keepstep as ks
+from keepstep.care.doctor import examine
 from keepstep.care.verify import verify
 from keepstep.engine import documents as documents_module
 from keepstep.errors import CheckpointCorrupt
@@ -145,6 +146,8 @@ async def test_damaged_and_missing_artifacts_are_reported(tmp_path):
             ("artifact", first.digest),
             ("artifact", second.digest),
         }
+        report = await examine(engine, deep=True)
+        assert [one.code for one in report.findings] == ["artifact", "artifact"]
         again = await ks.Artifact.write(b"first", engine=engine)  # mends it
         assert await again.read(engine=engine) == b"first"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import subprocess
 import sys
 from datetime import timedelta
@@ -23,6 +24,7 @@ from keepstep.ports import Create, DocumentQuery, Put, Verdict
 from keepstep.records.keys import Keys
 from keepstep.stores.documents import prefix_end
 from keepstep.stores.encrypted import KEYS_COLLECTION, EncryptedStore
+from keepstep.stores.files.disk import Disk
 from keepstep.stores.files.store import FilesStore
 from keepstep.stores.memory import MemoryStore
 from keepstep.stores.open import open_store
@@ -243,6 +245,65 @@ def test_plan_of_a_process_that_ended_is_carried_out(tmp_path, monkeypatch):
     assert [one.key for one in other.list_documents(DocumentQuery("c"))] == ["b"]
     assert other.list_collections() == {"c": 1, "d": 1}
     assert not (tmp_path / "files" / "documents" / ".plan").exists()
+
+
+class Killed(BaseException):
+    """The process is dead: nothing that it does reaches the disk any more."""
+
+
+class MortalDisk(Disk):
+    """A disk whose process dies before a call of this number."""
+
+    def __init__(self, left):
+        super().__init__(syncs=False)
+        self.left = left
+
+    def __getattribute__(self, name):
+        found = super().__getattribute__(name)
+        if name not in ("write", "rename", "unlink", "make_folder", "remove_empty", "open_new"):
+            return found
+        self.left -= 1
+        if self.left <= 0:
+            raise Killed
+        return found
+
+
+BEFORE = [Put("c", "stays", b"1"), Put("c", "goes", b"1"), Put("c", "changes", b"old")]
+CHANGE = [
+    Put("c", "goes", None),
+    Put("c", "changes", b"new"),
+    Put("d", "new", b"x", owner="run"),
+    Put("c", "more", b""),
+]
+
+
+def test_transaction_over_several_files_is_whole_after_a_crash_at_every_call(tmp_path):
+    def values(store):
+        return {
+            (one.collection, one.key): one.value for name in "cd" for one in store.list_documents(DocumentQuery(name))
+        }
+
+    old = {("c", "stays"): b"1", ("c", "goes"): b"1", ("c", "changes"): b"old"}
+    new = {("c", "stays"): b"1", ("c", "changes"): b"new", ("d", "new"): b"x", ("c", "more"): b""}
+    found = []
+    for number in itertools.count(1):
+        path = tmp_path / str(number)
+        FilesStore(path).write_documents([BEFORE])
+        store = FilesStore(path, disk=MortalDisk(10**9))
+        disk = store._disk
+        disk.left = number
+        try:
+            store.write_documents([CHANGE])
+        except Killed:
+            disk.left = 10**9
+        else:
+            break
+        after = values(FilesStore(path))
+        assert after in (old, new), number
+        found.append(after == new)
+    assert found == sorted(found)
+    assert {*found} == {False, True}
+    assert len(found) > 10
 
 
 # -- encryption --------------------------------------------------------------------------------------------------------

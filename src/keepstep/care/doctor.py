@@ -36,7 +36,7 @@ from ..records.record import unseal
 from ..stores.encrypted import below
 from .queue_findings import QueueLook
 from .service_findings import service_concerns
-from .verify import check_named
+from .verify import check_named, verify_documents
 
 if TYPE_CHECKING:
     from ..history.host import CommandHost
@@ -658,6 +658,8 @@ class _Doctor:
         """Verify all records, as `keepstep verify` does."""
         for flaw in await self.host.call(self.host.store.check):
             self.find(Severity.ERROR, "store", flaw.what, "keepstep repair fixes everything that can be derived")
+        for flaw in (await self.host.call(verify_documents, self.host.store))[1]:
+            self.find(Severity.ERROR, flaw.kind, flaw.what, "restore it from a backup, or remove it")
         async for run in self.runs(frozenset(Status)):
             store = self.host.store if self._key_wanted(run) is None else below(self.host.store)
             check = await self.host.call(check_named, store, run.id)

@@ -104,25 +104,28 @@ def verify(
             if report is not None:
                 report(check.id, check.problems)
     if not wanted:
-        _add_documents(store, found)
+        found.documents, flaws = verify_documents(store)
+        found.flaws += flaws
     return found
 
 
-def _add_documents(store: Store, found: Verification) -> None:
-    """Read every document and compare it with its checksum."""
+def verify_documents(store: Store) -> tuple[Count, list[Flaw]]:
+    """Read every document and every artifact, and compare each with its checksum."""
     flaws: list[Flaw] = []
 
     def damaged(collection: str, key: str, what: str) -> None:
         flaws.append(Flaw("document", f"{collection}/{key}", what))
 
+    valid = 0
     try:
         valid = sum(1 for _ in all_documents(store, damaged))
-        found.documents = Count(valid + len(flaws), valid, len(flaws))
-        found.flaws += flaws
+        invalid = len(flaws)
         if documents_named(store, COLLECTION):
-            found.flaws += [Flaw("artifact", *one) for one in flaws_of(store, files_of(store))]
+            flaws += [Flaw("artifact", *one) for one in flaws_of(store, files_of(store))]
     except StoreError as error:
-        found.flaws.append(Flaw("integrity", store.url, f"the documents cannot be read: {error}"))
+        invalid = len(flaws)
+        flaws.append(Flaw("integrity", store.url, f"the documents cannot be read: {error}"))
+    return Count(valid + invalid, valid, invalid), flaws
 
 
 def _every(store: Store, found: Verification) -> Iterator[RunCheck | None]:
