@@ -7,6 +7,7 @@ import pytest
 
 import keepstep as ks
 from keepstep.engine.process import Process
+from keepstep.kernel.perform import Search, TaskLost
 from tests.engine.world import until, until_recorded, until_status
 
 pytestmark = pytest.mark.on_postgres
@@ -195,6 +196,55 @@ async def test_task_waits_for_an_agent_and_survives_a_crash(world):
     async with world.engine(agents=[writer()], workflows=[]):
         assert await run.result(30) == "writer: HELLO"
     await engine.close()
+
+
+async def test_waiting_task_that_every_agent_has_failed_is_not_held(world):
+    async def fails(task):
+        raise OSError("broken")
+
+    async with world.engine(agents=[doing("a", fails), doing("b", fails)]) as engine:
+        run = await engine.start(asks, "write", "x", {"wait": True})
+        with pytest.raises(ks.RunFailed, match="broken"):
+            await run.result(30)
+
+
+async def test_lost_task_says_whether_it_had_begun(world):
+    """Tasks that wait for an agent which dies again and again are not the cause of that."""
+    begun = asyncio.Event()
+
+    async def hangs(task):
+        begun.set()
+        await asyncio.sleep(60)
+
+    async with world.engine(workflows=[asks]) as engine:
+        host = await world.started(agents=[doing("a", hangs, max_tasks=1)], workflows=[])
+        first = await engine.start(asks, "write", "first", {"wait": True})
+        await begun.wait()
+        second = await engine.start(asks, "write", "second", {"wait": True})
+        await until_recorded(second, "agent:a#1")
+        async with world.engine(agents=[writer("b")], workflows=[]):
+            await world.crash(host)
+            assert [await one.result(30) for one in (first, second)] == ["b: FIRST", "b: SECOND"]
+        for run, expected in ((first, b'"begun":true'), (second, b'"begun":false')):
+            lost = next(one for one in await run.checkpoints() if one.kind == "agent completed")
+            assert world.encrypted or expected in lost.value
+
+
+@pytest.mark.one_store
+@pytest.mark.live_only
+async def test_agent_that_dies_with_a_task_gets_it_three_times(world):
+    search = Search(("write",), None, 1.0, True, "next", None, None)
+    lost, waiting = TaskLost("lost"), TaskLost("lost")
+    waiting.begun = False
+    for _ in range(9):
+        assert search.take("a", waiting)
+    for _ in range(3):
+        assert search.tried == []
+        assert search.take("a", lost)
+    assert search.tried == ["a"]
+    patient = Search(("write",), None, 1.0, False, "next", None, None)
+    assert patient.take("a", waiting)
+    assert patient.tried == ["a"], "a task that does not wait tries each agent once"
 
 
 async def test_late_task_is_cancelled(world):

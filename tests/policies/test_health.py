@@ -108,7 +108,12 @@ def test_match_weighs_more_than_load_and_record():
     assert [one.agent for one in rank(["a", "b"], [idle, busy], least=0.5)] == ["busy", "idle"]
     assert rank(["a", "b"], [idle, busy])[1].why_not == "lacks a capability"
     score = score_of(["a"], Candidate("x", {"a"}, tasks=1, places=4, success_rate=0.5))
-    assert score.score == round(0.6 + 0.2 * 0.75 + 0.2 * 0.5, 4)
+    assert score.score == round(0.6 + 0.2 * 0.8 + 0.2 * 0.5, 4)
+
+
+def test_fuller_agent_has_the_lower_score_however_full():
+    full, fuller = (Candidate(name, {"a"}, tasks=tasks, places=2) for name, tasks in (("full", 40), ("a-fuller", 50)))
+    assert [one.agent for one in rank(["a"], [fuller, full])] == ["full", "a-fuller"]
 
 
 @given(st.lists(st.builds(HostedAgent, name=NAMES, capabilities=st.tuples(NAMES), record=RECORDS), max_size=3))

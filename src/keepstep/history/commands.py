@@ -81,7 +81,7 @@ async def _signals_to_family(host: CommandHost, run: Run) -> list[Signal]:
     now, sender = instant(host.clock.now()), f"run {run.id}"
     words: list[Signal] = []
     if run.parent is not None:
-        word = msgspec.json.encode({"status": Status.CANCELLED.value, **names_in_word(run)})
+        word = msgspec.json.encode({"status": Status.CANCELLED.value, **names_in_word(run), "begun": run.epoch > 0})
         words.append(Signal(run.parent, f"{CHILD}{run.parent_key}", word, f"child:{run.id}:cancelled", sender, now))
     notice = notice_of(run, run.epoch, now)
     words += [] if notice is None else [notice]

@@ -434,6 +434,7 @@ class _Word(msgspec.Struct):
     root: StoredError | None = None
     spent: dict[str, float] | None = None
     models: dict[str, tuple[float, int]] | None = None  # the part of `spent` that models account for
+    begun: bool = True  # whether a cancelled child has done anything
 
 
 def root_in(word: bytes) -> ErrorInfo | None:

@@ -33,14 +33,19 @@ if TYPE_CHECKING:
     from ..workflows.definition import Workflow
     from .host import Assignment
 
-#: How often one agent may be lost with the same task before the task no longer waits for it: the task may be the cause.
+#: How often one agent may be lost with a task that it has begun: from then on, the task may be the cause.
 MOST_LOSSES = 3
 _REFUSED = "AgentRefused"
 _PERMANENT = "permanent"
 
 
 class TaskLost(StepFailed):
-    """The task of an agent was cancelled: its host died, it became unhealthy, it was late, or a person ended it."""
+    """The task of an agent was cancelled: its host died, it became unhealthy, it was late, or a person ended it.
+
+    `begun` says whether the agent had begun it, so that the task itself may be the cause.
+    """
+
+    begun = True
 
 
 @dataclass(slots=True)
@@ -54,14 +59,20 @@ class Search:
     on_failure: OnFailure
     seconds: float | None
     until: float | None  # in seconds since 1970
-    refused: list[str] = field(default_factory=list)  # refused the task, or failed
+    refused: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
 
     @property
     def tried(self) -> list[str]:
         """The agents that do not get the task again. One that was lost may come back to a task that waits."""
         gone = [one for one in self.lost if not self.waits or self.lost.count(one) >= MOST_LOSSES]
-        return [*self.refused, *dict.fromkeys(gone)]
+        return [*self.refused, *self.failed, *dict.fromkeys(gone)]
+
+    def is_hopeless(self, found: Assignment) -> bool:
+        """Whether every agent there is has failed at the task or was lost with it, so that waiting does not help."""
+        tried = set(self.tried) - set(self.refused)
+        return bool(found.scores) and all(one.agent in tried for one in found.scores)
 
     @property
     def text(self) -> str:
@@ -71,12 +82,14 @@ class Search:
     def take(self, agent: str, error: StepFailed) -> bool:
         """Note how an agent failed. Return whether another agent may perform the task."""
         if isinstance(error, TaskLost):
-            self.lost.append(agent)
+            if error.begun or not self.waits:
+                self.lost.append(agent)
             return True
-        self.refused.append(agent)
         found = error.root or error.error
         if found is not None and found.type.rpartition(".")[2] == _REFUSED:
+            self.refused.append(agent)
             return True
+        self.failed.append(agent)
         return self.on_failure == "next" and (found is None or found.error_class != _PERMANENT)
 
 
@@ -119,7 +132,7 @@ class AssignCall(DurableCall[dict[str, Any]]):
             record = self.record(Kind.AGENT_STARTED, VALUES.encode(value))
             record.agent = found.agent
             run.append(record, self)
-        elif search.waits and not late:
+        elif search.waits and not late and not search.is_hopeless(found):
             pause = run.host.agents.look_seconds
             due = min(now + pause, math.inf if search.until is None else search.until)
             add_wait(run, Wait(self, due, self._look, f"{BLOCKED}{self.key}", longest=max(0.0, due - now)))
@@ -212,7 +225,8 @@ class TaskResult(ChildResult):
         word, error = value[0], self.error
         if word.status == Status.CANCELLED and isinstance(error, StepFailed):
             text = f"the task {self.child.id!r} of agent {self.agent!r} was cancelled"
-            self.error = TaskLost(text, self.key, error.error, record.seq)
+            self.error = lost = TaskLost(text, self.key, error.error, record.seq)
+            lost.begun = word.begun
         return result
 
 

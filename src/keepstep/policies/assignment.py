@@ -54,10 +54,8 @@ def match_of(needs: Collection[str], candidate: Candidate) -> float:
 def score_of(needs: Collection[str], candidate: Candidate, tried: Collection[str] = (), least: float = 1.0) -> Score:
     """Return the score of an agent, and why it does not get the task, if it does not."""
     match = match_of(needs, candidate)
-    if candidate.places is None:
-        load = 1.0 / (1.0 + candidate.tasks)
-    else:
-        load = max(0.0, 1.0 - candidate.tasks / candidate.places) if candidate.places else 0.0
+    places = candidate.places or 1
+    load = places / (places + candidate.tasks)  # never 0, so that agents with all places taken still differ
     record = 1.0 if candidate.success_rate is None else candidate.success_rate
     why_not = candidate.withheld
     if match < least or not match:
