@@ -204,7 +204,7 @@ async def test_five_tasks_of_one_process_lose_no_update(tmp_path):
     async def update(number):
         while True:
             try:
-                return await graph.aupdate_state(THREAD, {"log": [str(number)]})
+                return await graph.aupdate_state(THREAD, {"log": [str(number)]}, as_node="note")
             except ThreadMoved:
                 await asyncio.sleep(0)
 

@@ -67,6 +67,7 @@ def test_search_filters_and_pages(store):
     assert keys(store.search(("docs",), filter={"n": {"$gte": 1, "$lt": 3}})) == ["k2", "k1"]
     assert keys(store.search(("docs",), filter={"n": 3})) == ["k3"]
     assert keys(store.search(("docs",), filter={"n": {"$ne": 3}, "in": {"odd": True}})) == ["k1"]
+    assert keys(store.search(("docs",), filter={"in.odd": True})) == ["k3", "k1"]
     assert keys(store.search(("docs",), filter={"n": {"$gt": "text"}})) == []
     assert len(store.search(())) == 6
     with pytest.raises(ks.DefinitionError, match=r"filter= has the operators \['\$in'\]"):

@@ -33,7 +33,7 @@ from ...errors import DefinitionError, NotSerializable
 from ...ports import Document, Put
 from ...records.keys import Keys
 from .saver import await_plan, documents_of, run_plan
-from .threads import Ask, Find, Plan, Write
+from .threads import Ask, Find, Plan, Write, found_at
 
 #: The collection of all items. A key is each part of the namespace with a slash after it, then `=` and the item's key.
 COLLECTION = "langgraph:items"
@@ -293,7 +293,7 @@ _COMPARES: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def _matches(value: Any, wanted: Mapping[str, Any]) -> bool:
-    return isinstance(value, Mapping) and all(_agrees(value.get(key), of) for key, of in wanted.items())
+    return isinstance(value, Mapping) and all(_agrees(found_at(value, key), of) for key, of in wanted.items())
 
 
 def _agrees(value: Any, wanted: Any) -> bool:

@@ -559,4 +559,12 @@ def _head_id(head: Document | None) -> str | None:
 
 
 def _matches(metadata: Mapping[str, Any], matching: Mapping[str, Any]) -> bool:
-    return all(key in metadata and metadata[key] == value for key, value in matching.items())
+    return all(found_at(metadata, key) == value for key, value in matching.items())
+
+
+def found_at(value: Any, key: str) -> Any:
+    """Return the value under a key, or under a path of keys with dots between them; None if there is none."""
+    if isinstance(value, Mapping) and key in value:
+        return value[key]
+    first, dot, rest = key.partition(".")
+    return found_at(value[first], rest) if dot and isinstance(value, Mapping) and first in value else None
