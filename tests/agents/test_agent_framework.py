@@ -29,6 +29,7 @@ from pydantic import BaseModel
 
 import keepstep as ks
 from keepstep.agents.agent_framework import approvals, durable, responses
+from keepstep.agents.contract import AgentContract
 from tests.engine.world import replay_from_every_prefix, steps_of, until_status
 
 
@@ -50,6 +51,9 @@ class Scripted(FunctionInvocationLayer, ChatMiddlewareLayer, BaseChatClient):
         self.effects.append("model " + ",".join(one if isinstance(one, str) else one.call_id for one in given))
         return [Content.from_text(one) if isinstance(one, str) else one for one in given]
 
+    async def _sent(self):
+        pass
+
     def _inner_get_response(self, *, messages, stream, options, **_):
         usage = {"total_token_count": 7}
         if not stream:
@@ -64,9 +68,68 @@ class Scripted(FunctionInvocationLayer, ChatMiddlewareLayer, BaseChatClient):
             for one in self._answer(messages):
                 for content in [Content.from_text(f"{word} ") for word in one.text.split()] if one.text else [one]:
                     yield ChatResponseUpdate(role="assistant", contents=[content], model="scripted")
+                    if content.text:
+                        await self._sent()
             yield ChatResponseUpdate(role="assistant", contents=[Content.from_usage(usage)])
 
         return ResponseStream(updates(), finalizer=ChatResponse.from_updates)
+
+
+def results_in(messages):
+    """The results of tools that a model is told, by call id."""
+    found = [one for message in messages for one in message.contents if one.type == "function_result"]
+    return {one.call_id: one.result for one in found}
+
+
+class Told(Scripted):
+    """A chat client that plays a conversation of the contract."""
+
+    def __init__(self, talk, agent):
+        super().__init__([], None)
+        self.talk, self.agent = talk, agent
+
+    def _answer(self, messages):
+        turn = self.talk.think(self.agent, results_in(messages))
+        calls = [call(one.tool, one.id, **one.arguments) for one in turn.calls]
+        return calls or [Content.from_text(turn.text)]
+
+    async def _sent(self):
+        if self.talk.streamed:  # an agent that is a tool always streams
+            await self.talk.sent()
+
+
+class TestContract(AgentContract):
+    def build(self, talk):
+        def plain(name, mode="never_require"):
+            @tool(name=name, approval_mode=mode)
+            async def use(word: str) -> str:
+                """Do it."""
+                return await talk.use(name, word)
+
+            return use
+
+        async def converse(question):
+            tools = [plain(name) for name in ("look", "meet", "flaky", "broken", "slow")]
+            helper = durable(Agent(client=Told(talk, "helper"), name="helper", tools=[plain("look")]), **talk.options)
+            tools += [plain("pay", "always_require"), helper.as_tool(name="ask", arg_name="word")]
+            agent = durable(Agent(client=Told(talk, "main"), name="main", tools=tools), **talk.options)
+            session = agent.create_session()
+
+            async def turn(message):
+                if not talk.streamed:
+                    return await agent.run(message, session=session)
+                stream = agent.run(message, session=session, stream=True)
+                async for update in stream:
+                    if update.text:
+                        talk.saw(update)
+                return await stream.get_final_response()
+
+            response = await turn(question)
+            while response.user_input_requests:
+                response = await turn(await approvals(response))
+            return {"answer": response.text.strip(), "messages": len(session.state["in_memory"]["messages"])}
+
+        return converse
 
 
 def desk_script(done):

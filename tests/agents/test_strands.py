@@ -11,6 +11,7 @@ from strands.multiagent import GraphBuilder
 from strands.types.exceptions import ContextWindowOverflowException
 
 import keepstep as ks
+from keepstep.agents.contract import AgentContract
 from keepstep.agents.strands import approvals, durable
 from tests.engine.world import replay_from_every_prefix, steps_of, until_status
 
@@ -50,6 +51,70 @@ class Scripted(Model):
         yield {"messageStop": {"stopReason": "end_turn" if isinstance(given[0], str) else "tool_use"}}
         usage = {"inputTokens": 4, "outputTokens": 3, "totalTokens": 7}
         yield {"metadata": {"usage": usage, "metrics": {"latencyMs": 1}}}
+
+
+class Told(Scripted):
+    """A model that plays a conversation of the contract."""
+
+    def __init__(self, talk, agent):
+        super().__init__([], None)
+        self.talk, self.agent = talk, agent
+
+    async def stream(self, messages, *rest, **options):
+        found = [one["toolResult"] for message in messages for one in message["content"] if "toolResult" in one]
+        turn = self.talk.think(self.agent, {one["toolUseId"]: one["content"][0]["text"] for one in found})
+        self.script = lambda _: [(one.tool, one.id, one.arguments) for one in turn.calls] or turn.text
+        async for event in super().stream(messages, *rest, **options):
+            yield event
+            if self.talk.streamed and "text" in event.get("contentBlockDelta", {}).get("delta", {}):
+                await self.talk.sent()
+
+
+class TestContract(AgentContract):
+    def build(self, talk):  # noqa: C901 - one small function for each tool
+        def plain(name):
+            @tool(name=name)
+            async def use(word: str) -> str:
+                """Do it."""
+                return await talk.use(name, word)
+
+            return use
+
+        @tool(context=True)
+        async def pay(word: str, tool_context: ToolContext) -> str:
+            """Pay."""
+            allowed = tool_context.interrupt("pay", reason=word)
+            return await talk.use("pay", word) if allowed else "denied"
+
+        def new(name, tools):
+            return durable(Agent(model=Told(talk, name), tools=tools, name=name, callback_handler=None), **talk.options)
+
+        async def converse(question):
+            helper = new("helper", [plain("look")])
+
+            @tool
+            async def ask(word: str) -> str:
+                """Ask the helper."""
+                return str(await helper.invoke_async(word)).strip()
+
+            tools = [*(plain(name) for name in ("look", "meet", "flaky", "broken", "slow")), pay, ask]
+            talk.tools.setdefault("ask", None)
+            agent = new("main", tools)
+
+            async def turn(prompt):
+                async for event in agent.stream_async(prompt):
+                    if "data" in event:
+                        talk.saw(event)
+                    if "result" in event:
+                        result = event["result"]
+                return result
+
+            result = await turn(question)
+            while result.stop_reason == "interrupt":
+                result = await turn(await approvals(result))
+            return {"answer": str(result).strip(), "messages": len(agent.messages)}
+
+        return converse
 
 
 def new_agent(effects, script, tools=(), name="agent", **options):

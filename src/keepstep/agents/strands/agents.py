@@ -11,32 +11,26 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any
 
-from ..errors import DefinitionError
-from ..kernel.context import in_workflow
-from ..kernel.publish import emit
-from ..ports import CURRENT
-from .calls import CallOptions, CallSteps, Recorded, approval, used
+from strands import Agent
+from strands.agent import AgentResult
+from strands.interrupt import Interrupt, InterruptException
+from strands.middleware import (
+    ExecuteToolContext,
+    ExecuteToolStage,
+    InvokeModelContext,
+    InvokeModelStage,
+    ModelStopReason,
+    ToolResultEvent,
+    TypedEvent,
+)
+from strands.types.exceptions import ContextWindowOverflowException
+from strands.types.session import decode_bytes_values, encode_bytes_values
 
-try:
-    from strands import Agent
-    from strands.agent import AgentResult
-    from strands.interrupt import Interrupt, InterruptException
-    from strands.middleware import (
-        ExecuteToolContext,
-        ExecuteToolStage,
-        InvokeModelContext,
-        InvokeModelStage,
-        ModelStopReason,
-        ToolResultEvent,
-        TypedEvent,
-    )
-    from strands.types.exceptions import ContextWindowOverflowException
-    from strands.types.session import decode_bytes_values, encode_bytes_values
-except ImportError as error:
-    raise ImportError(
-        "keepstep.agents.strands needs the package strands-agents, 1.62 or later; "
-        "install it with: pip install 'keepstep[strands]'"
-    ) from error
+from ...errors import DefinitionError
+from ...kernel.context import in_workflow
+from ...kernel.publish import emit
+from ...ports import CURRENT
+from ..calls import CallOptions, CallSteps, Recorded, approval, used
 
 _Next = Callable[[Any], AsyncGenerator[Any, None]]
 
@@ -68,6 +62,11 @@ def durable(
         raise DefinitionError(
             f"the model of `agent` {agent.name!r} keeps the conversation in a service, which a replay cannot repeat; "
             "use a model that gets all messages with each call"
+        )
+    if getattr(agent, "_session_manager", None) is not None:
+        raise DefinitionError(
+            f"`agent` {agent.name!r} has a session manager, and a replay would repeat what that has stored; "
+            "leave session_manager out, since the records of the run hold the conversation"
         )
     steps = CallSteps(agent.name, model=model, tool=tool, tools=tools)
 

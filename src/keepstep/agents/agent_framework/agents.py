@@ -1,4 +1,4 @@
-"""Agents and workflows of the Microsoft Agent Framework inside Keepstep workflows, and its checkpoints in a store."""
+"""Agents and workflows of the Microsoft Agent Framework inside Keepstep workflows."""
 
 from __future__ import annotations
 
@@ -11,36 +11,30 @@ from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from ..errors import DefinitionError
-from ..kernel.context import in_workflow
-from ..kernel.publish import emit
-from .calls import CallOptions, CallSteps, Recorded, approval, call_branch, used
+import agent_framework
+from agent_framework import (
+    Agent,
+    AgentResponse,
+    ChatContext,
+    ChatMiddleware,
+    ChatMiddlewareLayer,
+    ChatResponse,
+    ChatResponseUpdate,
+    Content,
+    FunctionInvocationContext,
+    FunctionMiddleware,
+    FunctionTool,
+    Message,
+    ResponseStream,
+    UserInputRequiredException,
+    WorkflowRunResult,
+)
+from pydantic import BaseModel
 
-try:
-    import agent_framework
-    from agent_framework import (
-        Agent,
-        AgentResponse,
-        ChatContext,
-        ChatMiddleware,
-        ChatMiddlewareLayer,
-        ChatResponse,
-        ChatResponseUpdate,
-        Content,
-        FunctionInvocationContext,
-        FunctionMiddleware,
-        FunctionTool,
-        Message,
-        ResponseStream,
-        UserInputRequiredException,
-        WorkflowRunResult,
-    )
-    from pydantic import BaseModel
-except ImportError as error:
-    raise ImportError(
-        "keepstep.agents.agent_framework needs the package agent-framework-core; "
-        "install it with: pip install 'keepstep[agent-framework]'"
-    ) from error
+from ...errors import DefinitionError
+from ...kernel.context import in_workflow
+from ...kernel.publish import emit
+from ..calls import CallOptions, CallSteps, Recorded, approval, call_branch, used
 
 AgentT = TypeVar("AgentT", bound=Agent[Any])
 
