@@ -1,11 +1,13 @@
 """Agents and teams: a task goes to an agent that can perform it, and to the next one if that fails (F1, F2, F7)."""
 
 import asyncio
+import time
 from dataclasses import dataclass
 
 import pytest
 
 import keepstep as ks
+from keepstep.engine.agents import Agents
 from keepstep.engine.process import Process
 from keepstep.kernel.perform import Search, TaskLost
 from tests.engine.world import until, until_recorded, until_status
@@ -440,6 +442,38 @@ async def test_max_tasks_holds_on_a_host(world):
     assert most <= 2
 
 
+async def test_rate_limits_how_often_an_agent_begins(world):
+    begun = []
+
+    async def perform(task):
+        begun.append(time.monotonic())
+
+    @ks.workflow
+    async def many():
+        await ks.gather(*[ks.perform("a", number) for number in range(4)])
+
+    async with world.engine(agents=[doing("a", perform, rate=ks.Rate(10, per=1))]) as engine:
+        await (await engine.start(many)).result(30)
+    assert max(begun) - min(begun) > 0.25, "four beginnings at ten a second"
+
+
+@pytest.mark.one_store
+@pytest.mark.live_only
+async def test_slow_probe_is_not_made_twice_at_once(world):
+    running, most, count = 0, 0, 0
+
+    async def probe():
+        nonlocal running, most, count
+        running, count = running + 1, count + 1
+        most = max(most, running)
+        await asyncio.sleep(0.1)
+        running -= 1
+
+    async with world.engine(agents=[writer(probe=probe, probe_every=0.01)]):
+        await until(lambda: count >= 3)
+    assert most == 1
+
+
 async def test_team_gives_tasks_to_its_members_only(world):
     team = ks.Team("press", agents=[writer("a"), "b"])
     assert repr(team) == "ks.Team('press', agents=['a', 'b'])"
@@ -510,6 +544,52 @@ async def test_fork_has_its_own_task(world):
         go.set()
         assert [await run.result(30), await fork.result(30)] == ["done", "done"]
         assert len((await engine.list(parent="f")).runs) == 1
+
+
+@pytest.mark.one_store
+async def test_task_that_ends_while_it_is_cancelled_counts(world, monkeypatch):
+    """The agent becomes unhealthy, and does the task in the moment in which it is to be stopped."""
+    works, go = True, asyncio.Event()
+
+    async def slow(task):
+        await go.wait()
+        return "done after all"
+
+    cancel = ks.RunHandle.cancel
+
+    async def too_late(handle, reason=""):
+        go.set()
+        await until_status(handle, "completed")
+        await cancel(handle, reason)
+
+    monkeypatch.setattr(ks.RunHandle, "cancel", too_late)
+    async with world.engine(agents=[doing("a", slow, probe=lambda: works, probe_every=0.02)]) as engine:
+        run = await engine.start(asks, "write", "x", {})
+        await until_recorded(run, "agent:a#1")
+        works = False
+        assert await run.result(30) == "done after all"
+
+
+@pytest.mark.one_store
+@pytest.mark.live_only
+async def test_look_that_fails_does_not_end_the_wait(world, monkeypatch, caplog):
+    go, looks = asyncio.Event(), 0
+
+    async def slow(task):
+        await go.wait()
+        return "done"
+
+    async def fails(*args, **kwargs):
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            go.set()
+        raise RuntimeError("no look today")
+
+    monkeypatch.setattr(Agents, "look_after", fails)
+    async with world.engine(agents=[doing("a", slow)]) as engine:
+        assert await (await engine.start(asks, "write", "x", {})).result(30) == "done"
+    assert "cannot look after its task" in caplog.text
 
 
 @dataclass

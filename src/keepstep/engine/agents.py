@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -114,14 +115,13 @@ class Agents:
             reason = reason or "it was set aside"
         if not reason:
             return False
-        try:
-            await engine.cancel_now(task, f"agent {agent}: {reason}")
-        except RunConflict:
-            if not asked:
-                await RunHandle[Any](engine, task).cancel(f"agent {agent}: {reason}")
-            return True
-        except (AlreadyFinished, RunNotFound):
-            pass
+        with contextlib.suppress(AlreadyFinished, RunNotFound):  # the task may end at any moment
+            try:
+                await engine.cancel_now(task, f"agent {agent}: {reason}")
+            except RunConflict:
+                if not asked:
+                    await RunHandle[Any](engine, task).cancel(f"agent {agent}: {reason}")
+                return True
         return asked
 
     def _reason(self, look: _Look, agent: str) -> str:

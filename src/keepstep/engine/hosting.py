@@ -48,6 +48,7 @@ class Hosted:
         self.is_draining = False
         self.refused_by = ""
         self.begun: dict[str, float] = {}  # the tasks that it performs, with the time of each start
+        self.is_probed = False  # now
         self.probed_for = 0.0  # the newest request for a probe that was answered
         self._results: deque[bool] = deque(maxlen=MOST_RESULTS)
         self._seconds: deque[float] = deque(maxlen=MOST_RESULTS)
@@ -192,9 +193,11 @@ class Hosting:
 
     async def probe(self, one: Hosted) -> None:
         """Ask an agent whether it works. One without a probe works if its host does."""
-        engine = self._engine
-        one.probe_at = engine.seconds() + one.agent.probe_every
-        error = await _error_of_probe(one.agent)
+        engine, one.is_probed = self._engine, True
+        try:
+            error = await _error_of_probe(one.agent)
+        finally:
+            one.is_probed, one.probe_at = False, engine.seconds() + one.agent.probe_every
         one.probed(engine.clock.now(), engine.redaction.redact(error))
         self._judge(one)
 
@@ -251,7 +254,7 @@ class Hosting:
             await asyncio.sleep(min(engine.look_seconds, self._until_probe()))
 
     def _until_probe(self) -> float:
-        probes = (one.probe_at for one in self._hosted.values())
+        probes = (one.probe_at for one in self._hosted.values() if not one.is_probed)
         return max(0.01, min(probes, default=float("inf")) - self._engine.seconds())
 
     async def _look(self) -> None:
@@ -265,7 +268,7 @@ class Hosting:
             one.refused_by = "" if other is None else other.id
             one.is_draining = drains_on(gates.get(name), engine.worker_id or "")
             asked_at = probe_asked_at(gates.get(name))
-            if asked_at > one.probed_for or engine.seconds() >= one.probe_at:
+            if not one.is_probed and (asked_at > one.probed_for or engine.seconds() >= one.probe_at):
                 one.probed_for = asked_at
                 engine.background(self.probe(one))
         self._changed()

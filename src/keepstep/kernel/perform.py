@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from ..workflows.agent import Agent, TaskPlan
     from ..workflows.definition import Workflow
     from .host import Assignment
+
+log = logging.getLogger("keepstep")
 
 #: How often one agent may be lost with a task that it has begun: from then on, the task may be the cause.
 MOST_LOSSES = 3
@@ -116,6 +119,9 @@ class AssignCall(DurableCall[dict[str, Any]]):
             found = await run.host.agents.assign(search.needs, search.team, self.tried, search.least)
         except StoreError as error:
             run.halt(error)
+            return
+        except Exception as error:  # noqa: BLE001 - a run must never be left without an answer
+            run.engine_failed(error)
             return
         finally:
             run.work_ended()
@@ -204,9 +210,8 @@ class TaskResult(ChildResult):
         late = f"it was not done within {self.search.seconds:g} s" if self._is_late(run.host.clock.now()) else ""
         try:
             self.stopping = await agents.look_after(self.child.id, self.agent, late, asked=self.stopping)
-        except StoreError as error:
-            run.halt(error)
-            return
+        except Exception as error:  # noqa: BLE001 - the wait for the task must go on, whatever a look meets
+            log.warning("run %s cannot look after its task %s yet: %s", run.id, self.child.id, error)
         finally:
             run.work_ended()
         if not run.stop.detached and self.state == ASKED and self not in run.waits:
