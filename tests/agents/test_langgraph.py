@@ -214,6 +214,31 @@ async def test_entrypoint_has_a_step_for_each_task(world, effects):
     assert sorted(effects) == ["look a", "look a", "look b", "plain pay"]
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_threads_of_one_run_are_kept_apart(world, effects, streamed):
+    agent = durable(create_agent(ScriptedModel(rounds=TWO[:1], effects=effects), tools_of(effects)))
+
+    async def talk(thread):
+        config = {"configurable": {"thread_id": thread}}
+        if not streamed:
+            return texts(await agent.ainvoke({"messages": thread}, config))
+        return [texts(state) async for state in agent.astream({"messages": thread}, config, stream_mode="values")][-1]
+
+    @ks.workflow
+    async def chat():
+        both = await asyncio.gather(talk("anna"), talk("ben"))
+        return [*both, len(await talk("anna"))]
+
+    async with world.engine() as engine:
+        run = await engine.start(chat)
+        anna, ben, length = await run.result(30)
+        assert (anna[0], ben[0], anna[-1]) == ("anna", "ben", "all is done")
+        assert length == len(anna) + 2, "the thread goes on in the same run"
+        steps = await steps_of(run)
+        assert {"model#@anna.1", "model#@ben.1"} <= set(steps)
+    assert effects.count("model 0") == 2
+
+
 async def test_retries_of_a_node_are_those_of_the_step(world, effects):
     async def shaky(state: State):
         effects.append("try")

@@ -268,6 +268,22 @@ def graph_log(saver):
     return log_graph(saver).get_state(THREAD).values["log"]
 
 
+def test_stream_that_is_left_early_ends_its_turn(tmp_path):
+    with KeepstepSaver(f"sqlite:///{tmp_path}/runs.db") as saver:
+        graph = in_turn(log_graph(saver, lambda _: None), wait_seconds=5)
+        stream = graph.stream({"log": ["a"]}, THREAD)
+        next(stream)
+        stream.close()
+
+        async def leave():
+            async for _ in graph.astream({"log": ["b"]}, THREAD):
+                break
+
+        asyncio.run(leave())
+        graph.update_state(THREAD, {"log": ["c"]}, as_node="pay")
+        assert graph_log(saver)[-1] == "c"
+
+
 def test_turn_is_renewed_and_its_node_may_update_the_thread(tmp_path):
     with KeepstepSaver(f"sqlite:///{tmp_path}/runs.db") as saver:
         seen = []

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import uuid
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -145,9 +146,11 @@ class DurableGraph:
             return
         graph, config = self._of_run(config)
         input = self._with_ids(input)  # noqa: A001 - the name that LangGraph gives it
+        place = PLACE.get() + self._prefix(config)
         while True:
-            async for chunk in graph.astream(input, config, **{"durability": "exit", **options}):
-                yield chunk
+            async with aclosing(graph.astream(input, config, **{"durability": "exit", **options})) as chunks:
+                while (chunk := await _at(place, chunks)) is not _END:
+                    yield chunk
             if not self._ask or not (asked := await self._asked(graph, config)):
                 return
             input = await self._answers(asked)  # noqa: A001 - as above
@@ -213,6 +216,19 @@ class DurableGraph:
         answers = await asyncio.gather(*(approval(name, one.value) for name, one in asked))
         by_id = {one.id: _decisions(answer, one.value) for (_, one), answer in zip(asked, answers, strict=True)}
         return Command(resume=by_id if len(by_id) > 1 else next(iter(by_id.values())))
+
+
+#: Marks the end of a stream.
+_END = object()
+
+
+async def _at(place: str, chunks: AsyncIterator[Any]) -> Any:
+    """Return the next chunk of a stream, whose tasks begin at a place; the reader of the stream is not there."""
+    before = PLACE.set(place)
+    try:
+        return await anext(chunks, _END)
+    finally:
+        PLACE.reset(before)
 
 
 def _decisions(answer: Any, question: Any) -> Any:

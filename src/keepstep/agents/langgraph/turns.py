@@ -8,7 +8,7 @@ import secrets
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, closing, contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -129,8 +129,8 @@ class _InTurn(Pregel):  # type: ignore[type-arg]
         if thread is None:
             yield from super().stream(input, config, **more)
             return
-        with _blocking_turn(_saver_of(self), thread, self._options):
-            chunks = super().stream(input, config, **more)
+        stream: Any = super().stream(input, config, **more)
+        with _blocking_turn(_saver_of(self), thread, self._options), closing(stream) as chunks:
             while (chunk := _held(thread, lambda: next(chunks, _END))) is not _END:
                 yield chunk
 
@@ -145,8 +145,8 @@ class _InTurn(Pregel):  # type: ignore[type-arg]
             async for chunk in super().astream(input, config, **more):
                 yield chunk
             return
-        async with _turn(_saver_of(self), thread, self._options):
-            chunks = super().astream(input, config, **more)
+        stream: Any = super().astream(input, config, **more)
+        async with _turn(_saver_of(self), thread, self._options), aclosing(stream) as chunks:
             while True:
                 before = _HELD.set(_HELD.get() | {thread})
                 try:
