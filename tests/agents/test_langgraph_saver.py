@@ -20,7 +20,7 @@ from langgraph.checkpoint.conformance.report import ProgressCallbacks
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph import END, START, StateGraph
-from langgraph.types import Send
+from langgraph.types import Command, Send, interrupt
 
 import keepstep as ks
 from keepstep.agents.langgraph import KeepstepSaver, ThreadMoved, in_turn
@@ -195,6 +195,36 @@ def test_five_processes_lose_no_update_of_a_thread(kind, play, tmp_path):
     effects = noted(tmp_path)
     if play is not play_update:
         assert effects == ["pay"], "callers ran the same node"
+
+
+def asking_graph(saver, noted=None):
+    """A graph that asks, and then pays."""
+
+    def pay(state: Log):
+        if interrupt("pay?"):
+            noted("pay")
+            time.sleep(0.05)  # others would pay meanwhile
+        return {"paid": True}
+
+    return StateGraph(Log).add_node("pay", pay).add_edge(START, "pay").compile(checkpointer=saver)
+
+
+def play_resume(url, number, folder):
+    with KeepstepSaver(url) as saver:
+        graph = in_turn(asking_graph(saver, lambda effect: note(folder, effect)))
+        wait_for_all(folder)
+        graph.invoke(Command(resume=True), THREAD)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_five_processes_that_resume_a_thread_pay_once(kind, tmp_path):
+    with store_url(kind, tmp_path) as url:
+        with KeepstepSaver(url) as saver:
+            asking_graph(saver).invoke({"log": ["a"]}, THREAD)
+        in_processes(play_resume, url, tmp_path)
+        with KeepstepSaver(url) as saver:
+            assert asking_graph(saver).get_state(THREAD).values == {"log": ["a"], "paid": True}
+    assert noted(tmp_path) == ["pay"]
 
 
 async def test_five_tasks_of_one_process_lose_no_update(tmp_path):
