@@ -538,6 +538,13 @@ def saver(effort: Effort) -> list[Finding]:
     return jobs.findings(effort)
 
 
+def topics(effort: Effort) -> list[Finding]:
+    """Messages of a topic, on SQLite and on a PostgreSQL server; not imported before they are asked for."""
+    from .topics import findings
+
+    return findings(effort)
+
+
 JOBS: dict[str, Callable[[Effort], list[Finding]]] = {
     "j1": j1,
     "j2": j2,
@@ -556,4 +563,5 @@ JOBS: dict[str, Callable[[Effort], list[Finding]]] = {
     "queues": queues,
     "services": services,
     "saver": saver,
+    "topics": topics,
 }

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from bench import called, floor, gauges, graphs, measure, ours, peers, queued, queues, report, saver
+from bench import called, floor, gauges, graphs, measure, ours, peers, published, queued, queues, report, saver
 from keepstep.policies.queue import DECLARED
 
 SMALL = {
@@ -105,6 +105,12 @@ def test_a_queue_is_drained_under_its_limit(limit, keys, tmp_path):
 @pytest.mark.parametrize("service", [True, False])
 def test_attempts_take_places_at_a_service(service, tmp_path):
     assert asyncio.run(called.j2(tmp_path, runs=3, steps=2, service=service))["count"] == 6
+
+
+@pytest.mark.parametrize("publishers, size", [(1, 1), (2, 4)])
+def test_messages_reach_all_subscribers_of_a_topic(publishers, size, tmp_path):
+    found = asyncio.run(published.pass_on(tmp_path, n=9, publishers=publishers, size=size, subscribers=2))
+    assert found["count"] == 18
 
 
 @pytest.mark.usefixtures("_no_queues")

@@ -19,12 +19,13 @@ from ..kernel.inbox import Reads
 from ..kernel.keeper import newest_state
 from ..kernel.replay import Superseded
 from ..kernel.schedule import ScheduleKeeper, overdue
+from ..kernel.topic import TopicKeeper
 from ..model import FINISHED, Kind, Run, RunQuery, Signal, Status, WorkerInfo
 from ..model.agent import agent_of
 from ..model.checkpoint import CARRIES_SIGNAL, ENDS_STEP
 from ..model.gate import QUEUE, SERVICE
 from ..model.ids import module_in
-from ..model.keepers import TELL, channel_name, is_declared, schedule_name
+from ..model.keepers import BARRIER_WORKFLOW, TELL, TOPIC_WORKFLOW, channel_name, is_declared, schedule_name, topic_name
 from ..model.lease import versions_instead
 from ..model.run import handed_over
 from ..model.signal import CHILD, GO, RESERVED, RESOLVE, RESUME, stop_at
@@ -36,6 +37,7 @@ from ..records.record import unseal
 from ..stores.encrypted import below
 from .queue_findings import QueueLook
 from .service_findings import service_concerns
+from .topic_findings import topic_concerns
 from .verify import check_named, verify_documents
 
 if TYPE_CHECKING:
@@ -188,7 +190,7 @@ class _Doctor:
             if worker.drain_at is not None:  # it serves no workflow any more
                 self._drains(worker)
             else:
-                self.known.update(worker.workflows)
+                self.known.update(worker.workflows, (TOPIC_WORKFLOW, BARRIER_WORKFLOW))
             self._saves(worker)
             if worker.host == socket.gethostname() and _is_stopped(worker.pid):
                 self.find(
@@ -294,6 +296,12 @@ class _Doctor:
                 return
             if waits and channel_name(run.id) is not None and (run.due_at is not None or TELL in run.wakes):
                 await self._channel(run)
+                return
+            if waits and topic_name(run.id) is not None and self._key_wanted(run) is None:
+                await self._topic(run)
+            # Idle topics and barriers need nobody: the next signal wakes them.
+            is_idle = waits and (run.due_at is None or run.due_at > self.now)
+            if is_idle and run.workflow in (TOPIC_WORKFLOW, BARRIER_WORKFLOW):
                 return
             await self._look_at_run(run)
             # The run was handed back, perhaps by a worker that cannot read it.
@@ -401,6 +409,11 @@ class _Doctor:
                 f"start a worker whose code has ks.Channel({name!r}), or {end}",
                 runs=[run.id],
             )
+
+    async def _topic(self, run: Run) -> None:
+        state, _ = await newest_state(self.host, run, TopicKeeper())
+        for one in topic_concerns(state, self.now):
+            self.find(Severity.WARNING, one.code, one.message, one.advice, runs=one.runs)
 
     async def _failed_deliveries(self, run: Run) -> None:
         state, _ = await newest_state(self.host, run, ChannelKeeper(1.0))

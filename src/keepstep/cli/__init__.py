@@ -27,6 +27,7 @@ COMMANDS = {
     "drain": ("workers:drain", "Tell workers to claim no more runs, and to end."),
     "schedules": ("schedules:schedules", "List and change what workers start by themselves."),
     "top": ("top:top", "Watch rates, queues, services, workers and slow steps."),
+    "topics": ("topics:topics", "List topics, show one, publish a message."),
     "channels": ("channels:channels", "List and test the channels for notices."),
     "agents": ("agents:agents", "List agents and their health; drain or probe one."),
     "list": ("inspect:list_", "List runs, newest first."),

@@ -13,3 +13,4 @@ class BlockingTopics(BlockingPart[Topics]):
     list = blocking(Topics.list)
     publish = blocking(Topics.publish)
     recent = blocking(Topics.recent)
+    recent_raw = blocking(Topics.recent_raw)

@@ -35,8 +35,8 @@ LOOK_SECONDS = 15.0
 FIRST_LOOK_SECONDS = 2.0
 #: Seconds for which the keeper of a removed schedule stays readable.
 KEPT_SECONDS = 86_400.0
-#: Workflows of the keepers that every worker claims, because no code declares them.
-_FOR_ALL = (TOPIC_WORKFLOW, BARRIER_WORKFLOW)
+#: Workflows of the keepers that every worker claims, because no code declares them. A worker does not list them.
+FOR_ALL = frozenset({TOPIC_WORKFLOW, BARRIER_WORKFLOW})
 
 
 class Keepers:
@@ -55,7 +55,7 @@ class Keepers:
     def names(self) -> frozenset[str]:
         """The workflows of the keepers to claim: topics, barriers, and the schedules and channels that it serves."""
         declared = (declared_schedule(one.name) for one in self._scheduled())
-        return self._added.union(_FOR_ALL, declared, map(channel_workflow, CHANNELS))
+        return self._added.union(FOR_ALL, declared, map(channel_workflow, CHANNELS))
 
     def _scheduled(self) -> list[Workflow[..., Any]]:
         return [one for one in tuple(self._engine.workflows.values()) if getattr(one, "schedule", None) is not None]

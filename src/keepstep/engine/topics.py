@@ -144,15 +144,19 @@ class Topics:
 
     async def recent(self, name: str, limit: int = 10) -> Sequence[Any]:
         """Return the newest messages that are still stored, the oldest of them first."""
+        return [VALUES.decode(one, "message") for one in await self.recent_raw(name, limit)]
+
+    async def recent_raw(self, name: str, limit: int = 10) -> Sequence[bytes]:
+        """Return the newest messages as stored, for a reader without their types."""
         run = await self._engine.stored_run(topic_id(name))
         if run is None or run.status in FINISHED:
             raise await self._not_found(name)
         after = max(run.signals - MOST_LOOKED_AT, run.signals_from - 1, 0)
-        found: list[Any] = []
+        found: list[bytes] = []
         while signals := await self._engine.signals(run.id, after):
             after = signals[-1].seq
-            found += [value for one in signals if (value := _message(one)) is not None]
-        return [VALUES.decode(bytes(one), "message") for one in found[-limit:]] if limit > 0 else []
+            found += [bytes(value) for one in signals if (value := _message(one)) is not None]
+        return found[-limit:] if limit > 0 else []
 
     async def _info(self, name: str, run: Run) -> TopicInfo:
         state: TopicState

@@ -28,7 +28,7 @@ from ..ports import Advance, ClaimRequest, OptionalStore, Verdict, instant, opti
 from ..records.counts import COUNTS
 from .blockage import blocking_code
 from .journal import sealed
-from .keepers import Keepers
+from .keepers import FOR_ALL, Keepers
 from .poll_interval import PollInterval
 from .suspects import ALONE_SECONDS, TURN_SECONDS, Suspects
 
@@ -194,7 +194,7 @@ class Worker:
             started_at=self._started_at,
             renewed_at=instant(self.engine.clock.now()),
             workflows=(
-                *sorted({*self.engine.workflows, *self.keepers.names}),
+                *sorted({*self.engine.workflows, *self.keepers.names} - FOR_ALL),
                 *(f"{name}@{one}" for name, one in sorted(self._pins().items())),
             ),
             progress={

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..engine.queues import QueueInfo
     from ..engine.schedules import ScheduleInfo
     from ..engine.services import ServiceInfo
+    from ..engine.topics import TopicInfo
     from ..history.audit import AuditEntry, Incarnation
     from ..history.diff import Difference
     from ..model import Event, GateChange, WorkerInfo
@@ -413,6 +414,31 @@ def channel_data(channel: ChannelInfo) -> dict[str, object]:
         "failures": channel.failures,
         "failed": list(channel.failed),
     }
+
+
+def topic_data(topic: TopicInfo, recent: Sequence[bytes] | None = None) -> dict[str, object]:
+    """Return a topic, with its subscribers, and with its newest messages if these are given."""
+    found: dict[str, object] = {
+        "topic": topic.name,
+        "status": topic.status.value,
+        "published": topic.published,
+        "unread": topic.unread,
+        "unheard": topic.unheard,
+        "subscribers": [
+            {
+                "run": one.run,
+                "status": None if one.status is None else one.status.value,
+                "read": one.read,
+                "unread": one.unread,
+                "read_at": iso(one.read_at),
+            }
+            for one in topic.subscribers
+        ],
+        "publishers": [{"run": one.run, "since": iso(one.since)} for one in topic.publishers],
+    }
+    if recent is not None:
+        found["recent"] = [value_of(one) for one in recent]
+    return found
 
 
 def agent_data(info: AgentInfo) -> dict[str, Any]:
