@@ -7,7 +7,7 @@ import pytest
 import keepstep as ks
 from keepstep.kernel.topic import FULL_AT, MOST_UNREAD
 from keepstep.model.keepers import topic_id
-from tests.engine.world import until, until_status
+from tests.engine.world import KEYS, until, until_status
 
 pytestmark = pytest.mark.on_postgres
 
@@ -328,3 +328,17 @@ async def test_outside_publisher_waits_for_room(world):
 
 async def is_full(engine):
     return await unread(engine) >= FULL_AT
+
+
+async def test_messages_are_encrypted_with_everything_else(tmp_path):
+    path = tmp_path / "runs.db"
+    async with ks.Engine(str(path), keys=KEYS, linger_seconds=0.05) as engine:
+        reader = await engine.start(subscriber, 2)
+        await until_ready(reader)
+        await engine.publish("news", "a needle in the haystack")
+        await (await engine.start(publisher, ["another needle"])).result(30)
+        assert await reader.result(30) == ["a needle in the haystack", "another needle"]
+        assert await engine.topics.recent("news", 1) == ["another needle"]
+    stored = b"".join(one.read_bytes() for one in tmp_path.iterdir() if one.is_file())
+    assert b"news" in stored, "names stay readable"
+    assert b"needle" not in stored
