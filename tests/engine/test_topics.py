@@ -228,9 +228,11 @@ async def test_cancelled_topic_fails_the_waits_for_it(world):
     async with world.engine() as engine:
         reader = await engine.start(subscriber, 1)
         await until_ready(reader)
-        await (await engine.get(topic_id("news"))).cancel("no more news")
+        topic = await engine.get(topic_id("news"))
+        await topic.cancel("no more news")
         with pytest.raises(ks.RunFailed, match="topic 'news' was cancelled"):
             await reader.result(30)
+        assert (await topic.run()).status == "cancelled", "leaving it creates no new one"
         again = await engine.start(subscriber, 1)
         await until_ready(again)
         await engine.publish("news", "again")
@@ -342,3 +344,35 @@ async def test_messages_are_encrypted_with_everything_else(tmp_path):
     stored = b"".join(one.read_bytes() for one in tmp_path.iterdir() if one.is_file())
     assert b"news" in stored, "names stay readable"
     assert b"needle" not in stored
+
+
+async def test_two_tasks_cannot_read_at_once(world):
+    @ks.workflow(name="greedy subscriber")
+    async def greedy():
+        async with NEWS.subscribe() as messages:
+            await ks.gather(messages.next(), messages.next())
+
+    async with world.engine() as engine:
+        with pytest.raises(ks.RunFailed, match="awaited by another task"):
+            await (await engine.start(greedy)).result(30)
+
+
+async def test_race_leaves_the_message_unread(world):
+    @ks.workflow(name="racing subscriber")
+    async def racing():
+        async with NEWS.subscribe() as messages:
+            ks.publish("ready", True)
+            first = await ks.race(messages.next(), ks.wait_for("go"))
+            return first, await messages.next()
+
+    async with world.engine() as engine:
+        run = await engine.start(racing)
+        await until_ready(run)
+        await run.signal("go", "signal")
+        await until(lambda: _has_record(run, "wait_for:go#1"))
+        await engine.publish("news", "message")
+        assert await run.result(30) == ("signal", "message")
+
+
+async def _has_record(handle, step):
+    return any(one.step.endswith(step) for one in await handle.checkpoints())

@@ -129,6 +129,7 @@ class LeaveCall(PlaceCall):
     __slots__ = ()
 
     do = "leave"
+    optional = True
 
     def __init__(self, arrived: PlaceCall) -> None:
         super().__init__(arrived.branch, arrived.place, "barrier.leave")

@@ -39,6 +39,8 @@ class KeeperCall(DurableCall[T]):
 
     #: The workflow of the keeper.
     workflow = TOPIC_WORKFLOW
+    #: Whether a keeper that has ended needs not be told, so that none is created for it.
+    optional = False
 
     def __init__(self, branch: Branch, call: str, digest: str, keeper: str) -> None:
         self.keeper = keeper
@@ -56,7 +58,7 @@ class KeeperCall(DurableCall[T]):
         run = self.run
         key, sender, at = f"{run.id}:{self.key}:{run.generation}", f"run {run.id}", run.time()
         sends = [
-            Send(Signal(self.keeper, TELL, payload, f"{key}:{number}", sender, at), room=room)
+            Send(Signal(self.keeper, TELL, payload, f"{key}:{number}", sender, at), self.optional, room)
             for number, payload in enumerate(payloads)
         ]
         record = self.record(Kind.STEP_COMPLETED, value, attempt=1, data=new_data(StepCompletedData, to=self.keeper))
@@ -167,9 +169,11 @@ class SubscribeCall(TopicCall[str]):
 
 
 class LeaveCall(TopicCall[None]):
-    """The end of a subscription. A topic that has ended needs not be told, and is created again by its next user."""
+    """The end of a subscription."""
 
     __slots__ = ()
+
+    optional = True
 
     def payloads(self) -> Sequence[bytes]:
         return [act_of("leave", id=self.subscriber)]
@@ -249,6 +253,7 @@ class Messages:
         self.subscribed_by = ""
         self.reported = 0
         self._read: deque[Any] = deque()
+        self._is_awaited = False
 
     def next(self, timeout: float | timedelta | None = None, default: Any = MISSING) -> Call[Any]:
         """Wait for the next message. After the timeout it raises `TimedOut`, or returns `default` if given."""
@@ -257,12 +262,24 @@ class Messages:
 
     async def _next(self, seconds: float | None, default: Any) -> Any:
         while not self._read:
-            branch, none = current_branch("Topic.subscribe"), object()
-            found = await BatchCall(branch, self, seconds, MISSING if default is MISSING else none)
+            none = object()
+            found = await self._await(seconds, MISSING if default is MISSING else none)
             if found is none:
                 return default
             self._read.extend(found)
         return self._read.popleft()
+
+    async def _await(self, seconds: float | None, default: Any) -> Any:
+        """Wait for a batch. Of two tasks that wait, one would get all of it, and the other would wait on."""
+        if self._is_awaited:
+            raise DefinitionError(
+                f"messages of topic {self.topic.name!r} are awaited by another task of this run; read them in one task"
+            )
+        self._is_awaited = True
+        try:
+            return await BatchCall(current_branch("Topic.subscribe"), self, seconds, default)
+        finally:
+            self._is_awaited = False
 
     def batch(self, timeout: float | timedelta | None = None, default: Any = MISSING) -> Call[list[Any]]:
         """Wait for messages, and return all that have come together, as a list."""
@@ -271,7 +288,7 @@ class Messages:
 
     async def _batch(self, seconds: float | None, default: Any) -> Any:
         if not self._read:
-            return await BatchCall(current_branch("Topic.subscribe"), self, seconds, default)
+            return await self._await(seconds, default)
         found = list(self._read)
         self._read.clear()
         return found
