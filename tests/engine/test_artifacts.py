@@ -18,6 +18,7 @@ from keepstep.care.doctor import examine
 from keepstep.care.verify import verify
 from keepstep.engine import documents as documents_module
 from keepstep.errors import CheckpointCorrupt
+from keepstep.stores import artifacts as artifacts_module
 from keepstep.stores.artifact_files import CHUNK
 from keepstep.stores.memory import MemoryStore
 from keepstep.stores.sqlite.store import SQLiteStore
@@ -150,6 +151,21 @@ async def test_damaged_and_missing_artifacts_are_reported(tmp_path):
         assert [one.code for one in report.findings] == ["artifact", "artifact"]
         again = await ks.Artifact.write(b"first", engine=engine)  # mends it
         assert await again.read(engine=engine) == b"first"
+
+
+@pytest.mark.parametrize("keys", [None, ks.Keys("k", {"k": bytes(32)})], ids=["plain", "encrypted"])
+async def test_reference_that_a_crash_left_pending_is_no_damage_and_goes_in_time(keys, tmp_path, monkeypatch):
+    async with ks.open(tmp_path / "runs.db", keys=keys) as engine:
+        await ks.Artifact.write(b"there", engine=engine)
+        lost = ks.Artifact("0" * 64, 5)
+        await engine.artifacts.refer(lost, pending=True)
+        assert await engine.artifacts.verify() == []
+        assert verify(engine.store).sound
+        await engine.artifacts.sweep()
+        assert len(await engine.artifacts.list()) == 2
+        monkeypatch.setattr(artifacts_module, "UNFINISHED_SECONDS", -1.0)
+        assert await engine.artifacts.sweep() == 0
+        assert len(await engine.artifacts.list()) == 1
 
 
 async def test_equal_artifacts_share_a_file_until_the_last_run_is_gone(tmp_path):

@@ -15,7 +15,7 @@ from ..errors import DefinitionError
 from ..kernel.context import in_workflow
 from ..ports import CURRENT, Store
 from ..stores.artifact_files import CHUNK, ArtifactFiles
-from ..stores.artifacts import COLLECTION, VARIABLE, files_of, flaws_of, sealing_of, sweep_files
+from ..stores.artifacts import COLLECTION, PENDING, VARIABLE, files_of, flaws_of, sealing_of, sweep_files
 from ..values import VALUES
 from ..workflows.call import Call, PlainCall
 
@@ -26,12 +26,11 @@ Source = bytes | str | os.PathLike[str] | IO[bytes] | Iterable[bytes] | AsyncIte
 
 
 class _Reference(msgspec.Struct, omit_defaults=True):
-    """The value of a reference. It is `pending` until the file has its name."""
+    """The value of a reference."""
 
     size: int
     name: str = ""
     media_type: str = ""
-    pending: bool = False
 
 
 _encode = msgspec.json.Encoder().encode
@@ -152,11 +151,11 @@ class Artifacts:
 
     async def refer(self, artifact: Artifact, *, owner: str = "", pending: bool = False) -> None:
         """Write the reference of a run to an artifact."""
-        value = _encode(_Reference(artifact.size, artifact.name, artifact.media_type, pending))
+        value = _encode(_Reference(artifact.size, artifact.name, artifact.media_type))
         key = f"{artifact.digest}/{owner}"
         if pending and await self._documents.get(COLLECTION, key) is not None:
             return  # the run has such an artifact already, and its file must not be given up
-        await self._documents.put(COLLECTION, key, value, owner=owner)
+        await self._documents.put(COLLECTION, key, value, owner=owner, writer=PENDING if pending else "")
 
     # -- reading -----------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ repeated after a crash makes no second version.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Generic, TypeVar
@@ -265,41 +266,44 @@ async def _put(memory: Memory, key: str, value: Any, expect: int | None, ttl: fl
 
 @_step("memory delete")
 async def _delete(memory: Memory, key: str) -> bool:
-    documents, writer = memory.documents, _writer()
-    for _ in range(UPDATES):
-        found = await documents.list(memory.collection, keys=(key,), limit=1, all_versions=True)
-        mine = [one for one in found if writer and one.writer == writer]
-        if mine:
-            return True
-        if not found or not found[-1].value:
-            return False
-        put = Put(memory.collection, key, b"", expect=found[-1].version, keep=memory.keep)
-        try:
-            await _write(memory, put)
-        except DocumentConflict:
-            continue
+    if await _own_write(memory, key) is not None:
         return True
+    for _ in range(UPDATES):
+        newest = await memory.documents.get(memory.collection, key)
+        if newest is None or not newest.value:
+            return False
+        put = Put(memory.collection, key, b"", expect=newest.version, keep=memory.keep)
+        with suppress(DocumentConflict):
+            await _write(memory, put)
+            return True
     raise _contended(memory, key)
 
 
 @_step("memory update", "change")
 async def _update(memory: Memory, key: str, change: Callable[[Any], Any]) -> Any:
-    documents, writer = memory.documents, _writer()
+    own = await _own_write(memory, key)
+    if own is not None:
+        return _tree(own)
     for _ in range(UPDATES):
-        found = await documents.list(memory.collection, keys=(key,), limit=1, all_versions=True)
-        mine = [one for one in found if writer and one.writer == writer]
-        if mine:
-            return _tree(mine[-1])
-        newest = found[-1] if found else None
+        newest = await memory.documents.get(memory.collection, key)
         made = change(None if newest is None or not newest.value else (_tree(newest),))
         data = memory.check(msgspec.json.encode(made), key)
         put = Put(memory.collection, key, data, expect=newest.version if newest else 0, keep=memory.keep)
-        try:
+        with suppress(DocumentConflict):
             await _write(memory, put)
-        except DocumentConflict:
-            continue
-        return made
+            return made
     raise _contended(memory, key)
+
+
+async def _own_write(memory: Memory, key: str) -> Document | None:
+    """Return the version that this step wrote before a crash. Values are only read if there is one."""
+    writer = _writer()
+    query: dict[str, Any] = {"keys": (key,), "limit": 1, "all_versions": True}
+    facts = await memory.documents.list(memory.collection, values=False, **query) if writer else ()
+    if not any(one.writer == writer for one in facts):
+        return None
+    found = await memory.documents.list(memory.collection, **query)
+    return next((one for one in found if one.writer == writer), None)
 
 
 async def _write(memory: Memory, put: Put, ttl: float | None = None) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import CheckpointCorrupt, EncryptionError, StoreError
 from ..model.ids import draw
-from ..ports import DocumentQuery, OptionalStore, Put, Store, optional
+from ..ports import Document, DocumentQuery, OptionalStore, Put, Store, optional
 from .artifact_files import SEALED, ArtifactFiles, Crypt, Sealing
 from .encrypted import EncryptedStore, below
 
@@ -16,6 +16,8 @@ from .encrypted import EncryptedStore, below
 COLLECTION = "artifacts"
 #: Environment variable that names the folder of artifacts.
 VARIABLE = "KEEPSTEP_ARTIFACTS"
+#: Writer of a reference whose file has no name yet. It is readable in an encrypted store, too.
+PENDING = "pending"
 #: Seconds after which a reference that was never completed is removed.
 UNFINISHED_SECONDS = 86_400.0
 
@@ -61,10 +63,9 @@ def sweep_files(store: Any, files: ArtifactFiles) -> int:
     store = below(store)
     late = store.clock.now() - UNFINISHED_SECONDS
     for one in _references(store):
-        if one.at.timestamp() < late and not files.path(one.key.partition("/")[0]).exists():
-            found = store.list_documents(DocumentQuery(COLLECTION, keys=(one.key,)))
-            if found and b'"pending":true' in found[0].value:
-                store.write_documents([[Put(COLLECTION, one.key, None, expect=found[0].version)]])
+        is_late = one.writer == PENDING and one.at.timestamp() < late
+        if is_late and not files.path(one.key.partition("/")[0]).exists():
+            store.write_documents([[Put(COLLECTION, one.key, None, expect=one.version)]])
 
     def is_referenced(digest: str) -> bool:
         return bool(store.list_documents(DocumentQuery(COLLECTION, prefix=f"{digest}/", limit=1, values=False)))
@@ -80,9 +81,9 @@ def flaws_of(store: Store, files: ArtifactFiles | None) -> Iterator[tuple[str, s
     if files is None:
         return
     seen: set[str] = set()
-    for one in _references(store, values=True):
+    for one in _references(below(store)):
         digest = one.key.partition("/")[0]
-        if digest in seen or b'"pending":true' in one.value:
+        if digest in seen or one.writer == PENDING:
             continue
         seen.add(digest)
         try:
@@ -103,8 +104,9 @@ def copy_files(source: Store, target: Store) -> None:
             there.adopt(here.path(digest), digest)
 
 
-def _references(store: Any, *, values: bool = False) -> Iterator[Any]:
+def _references(store: Any) -> Iterator[Document]:
+    """Yield the references without their values, which may be encrypted."""
     after = ""
-    while page := store.list_documents(DocumentQuery(COLLECTION, after=after, values=values)):
+    while page := store.list_documents(DocumentQuery(COLLECTION, after=after, values=False)):
         yield from page
         after = page[-1].key
