@@ -141,6 +141,23 @@ async def test_error_of_a_commit_reaches_every_writer_and_the_next_write_succeed
     documents.close()
 
 
+def test_loop_that_is_closed_before_the_answer_keeps_nobody_waiting():
+    store = Counting()
+    documents, thread = held(store)
+
+    async def leave():
+        writing = asyncio.ensure_future(documents.put("c", "left", b"1"))
+        await asyncio.to_thread(waiting, documents, 1)
+        writing.cancel()
+
+    asyncio.run(leave())
+    store.may_go.set()
+    thread.join(10)
+    assert documents.blocking.put("c", "after", b"1") == 1
+    assert [one.key for one in documents.blocking.list("c")] == ["after", "first", "left"]
+    documents.close()
+
+
 async def test_conflict_names_the_version_that_is_there():
     documents = Documents(MemoryStore())
     await documents.put("c", "k", b"1", expect=0)

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any, ParamSpec, Self, TypeVar
 
@@ -229,7 +230,8 @@ class Documents:
         future: asyncio.Future[Written] = loop.create_future()
 
         def deliver(one: _Waiting) -> None:
-            loop.call_soon_threadsafe(_settle, future, one)
+            with suppress(RuntimeError):  # the loop is closed, so nobody waits; the others must not be kept waiting
+                loop.call_soon_threadsafe(_settle, future, one)
 
         self._group.begin(puts, deliver, patience_seconds)
         return await asyncio.shield(future)
