@@ -187,7 +187,7 @@ class _Llm(FunctionCallingLLM):
 
 
 def _projected(messages: Sequence[ChatMessage]) -> Any:
-    """Return what identifies messages: roles, texts, call ids and arguments."""
+    """Return what identifies messages: roles, texts, call ids and arguments, without the framework's system prompts."""
     return [
         [
             message.role.value,
@@ -202,6 +202,7 @@ def _projected(messages: Sequence[ChatMessage]) -> Any:
             ],
         ]
         for message in messages
+        if message.role.value != "system"
     ]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
@@ -49,7 +48,7 @@ def durable(
     steps = CallSteps(agent.name or "agent", model=model, tool=tool, tools={"final_answer": None, **(tools or {})})
     calls, ids = BlockingCalls(steps), AskedIds()
     made = copy.copy(agent)
-    made.model = _Model(agent.model, calls, ids)
+    made.model = _Model(agent.model, made, calls, ids)
     made.tools = {name: _tool(one, calls, ids, name in approve) for name, one in agent.tools.items()}
     made.managed_agents = {
         name: durable(one, model=model, tool=tool, tools=tools, approve=approve)
@@ -75,14 +74,14 @@ async def run(agent: MultiStepAgent, task: str, **options: Any) -> Any:
 class _Model(Model):  # type: ignore[misc] # the framework has no types
     """A model whose generations are steps."""
 
-    def __init__(self, inner: Any, calls: BlockingCalls, ids: AskedIds) -> None:
+    def __init__(self, inner: Any, agent: Any, calls: BlockingCalls, ids: AskedIds) -> None:
         super().__init__(
             flatten_messages_as_text=inner.flatten_messages_as_text,
             tool_name_key=inner.tool_name_key,
             tool_arguments_key=inner.tool_arguments_key,
             model_id=inner.model_id,
         )
-        self._inner, self._calls, self._ids = inner, calls, ids
+        self._inner, self._agent, self._calls, self._ids = inner, agent, calls, ids
 
     def generate(self, messages: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         def body() -> Any:
@@ -92,7 +91,8 @@ class _Model(Model):  # type: ignore[misc] # the framework has no types
                 used(self.model_id, tokens=usage.input_tokens + usage.output_tokens)
             return json.loads(message.model_dump_json())
 
-        found = dict(self._calls.model([_projected(one) for one in messages], body))
+        # Not by the messages: the framework writes its own prompts into them, which change with its versions.
+        found = dict(self._calls.model([getattr(self._agent, "task", None)], body))
         usage = found.get("token_usage")
         counted = None if usage is None else TokenUsage(usage["input_tokens"], usage["output_tokens"])
         message = ChatMessage.from_dict(found, token_usage=counted)
@@ -105,18 +105,6 @@ class _Model(Model):  # type: ignore[misc] # the framework has no types
 
     def to_dict(self) -> Any:
         return self._inner.to_dict()
-
-
-def _projected(message: Any) -> Any:
-    """Return what identifies a message: role and content; an image by its bytes."""
-    given = message if isinstance(message, Mapping) else {"role": message.role, "content": message.content}
-    content = given["content"]
-    if not isinstance(content, str) and isinstance(content, Sequence):
-        content = [
-            hashlib.sha256(part["image"].tobytes()).hexdigest() if hasattr(part.get("image"), "tobytes") else part
-            for part in content
-        ]
-    return [str(getattr(given["role"], "value", given["role"])), content]
 
 
 def _tool(inner: Any, calls: BlockingCalls, ids: AskedIds, needs_approval: bool) -> Any:
