@@ -19,6 +19,9 @@ from keepstep.agents.adk import KeepstepPlugin, approvals, durable
 from keepstep.agents.contract import AgentContract
 from tests.engine.world import replay_from_every_prefix, steps_of, until_status
 
+#: The framework deprecates parts of itself that it still uses.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
 
 def call(name, call_id, **arguments):
     return types.Part(function_call=types.FunctionCall(id=call_id, name=name, args=arguments))
@@ -198,7 +201,6 @@ def _effects():
 ENDED = ["refunded five", ["seen a", "seen b", "seen poem"]]
 
 
-@pytest.mark.filterwarnings("ignore:The `plugins` argument")
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 async def test_agents_are_made_of_steps_and_wait_for_confirmation(world, streamed):
     async with world.engine() as engine:
@@ -216,7 +218,6 @@ async def test_agents_are_made_of_steps_and_wait_for_confirmation(world, streame
     assert len(EFFECTS) == len(set(EFFECTS)) == 11
 
 
-@pytest.mark.filterwarnings("ignore:The `plugins` argument")
 @pytest.mark.one_store
 @pytest.mark.live_only
 async def test_agents_recover_from_every_record(world):
@@ -225,10 +226,13 @@ async def test_agents_recover_from_every_record(world):
         await run.signal("approve:r1", True)
         assert await run.result(30) == ENDED
         history = [one.step if one.kind.value == "step completed" else "" for one in await run.checkpoints()]
+        quiet = {"", "transfer_to_agent#@h1"}
+        if "refund#@r1~2" in history:  # in older versions, a tool asks for its confirmation itself
+            quiet.add("refund#@r1")
 
         async def check(again, length):
             assert await again.result(30) == ENDED
-            recorded = [step for step in history[:length] if step and "transfer" not in step]
+            recorded = [step for step in history[:length] if step not in quiet]
             assert len(EFFECTS) == len(set(EFFECTS)) == 11 - len(recorded)
             EFFECTS.clear()
 
@@ -279,7 +283,6 @@ async def test_call_without_an_id_and_bytes_of_a_model_are_kept(world, effects):
     assert (effects, signatures[-1]) == (["look"], [b"\xff\x00"])
 
 
-@pytest.mark.filterwarnings("ignore:.*Agent is deprecated")
 async def test_agents_in_parallel_have_keys_of_their_own(world, effects):
     @ks.workflow
     async def poems():

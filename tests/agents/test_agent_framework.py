@@ -127,7 +127,7 @@ class TestContract(AgentContract):
             response = await turn(question)
             while response.user_input_requests:
                 response = await turn(await approvals(response))
-            return {"answer": response.text.strip(), "messages": len(session.state["in_memory"]["messages"])}
+            return {"answer": response.text.strip()}
 
         return converse
 
