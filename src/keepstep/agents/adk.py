@@ -147,10 +147,10 @@ class _Steps:
             async for item in items:
                 if not isinstance(item, Recorded):
                     live = True
-                    yield _response(item)
+                    yield LlmResponse.model_validate(item)
                 elif not live:
                     for one in item.value:
-                        yield _response(one)
+                        yield LlmResponse.model_validate(one)
 
 
 @cache
@@ -188,7 +188,7 @@ async def _run_tool(tool: BaseTool, *, args: dict[str, Any], tool_context: ToolC
     inner = partial(type(tool).run_async, tool, args=args, tool_context=tool_context)
     invocation = tool_context._invocation_context  # noqa: SLF001 - the way to the plugin
     plugin = invocation.plugin_manager.get_plugin(_NAME)
-    if not in_workflow() or not isinstance(plugin, KeepstepPlugin):
+    if not in_workflow() or not isinstance(plugin, KeepstepPlugin) or _only_asks(tool, tool_context):
         return await inner()
     # The calls of an agent are steps themselves, if the plugin serves that agent, too.
     record = not (isinstance(tool, AgentTool) and getattr(tool, "include_plugins", True))
@@ -204,7 +204,7 @@ async def _run_tool(tool: BaseTool, *, args: dict[str, Any], tool_context: ToolC
     given = await plugin.steps.tool(tool.name, call_id, run, arguments=_plain(args), agent=agent, record=record)
     if not record:
         return given
-    actions = EventActions.model_validate_json(json.dumps(given["actions"]))
+    actions = EventActions.model_validate(given["actions"])
     for name in EventActions.model_fields:
         value, current = getattr(actions, name), getattr(tool_context.actions, name)
         if isinstance(value, dict) and isinstance(current, dict):
@@ -216,6 +216,11 @@ async def _run_tool(tool: BaseTool, *, args: dict[str, Any], tool_context: ToolC
     return given["result"]
 
 
+def _only_asks(tool: BaseTool, tool_context: ToolContext) -> bool:
+    """Whether a tool will do no more than ask for its confirmation. Newer versions ask in its place."""
+    return getattr(tool, "_require_confirmation", None) is True and not tool_context.tool_confirmation
+
+
 def _identity(content: types.Content) -> list[Any]:
     """Return the parts of a message that every version of the framework has."""
     parts = []
@@ -224,11 +229,6 @@ def _identity(content: types.Content) -> list[Any]:
         called = [call.id, call.name, _plain(call.args)] if call else None
         parts.append([part.text, called, [response.id, response.name, _plain(response.response)] if response else None])
     return [content.role, parts]
-
-
-def _response(value: Any) -> LlmResponse:
-    """Read a recorded response. Only the JSON form of the framework's types reads bytes."""
-    return LlmResponse.model_validate_json(json.dumps(value))
 
 
 def _plain(value: Any) -> Any:
