@@ -661,3 +661,37 @@ async def test_agent_can_be_hosted_later(world):
     async with world.engine() as engine:
         await engine.host(writer())
         assert await (await engine.start(asks, "write", "x", {})).result(30) == "writer: X"
+
+
+async def test_agent_of_a_dead_host_is_shown_as_offline(world):
+    host = await world.started(agents=[writer("a")], workflows=[])
+    async with world.engine(agents=[writer("b")], workflows=[]) as engine:
+        await world.crash(host)
+        await until(lambda: _statuses(engine, {"a": "offline", "b": "healthy"}))
+        info = await engine.agents.get("a")
+        assert info.last_seen_at is not None
+        assert not info.health.works
+
+
+async def _statuses(engine, expected):
+    return {one.name: one.status for one in await engine.agents.list()} == expected
+
+
+async def test_host_that_comes_back_takes_up_its_tasks(world):
+    """A supervisor starts a killed host again before anybody has missed it: the task goes on there."""
+    begun = []
+
+    async def perform(task):
+        begun.append(await shout(task))
+        if len(begun) == 1:
+            await asyncio.sleep(60)
+        return "done"
+
+    agent = doing("a", perform)
+    async with world.engine(workflows=[asks]) as engine:
+        host = await world.started(agents=[agent], workflows=[])
+        run = await engine.start(asks, "a", "x", {"wait": True}, run_id="r")
+        await until(lambda: begun)
+        await world.crash(host)
+        async with world.engine(agents=[agent], workflows=[]):
+            assert await run.result(30) == "done"
