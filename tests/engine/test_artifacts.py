@@ -267,6 +267,28 @@ async def test_wrong_use_is_refused(tmp_path):
         assert files_in(tmp_path / "runs.db-artifacts") == []
 
 
+async def test_store_without_documents_erases_runs():
+    class Bare:
+        """A store of another package, which has no documents."""
+
+        def __init__(self, inner):
+            self.inner = inner
+
+        def __getattr__(self, name):
+            if "documents" in name or "artifacts" in name or name == "list_collections":
+                raise AttributeError(name)
+            return getattr(self.inner, name)
+
+    store = MemoryStore()
+    async with ks.open(Bare(store)) as engine:
+        run = await engine.start(making, 5, run_id="r")
+        with pytest.raises(ks.RunFailed, match="keeps no documents"):
+            await run.result()
+        await engine.care.erase("r")
+        assert (await engine.care.verify()).sound
+    assert store._artifacts == ""
+
+
 async def test_store_in_memory_removes_its_folder():
     store = MemoryStore()
     async with ks.open(store) as engine:

@@ -257,7 +257,8 @@ async def erase(
             raise
         await finish_erasures(host)
     finally:
-        await host.artifacts.sweep()
+        if optional(host.store, OptionalStore.write_documents) is not None:
+            await host.artifacts.sweep()
 
 
 async def finish_erasures(host: CommandHost) -> int:

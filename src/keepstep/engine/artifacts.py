@@ -116,11 +116,13 @@ class Artifacts:
     def __init__(self, store: Store, documents: Documents, folder: str | os.PathLike[str] | None = None) -> None:
         self._store = store
         self._documents = documents
-        self._files = files_of(store, folder)
+        self._folder = folder
+        self._files: ArtifactFiles | None = None
 
     @property
     def files(self) -> ArtifactFiles:
         """The files; an error tells how to name their folder."""
+        self._files = self._files or files_of(self._store, self._folder)
         if self._files is None:
             raise DefinitionError(
                 f"the store {self._store.url} has no folder for artifacts; name one that all workers share, with "
@@ -201,13 +203,17 @@ class Artifacts:
 
     async def sweep(self) -> int:
         """Remove files that nothing refers to. Return their number."""
-        if self._files is None or not self._files.folder.is_dir():
+        if self._files is None and self._store.url == "memory:":
+            return 0  # nothing was written here, and no folder is made for that
+        files = files_of(self._store, self._folder)
+        if files is None or not files.folder.is_dir():
             return 0
-        return await asyncio.to_thread(sweep_files, self._store, self._files)
+        return await asyncio.to_thread(sweep_files, self._store, files)
 
     async def verify(self) -> Sequence[str]:
         """Read all artifacts, and return what is missing or damaged."""
-        return await asyncio.to_thread(lambda: [what for _, what in flaws_of(self._store, self._files)])
+        files = files_of(self._store, self._folder)
+        return await asyncio.to_thread(lambda: [what for _, what in flaws_of(self._store, files)])
 
 
 # -- sources -----------------------------------------------------------------------------------------------------------
