@@ -200,6 +200,15 @@ async def test_encrypted_documents_need_the_keys(tmp_path):
         documents.blocking.list("c")
 
 
+async def test_nothing_is_written_in_plain_text_beside_encrypted_documents(tmp_path):
+    with Documents.open(tmp_path / "runs.db", keys=ks.Keys("k", {"k": bytes(32)})) as documents:
+        await documents.put("c", "k", b"secret")
+    with Documents.open(tmp_path / "runs.db") as documents:
+        with pytest.raises(ks.errors.EncryptionError, match="the key 'k'"):
+            await documents.put("c", "other", b"plain")
+        assert await documents.collections() == {"c": 1, "keepstep.keys": 1}
+
+
 async def test_erased_run_takes_its_documents_along(tmp_path):
     @ks.workflow
     async def noting() -> None:

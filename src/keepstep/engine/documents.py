@@ -19,7 +19,7 @@ from ..errors import DefinitionError, DocumentConflict, EncryptionError, StoreEr
 from ..ports import Document, DocumentQuery, OptionalStore, Put, Store, Verdict, Written, optional
 from ..records.keys import Keys
 from ..stores.documents import check_collection, check_document_key, check_puts
-from ..stores.encrypted import EncryptedStore, is_sealed_document
+from ..stores.encrypted import EncryptedStore, documents_locked_with, is_sealed_document
 from ..stores.open import open_store
 
 log = logging.getLogger("keepstep")
@@ -200,7 +200,8 @@ class Documents:
     def open(cls, url: Any, *, keys: Keys | None = None, **options: Any) -> Self:
         """Open a store only for its documents, without an engine and without a worker; `close` closes it."""
         store = open_store(url, **options)
-        documents = cls(store if keys is None else EncryptedStore(store, keys))
+        name = documents_locked_with(store) if keys is None and not isinstance(store, EncryptedStore) else ""
+        documents = cls(store if keys is None else EncryptedStore(store, keys), locked_with=lambda: name)
         documents._owned = store is not url
         return documents
 

@@ -420,6 +420,14 @@ def locked_with(store: Store) -> str:
     return next((key_id(run.data_key) for run in page.runs if is_wrapped(run.data_key)), "")
 
 
+def documents_locked_with(store: Store) -> str:
+    """Return the id of the key that encrypts a store's runs or documents, or an empty text."""
+    documents = optional(store, OptionalStore.list_documents)
+    keys = [] if documents is None else documents(DocumentQuery(KEYS_COLLECTION))
+    wrapped = [text for one in reversed(keys) if is_wrapped(text := one.value.decode("utf-8", "replace"))]
+    return locked_with(store) or next(map(key_id, wrapped), "")
+
+
 def _creates(change: Change) -> Sequence[Create]:
     return (change,) if isinstance(change, Create) else change.creates if isinstance(change, Advance) else ()
 
