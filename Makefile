@@ -6,6 +6,7 @@ VENV    ?= .venv
 WORKERS ?= 3
 SECONDS ?= 600
 PEERS   ?=
+NAMES   ?= $(basename $(notdir $(wildcard requirements-agents-oldest/*.txt)))
 ARGS    ?=
 
 # Rooms of src/keepstep, and the share of their lines and branches that the tests must reach, in percent.
@@ -16,7 +17,7 @@ BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all agents-extra nightly check format coverage bench sim mutants soak fuzz dist clean
+.PHONY: help demo test test-all agents-extra agents-oldest nightly check format coverage bench sim mutants soak fuzz dist clean
 
 help:  ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -44,7 +45,12 @@ agents-extra:  ## test recipes for frameworks in environments of their own (ARGS
 nightly: $(VENV)/.dev  ## run every test there is, then sim, mutants, soak and fuzz (SECONDS=600 each): about two hours
 	@$(BIN)/python -m tests.simulation.seeds
 	KEEPSTEP_NIGHTLY=1 TMPDIR="$${TMPDIR:-/tmp}" $(BIN)/python -m pytest -n $(WORKERS) -m "" $(ARGS)
-	$(MAKE) --no-print-directory sim mutants soak fuzz ARGS=
+	$(MAKE) --no-print-directory agents-oldest sim mutants soak fuzz ARGS=
+
+agents-oldest: $(VENV)/.dev  ## test adapters with the oldest supported frameworks, then upgrade open runs (NAMES="pydantic_ai")
+	@for name in $(NAMES); do echo "== $$name" && $(MAKE) --no-print-directory $(VENV)-oldest-$$name/.oldest && \
+		$(VENV)-oldest-$$name/bin/python -m pytest -n $(WORKERS) -m "" tests/agents/test_$$name.py && \
+		$(BIN)/python -m tests.agents.upgrade $$name $(VENV)-oldest-$$name/bin/python || exit 1; done
 
 check: $(VENV)/.dev  ## lint, formatting and types
 	$(BIN)/ruff check .
@@ -95,6 +101,13 @@ clean:  ## remove everything that can be made again
 $(VENV)/.dev: $(VENV)/.runtime requirements-dev.txt requirements-agents.txt
 	@echo "installing what development needs into $(VENV)"
 	@$(PIP) --requirement requirements-dev.txt --requirement requirements-agents.txt
+	@touch $@
+
+# Of what tests need, as little as possible: the rest has frameworks and their versions of its own.
+$(VENV)-oldest-%/.oldest: requirements-agents-oldest/%.txt requirements-dev.txt pyproject.toml | $(BIN)/python
+	@$(BIN)/python -m venv $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $< --editable . \
+		$$(grep -E '^(cryptography|hypothesis|psycopg|pytest|uvloop)' requirements-dev.txt)
 	@touch $@
 
 $(VENV)/.fuzz: $(VENV)/.dev requirements-fuzz.txt

@@ -517,6 +517,13 @@ def postgres(effort: Effort) -> list[Finding]:
     return findings(effort)
 
 
+def agents(effort: Effort) -> list[Finding]:
+    """Agents of other frameworks with and without Keepstep; these frameworks are slow to import."""
+    from .agent_calls import findings
+
+    return findings(effort)
+
+
 def queues(effort: Effort) -> list[Finding]:
     """Queues with limits, on SQLite and on a PostgreSQL server; not imported before they are asked for."""
     from .queues import findings
@@ -560,6 +567,7 @@ JOBS: dict[str, Callable[[Effort], list[Finding]]] = {
     "readers": readers,
     "import": importing,
     "postgres": postgres,
+    "agents": agents,
     "queues": queues,
     "services": services,
     "saver": saver,

@@ -49,6 +49,10 @@ def compare(jobs: list[str], effort: Effort) -> list[Finding]:
         print("no scripts of peers were found; PEERS=FOLDER names them")
         return []
     findings = _on_postgres(place, effort) if "postgres" in jobs else []
+    if "agents" in jobs:
+        from .agent_calls import beside_dbos
+
+        findings += beside_dbos(effort)
     if "graph" in jobs:
         findings += _graphs(place, effort)
     for job in [job for job in UNITS if job in jobs]:

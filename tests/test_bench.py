@@ -8,7 +8,22 @@ from contextlib import ExitStack
 
 import pytest
 
-from bench import called, floor, gauges, graphs, measure, ours, peers, published, queued, queues, report, saver
+import keepstep as ks
+from bench import (
+    called,
+    conversing,
+    floor,
+    gauges,
+    graphs,
+    measure,
+    ours,
+    peers,
+    published,
+    queued,
+    queues,
+    report,
+    saver,
+)
 from keepstep.policies.queue import DECLARED
 
 SMALL = {
@@ -208,3 +223,21 @@ def test_a_spread_is_ordered():
 def test_savers_do_the_same_steps(whose, tmp_path):
     assert asyncio.run(saver.one(tmp_path, saver=whose, steps=3))["count"] == 3
     assert asyncio.run(saver.many(tmp_path, saver=whose, threads=2, steps=3))["count"] == 6
+
+
+@pytest.mark.parametrize("framework", conversing.JOBS)
+@pytest.mark.parametrize("durable", [True, False], ids=["durable", "plain"])
+def test_agents_make_as_many_calls_with_and_without_us(framework, durable, tmp_path):
+    answer = asyncio.run(conversing.JOBS[framework](tmp_path, durable=durable, times=1))
+    assert answer["calls"] == 60
+    assert answer["seconds"] > 0
+    if durable:
+        steps = asyncio.run(_steps(tmp_path))
+        assert steps == 2 * answer["calls"], "the one that does not count, and one that does"
+
+
+async def _steps(where):
+    async with ks.open(f"sqlite:///{where}/runs.db", worker=False) as engine:
+        runs = (await engine.list()).runs
+        records = [one for run in runs for one in await (await engine.get(run.id)).checkpoints()]
+    return sum(one.kind == "step completed" for one in records)

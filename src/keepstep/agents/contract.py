@@ -281,23 +281,23 @@ class AgentContract:
 
     def test_no_finished_call_repeats_after_a_kill(self) -> None:
         """Kill a conversation of five tools after each record, and go on in a new process."""
-        both = ["look a, look b"] if "parallel tools" not in self.lacks else ["look a", "look b"]
-        self._kill_everywhere({"main": _turns(*both, "look c", "look d", "look e", text="all is well")})
+        self._kill_everywhere("single tools" if "parallel tools" in self.lacks else "parallel tools")
 
     def test_no_finished_call_of_a_sub_agent_repeats(self) -> None:
         """Kill an agent that asks another one after each record."""
-        self._needs("sub-agents")
-        self._kill_everywhere(_WITH_HELPER)
+        self._kill_everywhere("sub-agents")
 
     def test_no_finished_streamed_call_repeats(self) -> None:
         """Kill a streamed conversation after each record."""
-        self._needs("streaming")
-        self._kill_everywhere({"main": _turns("look a", text="all is well")}, streamed=True)
+        self._kill_everywhere("streaming")
 
     def test_no_approved_call_repeats(self) -> None:
         """Kill a conversation with an approval after each record."""
-        self._needs("approval")
-        self._kill_everywhere({"main": _turns("pay a", text="all is well")})
+        self._kill_everywhere("approval")
+
+    def test_no_failed_call_repeats(self) -> None:
+        """Kill a conversation with a tool that fails after each record."""
+        self._kill_everywhere("failing tools")
 
     # -- conversations -------------------------------------------------------------------------------------------------
 
@@ -492,8 +492,10 @@ class AgentContract:
 
             asyncio.run(approve())
 
-    def _kill_everywhere(self, script: Mapping[str, Sequence[Turn]], **options: Any) -> None:
+    def _kill_everywhere(self, conversation: str) -> None:
         """Kill the process of a conversation after each of its commits, and compare with the undisturbed one."""
+        self._needs(conversation)
+        script, options = CONVERSATIONS[conversation]
         kill_after: int | None = None
         whole: tuple[Any, dict[str, Any]] | None = None
         while True:
@@ -523,6 +525,17 @@ class AgentContract:
 _WITH_HELPER = {
     "main": _turns("ask b", text="all is well"),
     "helper": _turns("look b", text="helper agrees"),
+}
+
+#: The conversations that are killed, by the capability that each needs, with the options of `Talk`. One of the first
+#: two is enough.
+CONVERSATIONS: Mapping[str, tuple[Mapping[str, Sequence[Turn]], dict[str, Any]]] = {
+    "parallel tools": ({"main": _turns("look a, look b", "look c", "look d", "look e", text="all is well")}, {}),
+    "single tools": ({"main": _turns("look a", "look b", "look c", "look d", "look e", text="all is well")}, {}),
+    "sub-agents": (_WITH_HELPER, {}),
+    "streaming": ({"main": _turns("look a", text="all is well")}, {"streamed": True}),
+    "approval": ({"main": _turns("pay a", text="all is well")}, {}),
+    "failing tools": ({"main": _turns("broken a", "look b", text="all is well")}, {}),
 }
 
 

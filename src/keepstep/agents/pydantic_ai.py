@@ -320,8 +320,13 @@ def _part(part: Any) -> Any:
         return ["user", *(one if isinstance(one, str) else getattr(one, "identifier", "") for one in content)]
     if isinstance(part, messages.TextPart):
         return ["text", part.content]
+    if part.part_kind.startswith("retry") and getattr(part, "tool_name", None) is None:
+        return ["retry"]  # its call id is another one on each replay
     call_id = getattr(part, "tool_call_id", None)
-    return None if call_id is None else [part.part_kind, part.tool_name, call_id]
+    if call_id is None:
+        return None
+    # Versions of the framework name the kinds of results differently.
+    return ["call" if part.part_kind.endswith("tool-call") else "result", call_id]
 
 
 async def approved(requests: DeferredToolRequests, *, timeout: float | None = None) -> DeferredToolResults:  # noqa: ASYNC109 - durable
