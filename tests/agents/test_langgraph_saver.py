@@ -282,7 +282,7 @@ def test_turn_of_a_dead_caller_ends(tmp_path):
     url = f"sqlite:///{tmp_path}/runs.db"
     KeepstepSaver(url).close()
     if not (child := os.fork()):
-        stream = in_turn(log_graph(KeepstepSaver(url), print), lease_seconds=0.5).stream({"log": ["a"]}, THREAD)
+        stream = in_turn(log_graph(KeepstepSaver(url), print), lease_seconds=3).stream({"log": ["a"]}, THREAD)
         next(stream)
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
@@ -316,18 +316,19 @@ def test_stream_that_is_left_early_ends_its_turn(tmp_path):
 
 def test_turn_is_renewed_and_its_node_may_update_the_thread(tmp_path):
     with KeepstepSaver(f"sqlite:///{tmp_path}/runs.db") as saver:
-        seen = []
+        began = threading.Event()
 
         def slow(state: Log):
-            time.sleep(0.6)
-            seen.append(graph.get_state(THREAD).values)
+            began.set()
+            time.sleep(2.5)  # longer than the lease
+            graph.get_state(THREAD)
             return {"log": ["slow"]}
 
         graph = StateGraph(Log).add_node("slow", slow).add_edge(START, "slow").compile(checkpointer=saver)
-        graph = in_turn(graph, lease_seconds=0.3)
+        graph = in_turn(graph, lease_seconds=1.5)
         first = threading.Thread(target=graph.invoke, args=({"log": ["a"]}, THREAD))
         first.start()
-        time.sleep(0.1)
+        assert began.wait(30)
         graph.update_state(THREAD, {"log": ["b"]})
         first.join()
         assert graph_log(saver) == ["a", "slow", "b"]

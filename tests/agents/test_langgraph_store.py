@@ -3,8 +3,7 @@
 import asyncio
 import functools
 import inspect
-import time
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TypedDict
 
 import pytest
@@ -94,17 +93,35 @@ def test_odd_keys_are_kept_apart(store):
     assert store.get(("n",), "k" * 701).value == {"key": "k" * 701}
 
 
-def test_item_expires_and_reading_renews_it(tmp_path):
-    with KeepstepStore("memory:", ttl={"default_ttl": 0.01}) as store:
+def left_seconds(store, key):
+    """The seconds that an item has left to live."""
+    (document,) = store._documents.blocking.list("langgraph:items", keys=(f"n/={key}",))
+    return (document.expires_at - datetime.now(UTC)).total_seconds()
+
+
+def age(store, key, seconds):
+    """Let an item have so many seconds left, as if the others had passed."""
+    documents = store._documents.blocking
+    (document,) = documents.list("langgraph:items", keys=(f"n/={key}",))
+    until = datetime.now(UTC) + timedelta(seconds=seconds)
+    documents.put("langgraph:items", document.key, document.value, expires_at=until)
+
+
+def test_item_expires_and_reading_renews_it():
+    with KeepstepStore("memory:", ttl={"default_ttl": 10}) as store:
         store.put(("n",), "default", {})
         store.put(("n",), "never", {}, ttl=None)
-        for _ in range(4):
-            time.sleep(0.2)
-            assert store.get(("n",), "default") is not None, "0.8 s are longer than its 0.6 s"
-        assert store.get(("n",), "default").updated_at - store.get(("n",), "default").created_at == timedelta(0)
-        for _ in range(4):
-            time.sleep(0.2)
-            store.get(("n",), "default", refresh_ttl=False)
+        assert 500 < left_seconds(store, "default") <= 600
+        age(store, "default", 300)
+        store.get(("n",), "default", refresh_ttl=False)
+        assert left_seconds(store, "default") <= 300
+        item = store.get(("n",), "default")
+        assert left_seconds(store, "default") > 500
+        assert item.updated_at == item.created_at, "reading is not a change"
+        age(store, "default", 300)
+        store.search(("n",))
+        assert left_seconds(store, "default") > 500
+        age(store, "default", -1)
         assert store.get(("n",), "default") is None
         assert keys(store.search(("n",))) == ["never"]
 
