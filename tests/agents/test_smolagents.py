@@ -273,6 +273,41 @@ async def test_thread_without_context_finds_its_run(world):
 
 @pytest.mark.one_store
 @pytest.mark.live_only
+async def test_thread_without_context_ends_with_its_run(world):
+    calls, go, ended = BlockingCalls(CallSteps()), threading.Event(), []
+
+    def work():
+        go.wait(30)
+        try:
+            calls.at_home(lambda: calls.tool("look", "c1", lambda: ended.append("ran")))
+        except Stopped:
+            ended.append("stopped")
+
+    def agent():
+        calls.model([], lambda: "look")
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+    @ks.workflow
+    async def desk():
+        await in_thread(agent)
+
+    async with world.engine() as engine:
+        handle = await engine.start(desk)
+        await until(lambda: calls._home)
+        await handle.cancel("enough")
+        with pytest.raises(ks.RunCancelled):
+            await handle.result(30)
+        go.set()
+        await until(lambda: ended)
+    assert ended == ["stopped"]
+    assert calls.model([], lambda: "outside") == "outside"
+    assert calls.at_home(lambda: calls.tool("look", "c1", lambda: "outside")) == "outside"
+
+
+@pytest.mark.one_store
+@pytest.mark.live_only
 async def test_agent_of_two_runs_at_once_is_refused(world):
     calls, both = BlockingCalls(CallSteps()), threading.Barrier(2)
 

@@ -117,14 +117,20 @@ class BlockingCalls:
     def at_home(self, function: Callable[[], T]) -> T:
         """Call a function in the context of the run, which some frameworks do not give to their threads.
 
-        It is the context of the last model call, so an agent belongs to one run at a time.
+        It is the context of the last model call, so an agent belongs to one run at a time. When that run is over here,
+        the thread must not go on outside it.
         """
-        if CURRENT.get() is not None or self._home is None or not self._home[0].is_open:
+        if CURRENT.get() is not None or self._home is None:
             return function()
-        return self._home[1].copy().run(function)
+        bridge, context = self._home
+        if not bridge.is_open:
+            raise Stopped
+        return context.copy().run(function)
 
     def model(self, content: Any, body: Callable[[], T], *, agent: str | None = None) -> T:
         """Call a model, as `CallSteps.model` does."""
+        if CURRENT.get() is None:
+            self._home = None  # the agent is used outside a workflow now
         return cast("T", self._call(body, lambda perform: self.steps.model(content, perform, agent=agent)))
 
     def tool(
