@@ -210,6 +210,19 @@ async def test_waiting_task_that_every_agent_has_failed_is_not_held(world):
             await run.result(30)
 
 
+async def test_failed_task_waits_for_an_agent_whose_host_is_gone(world):
+    async def fails(task):
+        raise OSError("broken")
+
+    host = await world.started(agents=[writer("b")], workflows=[])
+    async with world.engine(agents=[doing("a", fails)]) as engine:
+        await world.crash(host)
+        run = await engine.start(asks, "write", "x", {"wait": True})
+        await until_recorded(run, "agent:a.result#1")
+        async with world.engine(agents=[writer("b")], workflows=[]):
+            assert await run.result(30) == "b: X"
+
+
 async def test_lost_task_says_whether_it_had_begun(world):
     """Tasks that wait for an agent which dies again and again are not the cause of that."""
     begun = asyncio.Event()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import contextlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from ..errors import AlreadyFinished, RunConflict, RunNotFound
 from ..kernel.host import Assignment
 from ..model import FINISHED, GateChange, GateInfo, Status
 from ..model.agent import AGENT_GATE, AgentHost, agent_workflow
-from ..policies.assignment import Candidate, rank
+from ..policies.assignment import Candidate, Score, rank
 from ..policies.health import GONE, Health, health_of
 from ..ports import instant
 from .handle import RunHandle
@@ -91,14 +92,20 @@ class Agents:
         """Choose an agent for a task, and count the task for it."""
         async with self._lock:  # one at a time, so that each choice counts for the next one
             look = await self._look()
-            names = [name for name in look.hosts if team is None or name in team]
-            candidates = {name: await self._candidate(look, name) for name in names}
-            scores = rank(needs, candidates.values(), tried, least)
+            candidates, scores = await self._ranked(look, needs, team, tried, least)
             best = next((one.agent for one in scores if not one.why_not), None)
-            if best is None:
+            if best is None:  # agents whose hosts are gone may come back, so they are named, too
+                _, scores = await self._ranked(await self._read(gone=True), needs, team, tried, least)
                 return Assignment(None, "", scores)
             look.tasks[best] = look.tasks.get(best, 0) + 1
             return Assignment(best, candidates[best].version, scores)
+
+    async def _ranked(
+        self, look: _Look, needs: Sequence[str], team: Sequence[str] | None, tried: Collection[str], least: float
+    ) -> tuple[dict[str, Candidate], builtins.list[Score]]:
+        names = [name for name in look.hosts if team is None or name in team]
+        candidates = {name: await self._candidate(look, name) for name in names}
+        return candidates, rank(needs, candidates.values(), tried, least)
 
     async def look_after(self, task: str, agent: str, late: str, *, asked: bool) -> bool:
         """Cancel a task that is late, or whose agent can no longer perform it. Return whether the agent was asked to.
