@@ -304,3 +304,38 @@ def test_unknown_option_is_refused():
 @pytest.mark.parametrize("name, expected", [("a/b", "a_b"), ("7up", "n7up"), ("ok.name", "ok.name"), ("é", "n_")])
 def test_names_of_tools_become_names_of_steps(name, expected):
     assert step_name(name) == expected
+
+
+async def test_odd_call_ids_are_told_apart(world):
+    """A model may use any id, one that looks like the second use of another included."""
+    calls = CallSteps()
+    ids = ["x", "x", "x~2", "x", "x~2", "x~3", "\ud800", "\ud800", "y" * 1000]
+
+    @ks.workflow
+    async def agent():
+        return [await calls.tool("look", one, lambda number=number: answer(number)) for number, one in enumerate(ids)]
+
+    async def answer(number):
+        return number
+
+    async with world.engine() as engine:
+        run = await engine.start(agent)
+        assert await run.result(30) == [*range(len(ids))]
+
+
+async def test_approvals_of_long_call_ids_are_told_apart(world):
+    @ks.workflow
+    async def agent():
+        asked = (approval(f"{'c' * 120}{number}", number) for number in range(2))
+        return await asyncio.gather(*asked)
+
+    async with world.engine() as engine:
+        run = await engine.start(agent)
+
+        async def both_asked():
+            return len(await run.published()) == 2
+
+        await until(both_asked)
+        for name, number in (await run.published()).items():
+            await run.signal(name, number)
+        assert await run.result(30) == [0, 1]

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import json
 import operator
 import os
 import pickle
@@ -455,8 +456,16 @@ def test_other_types_are_not_imported(tmp_path):
 def test_pickle_is_refused(tmp_path):
     with pytest.raises(ks.DefinitionError, match="never unpickles"):
         KeepstepSaver("memory:", serde=JsonPlusSerializer(pickle_fallback=True))
-    with pytest.raises(ks.NotSerializable, match="never unpickles"):
+    with pytest.raises(ks.NotSerializable, match="of kind 'pickle'"):
         StrictSerializer().loads_typed(("pickle", pickle.dumps(1)))
+
+
+def test_stored_json_revives_no_object():
+    """LangGraph reads values of the kind `json`, which it no longer writes, and builds the classes that they name."""
+    prompt = {"lc": 1, "type": "constructor", "id": ["langchain", "prompts", "prompt", "PromptTemplate"]}
+    for stored in ({**prompt, "kwargs": {"template": "x", "input_variables": []}}, {"a": 1}):
+        with pytest.raises(ks.NotSerializable, match="of kind 'json'"):
+            StrictSerializer().loads_typed(("json", json.dumps(stored).encode()))
 
 
 def test_serializer_of_the_caller_is_kept(tmp_path):

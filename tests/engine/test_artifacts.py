@@ -19,7 +19,7 @@ from keepstep.care.verify import verify
 from keepstep.engine import documents as documents_module
 from keepstep.errors import CheckpointCorrupt
 from keepstep.stores import artifacts as artifacts_module
-from keepstep.stores.artifact_files import CHUNK
+from keepstep.stores.artifact_files import CHUNK, SEALED
 from keepstep.stores.memory import MemoryStore
 from keepstep.stores.sqlite.store import SQLiteStore
 from keepstep.testing.faults.crash import SQLiteDisk, crash_everywhere
@@ -129,6 +129,17 @@ async def test_encrypted_store_encrypts_its_artifacts(size, tmp_path):
     async with ks.open(tmp_path / "runs.db", worker=False) as engine:
         with pytest.raises(ks.StoreError, match="keys"):
             await artifact.read(engine=engine)
+
+
+@pytest.mark.parametrize("keys", [None, ks.Keys("first", {"first": b"k" * 32})])
+async def test_contents_may_look_like_an_encrypted_file(keys, tmp_path):
+    async with ks.open(tmp_path / "runs.db", keys=keys) as engine:
+        for data in (SEALED, SEALED + b"first 0011\n" + bytes(50)):
+            artifact = await ks.Artifact.write(data, engine=engine)
+            assert await artifact.read(engine=engine) == data
+            with await artifact.open(engine=engine) as file:
+                assert file.read() == data
+        assert await engine.artifacts.verify() == []
 
 
 async def test_damaged_and_missing_artifacts_are_reported(tmp_path):
@@ -264,6 +275,10 @@ async def test_wrong_use_is_refused(tmp_path):
             await ks.Artifact.write(b"x", name="a\nb", engine=engine)
         with pytest.raises(ks.DefinitionError, match="64 hexadecimal"):
             await ks.Artifact("../../etc/passwd", 5).read(engine=engine)
+        with pytest.raises(ks.DefinitionError, match="64 hexadecimal"):
+            await ks.Artifact("../../etc/passwd", 5).keep(engine=engine)
+        with pytest.raises(ks.DefinitionError, match="media_type="):
+            await ks.Artifact.write(b"x", media_type="\ud800", engine=engine)
         assert files_in(tmp_path / "runs.db-artifacts") == []
 
 

@@ -168,6 +168,8 @@ async def test_expected_versions_and_times_to_live(tmp_path):
         await memory.put("short", 1, ttl=timedelta(milliseconds=1))
         await asyncio.sleep(0.01)
         assert await memory.get("short", "gone") == "gone"
+        with pytest.raises(ks.DefinitionError, match="year 9999"):
+            await memory.put("long", 1, ttl=timedelta.max)
         await memory.put("b/1", 1)
         await memory.put("b/2", 2)
         await memory.delete("b/1")

@@ -7,7 +7,7 @@ import io
 import itertools
 import subprocess
 import sys
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import apsw
 import pytest
@@ -18,7 +18,7 @@ from keepstep.care.archive import reading, writing
 from keepstep.care.copying import copy_runs
 from keepstep.care.transfer import check_archive, export_runs, import_runs
 from keepstep.care.verify import verify
-from keepstep.errors import CheckpointCorrupt, EncryptionError
+from keepstep.errors import CheckpointCorrupt, DefinitionError, EncryptionError
 from keepstep.model import Status
 from keepstep.ports import Create, DocumentQuery, Put, Verdict
 from keepstep.records.keys import Keys
@@ -328,6 +328,22 @@ def test_documents_are_encrypted_and_their_keys_rewrapped(tmp_path):
     with pytest.raises(EncryptionError):
         EncryptedStore(plain, Keys("old", {"old": OLD})).list_documents(DocumentQuery("c"))
     plain.close()
+
+
+@pytest.mark.parametrize(
+    "fields, match",
+    [
+        ({"expires_at": datetime.max.replace(tzinfo=UTC)}, "end of the calendar"),
+        ({"at": datetime.max.replace(tzinfo=UTC), "version": 1}, "end of the calendar"),
+        ({"version": 1.5}, "whole number"),
+        ({"keep": 2**70}, "keep="),
+        ({"writer": None}, "writer="),
+    ],
+)
+def test_put_that_could_not_be_read_again_is_refused(fields, match):
+    """Such a version would make every list of its collection fail."""
+    with pytest.raises(DefinitionError, match=match):
+        MemoryStore().write_documents([[Put("c", "k", b"v", **fields)]])
 
 
 def test_ciphertext_of_another_document_is_refused(tmp_path):

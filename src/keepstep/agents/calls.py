@@ -201,7 +201,7 @@ _USED: WeakKeyDictionary[Any, dict[tuple[str, str, str], int]] = WeakKeyDictiona
 
 def _counted(name: str, key: str) -> str:
     """Return the key with the number of its use if it was used before: models repeat call ids, and agents prompts."""
-    if len(key.encode()) > MAX_ID // 2 or not key.isprintable():
+    if not key.isprintable() or len(key.encode()) > MAX_ID // 2 or "~" in key:  # a key with ~ might be a counted one
         key = _digest(key)
     scope = CURRENT.get()
     if _running_loop() is not scope.run.loop:
@@ -286,7 +286,8 @@ async def approval(
     The signal is named `approve:CALL_ID`, or after another `kind`; the question is published under the same name.
     Neither depends on the framework's tasks.
     """
-    name = f"{kind}:{step_name(call_id)}"
+    plain = step_name(call_id)
+    name = f"{kind}:{plain if len(call_id) <= len(plain) else f'{plain[:80]}-{_digest(call_id)}'}"
     with branch(_counted(kind, name)):
         publish(name, question)
         return await wait_for(name, timeout)

@@ -154,7 +154,7 @@ class Artifacts:
     async def refer(self, artifact: Artifact, *, owner: str = "", pending: bool = False) -> None:
         """Write the reference of a run to an artifact."""
         value = _encode(_Reference(artifact.size, artifact.name, artifact.media_type))
-        key = f"{artifact.digest}/{owner}"
+        key = f"{_checked(artifact.digest)}/{owner}"
         if pending and await self._documents.get(COLLECTION, key) is not None:
             return  # the run has such an artifact already, and its file must not be given up
         await self._documents.put(COLLECTION, key, value, owner=owner, writer=PENDING if pending else "")
@@ -268,7 +268,11 @@ def _checked(digest: str) -> str:
 
 
 def _check_text(text: Any, what: str) -> None:
-    if not isinstance(text, str) or len(text.encode()) > 500 or not all(char >= " " for char in text):
+    if not isinstance(text, str) or len(text.encode(errors="replace")) > 500 or not all(map(_is_stored, text)):
         raise DefinitionError(
-            f"{what} must be a text of at most 500 bytes without control characters, got {text!r:.80}"
+            f"{what} must be Unicode text of at most 500 bytes without control characters, got {text!r:.80}"
         )
+
+
+def _is_stored(char: str) -> bool:
+    return char >= " " and not "\ud800" <= char <= "\udfff"

@@ -309,7 +309,10 @@ async def _own_write(memory: Memory, key: str) -> Document | None:
 async def _write(memory: Memory, put: Put, ttl: float | None = None) -> int:
     documents = memory.documents
     if ttl is not None:
-        put.expires_at = instant(documents.store.clock.now() + ttl)
+        try:
+            put.expires_at = instant(documents.store.clock.now() + ttl)
+        except (ValueError, OverflowError):
+            raise DefinitionError(f"ttl= of {ttl} seconds ends after the year 9999; leave it out") from None
     return await documents.put(
         put.collection,
         put.key,

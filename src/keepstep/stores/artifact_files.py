@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -102,17 +102,15 @@ class ArtifactFiles:
     def is_sealed(self, digest: str) -> bool:
         """Whether a file is encrypted."""
         with self._opened(digest) as file:
-            return file.readline(200).startswith(SEALED)
+            return _is_sealed(file, digest)
 
     def chunks(self, digest: str) -> Iterator[bytes]:
         """Yield the contents of a file, decrypted. Raise `CheckpointCorrupt` at the end if they have changed."""
         found = sha256()
         with self._opened(digest) as file:
-            first = file.readline(200)
-            if first.startswith(SEALED):
-                yield from _hashed(self._decrypted(file, first, digest), found)
+            if _is_sealed(file, digest):
+                yield from _hashed(self._decrypted(file, file.readline(200), digest), found)
             else:
-                file.seek(0)
                 yield from _hashed(iter(lambda: file.read(CHUNK), b""), found)
         if found.hexdigest() != digest:
             raise damaged(digest, "its contents are not those that were written")
@@ -207,6 +205,16 @@ class Unfinished(NamedTuple):
 def damaged(digest: str, why: str) -> CheckpointCorrupt:
     """Return the error of an artifact that cannot be read."""
     return CheckpointCorrupt(f"artifact {digest[:12]}…: {why}")
+
+
+def _is_sealed(file: IO[bytes], digest: str) -> bool:
+    """Whether a file is encrypted; go back to its start. Plain contents may begin as an encrypted file does."""
+    begins = file.readline(200).startswith(SEALED)
+    file.seek(0)
+    if begins:
+        begins = file_digest(file, "sha256").hexdigest() != digest  # type: ignore[arg-type]
+        file.seek(0)
+    return begins
 
 
 def _hashed(chunks: Iterable[bytes], digest: Any) -> Iterator[bytes]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..checks import check_count, check_id, check_name, shown
+from ..checks import check_count, check_id, check_limit, check_name, shown
 from ..errors import CheckpointCorrupt, DefinitionError
 from ..ports import Document, DocumentQuery, Put, Verdict, Written, instant
 from ..records.record import MAX_VALUE
@@ -201,7 +201,9 @@ def _check_put(put: Put) -> None:
     if put.expect is not None:
         check_count(put.expect, "expect=", 0)
     if put.keep != 1:
-        check_count(put.keep, "keep=")
+        check_limit(put.keep, "keep=", 1)
+    if not isinstance(put.writer, str):
+        raise DefinitionError(f"writer= must be text, got {shown(put.writer)}")
     _check_text(put.writer, "writer=")
     if put.owner:
         check_id(put.owner, "owner=")
@@ -213,7 +215,11 @@ def _check_times(put: Put) -> None:
     for name, at in (("expires_at=", put.expires_at), ("at=", put.at)):
         if at is not None and (not isinstance(at, datetime) or at.tzinfo is None):
             raise DefinitionError(f"{name} must be an instant with a time zone, got {shown(at)}")
-    if put.version is not None and not 0 < put.version <= MOST_VERSIONS:
+        try:
+            _ = at and instant(at.timestamp())
+        except (ValueError, OverflowError):  # seconds are rounded, so that the last instant of all is not one of them
+            raise DefinitionError(f"{name} {shown(at)} is refused: it is at the end of the calendar") from None
+    if put.version is not None and (type(put.version) is not int or not 0 < put.version <= MOST_VERSIONS):
         raise DefinitionError(f"version= must be a whole number from 1 to 2**53, got {shown(put.version)}")
 
 

@@ -20,6 +20,9 @@ _MARK = "$ext"
 #: The code of a mapping that JSON cannot hold as it is; LangGraph's own codes are not negative.
 _PAIRS = -1
 
+#: Kinds of values that are written, and read. LangGraph would revive objects from `json`, and unpickle `pickle`.
+_KINDS = frozenset({"null", "bytes", "bytearray", "msgpack"})
+
 _SEEN = threading.local()
 
 
@@ -42,8 +45,11 @@ class StrictSerializer(JsonPlusSerializer):
         super().__init__(pickle_fallback=False, allowed_msgpack_modules=sorted(names_in(types)) or None)
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
-        if data[0] == "pickle":
-            raise NotSerializable("a stored value is pickled, and Keepstep never unpickles; write it again")
+        if data[0] not in _KINDS:
+            raise NotSerializable(
+                f"a stored value is of kind {data[0]!r:.40}, and only {', '.join(sorted(_KINDS))} are read: other "
+                "kinds import what they name; write it again"
+            )
         before, _SEEN.blocked = getattr(_SEEN, "blocked", None), []
         try:
             value = super().loads_typed(data)
