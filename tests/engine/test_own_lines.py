@@ -14,8 +14,8 @@ from keepstep.cli import settings
 from keepstep.engine import heartbeat
 from keepstep.engine.engine import DEFAULT_URL
 from keepstep.errors import ExecutionError
+from keepstep.history import go_on
 from keepstep.values import VALUES
-from keepstep.views import go_on
 from tests.engine.world import until_at_last_wait
 
 

@@ -33,7 +33,7 @@ from keepstep.cli import errors, formatting, inspect, target
 from keepstep.cli import hints as _hints  # noqa: F401 - imported before anything is parsed
 from keepstep.engine.encryption import Encryption
 from keepstep.engine.handle import RunHandle
-from keepstep.engine.process import Process
+from keepstep.engine.process import NoAgents, Process
 from keepstep.errors import KeepstepError, NotSerializable, RetryAfter, StoreError
 from keepstep.history import rewind as rewinding
 from keepstep.history.audit import audit
@@ -53,6 +53,7 @@ from keepstep.stores.os_locks import network_file_system
 from keepstep.stores.sqlite.store import SQLiteStore
 from keepstep.values import Redactor
 from keepstep.views import plain
+from keepstep.views.facts import Facts
 from keepstep.views.overview import Overview
 from keepstep.workflows.definition import KNOWN
 from keepstep.workflows.files.build import Builder, Names
@@ -191,7 +192,7 @@ def shown(data: bytes) -> None:
         run = Run("r", "w", Status.RUNNING, NOW, input=data, output=data, progress=data)
         told(json.dumps(plain.run_data(run, whole=True), ensure_ascii=False))
         view = Overview(run, None, None, (), (), None, None, None)
-        told(inspect._shown(inspect._Facts(view, {"key": shown_value}, None, None), traceback=True))
+        told(inspect._shown(Facts(view, {"key": shown_value}, None, None), traceback=True))
 
 
 @parser
@@ -247,11 +248,12 @@ class Looking(Process):
     def __init__(self, store: Any) -> None:
         self.store = store
         self._given = {}
+        self.hosting = NoAgents()
         self.live = {}
         self.closed = True  # so that values are worked on where they are
         self.encryption = Encryption(None)
         self.redaction = Redaction(Redactor(()), MAX_VALUE, self.encryption)
-        self.actor = "fuzz"
+        self.own_actor = "fuzz"
         self.waiting = self
         self.changes = 0
 

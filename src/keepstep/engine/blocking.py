@@ -176,6 +176,7 @@ class BlockingHandle(BlockingPart[RunHandle[R]], Generic[R]):
     reached = blocking(RunHandle.reached)
     result = blocking(RunHandle.result)
     watch = iterating(RunHandle.watch)
+    watch_records = iterating(RunHandle.watch_records)
 
     # -- controlling ---------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import contextlib
 import getpass
 import os
 import socket
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -665,13 +665,14 @@ class RunHandle(Generic[R]):
         With `children`, also yield the events of its child runs and of their children; `event.run` tells them apart. To
         go on later, give `after` the last `event.seq` of each `event.run`.
         """
-        async for record in self.watch_records(after, children=children):
-            for event in record:
-                yield event
+        async with contextlib.aclosing(self.watch_records(after, children=children)) as records:
+            async for record in records:
+                for event in record:
+                    yield event
 
     async def watch_records(
         self, after: int | Mapping[str, int] = 0, *, children: bool = False
-    ) -> AsyncIterator[list[Event]]:
+    ) -> AsyncGenerator[list[Event], None]:
         """Yield what `watch` yields, all events of a record together: a reader that goes on after it loses nothing."""
         seen = dict(after) if isinstance(after, Mapping) else {self.id: after}
         others: dict[str, RunHandle[Any]] = {}
