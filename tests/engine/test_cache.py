@@ -129,7 +129,9 @@ async def test_cached_result_of_another_type_is_computed_again(world, effects, l
         await (await engine.start(make(dict))).result()
         collection = await engine.documents.list("cache")
         await engine.documents.put("cache", collection[0].key, b"not a kept result")
-        await (await engine.start(make(list))).result()
+        asking = make(list)
+        for _ in range(2):  # the result that is of use replaces the other one, and serves the second run
+            await (await engine.start(asking)).result()
     assert effects == ["dict", "list"]
 
 

@@ -56,20 +56,17 @@ async def recall(attempt: Attempt, cache: Cache) -> Found | None:
 
 
 async def keep(attempt: Attempt, cache: Cache, data: bytes) -> None:
-    """Keep a result for equal calls, unless there is one. The result belongs to its run, and is removed with it."""
+    """Keep a result for equal calls, unless there is one of use. It belongs to its run, and is removed with it."""
     host, run = attempt.run.host, attempt.run
     until = cache.expires_at(host.clock.now())
     try:
-        await host.documents.put(
-            COLLECTION,
-            _key(attempt, cache),
-            _encode(Kept(run.id, attempt.key, msgspec.Raw(data))),
-            expect=0,
-            owner=run.id,
-            expires_at=None if until is None else instant(until),
-        )
-    except DocumentConflict:  # another run was first
-        return
+        name = COLLECTION, _key(attempt, cache), _encode(Kept(run.id, attempt.key, msgspec.Raw(data)))
+        options: dict[str, Any] = {"owner": run.id, "expires_at": None if until is None else instant(until)}
+        try:
+            await host.documents.put(*name, expect=0, **options)
+        except DocumentConflict:  # another run was first, or what is there is damaged or of a class that is gone
+            if await recall(attempt, cache) is None:
+                await host.documents.put(*name, **options)
     except Exception as error:  # noqa: BLE001 - as above; the result itself is good
         log.warning("the result of step %s is not cached: %s", attempt.key, error)
 
