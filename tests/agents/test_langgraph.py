@@ -14,13 +14,14 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.func import entrypoint, task
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
-from langgraph.types import RetryPolicy, interrupt
+from langgraph.types import Command, RetryPolicy, interrupt
 
 import keepstep as ks
 from keepstep.agents.contract import AgentContract, Trouble
 from keepstep.agents.langgraph import durable
 from tests.agents.langgraph_agent import ScriptedModel, State, graph_of, tools_of
-from tests.engine.world import steps_of, until_status
+from tests.engine.test_at_most_once import in_doubt
+from tests.engine.world import steps_of, until, until_status
 
 TWO = [[("look", {"x": "slow"}, "c1"), ("look", {"x": "b"}, "c2")], [("refund", {"eur": 5}, "c3")]]
 
@@ -68,13 +69,160 @@ async def test_approval_is_a_signal(world, effects):
     async with world.engine() as engine:
         run = await engine.start(chat)
         await until_status(run, "waiting")
-        name = "approve:HumanInTheLoopMiddleware.after_model"
+        name = "approve:c3"
         asked = (await run.published())[name]
         assert asked["action_requests"][0]["args"] == {"eur": 5}
         assert "refund" not in effects
         await run.signal(name, True)
         assert await run.result(30) == ["paid 5", "all is done"]
     assert effects.count("refund") == effects.count("model 1") == 1
+
+
+async def test_doubled_approval_does_not_approve_the_next_call(world, effects):
+    rounds = [
+        [("refund", {"eur": 5}, "c1")],
+        [("refund", {"eur": 7}, "c2"), ("look", {"x": "b"}, "c3"), ("refund", {"eur": 7}, "c4")],
+    ]
+    middleware = [HumanInTheLoopMiddleware(interrupt_on={"refund": True})]
+    agent = durable(
+        create_agent(ScriptedModel(rounds=rounds, effects=effects), tools_of(effects), middleware=middleware)
+    )
+
+    @ks.workflow
+    async def chat():
+        return texts(await agent.ainvoke({"messages": "money back?"}))[-4:-1]
+
+    async with world.engine() as engine:
+        run = await engine.start(chat)
+        for _ in range(2):
+            await run.signal("approve:c1", True)
+
+        async def asks_again():
+            return "approve:c2:c4" in await run.published()
+
+        await until(asks_again, "the second question")
+        await until_status(run, "waiting")
+        assert effects.count("refund") == 1
+        await run.signal("approve:c2:c4", True)
+        assert sorted(await run.result(30)) == ["<b>", "paid 7", "paid 7"]
+    assert effects.count("refund") == 3
+
+
+@pytest.mark.parametrize("given, content", [("paid 5", "paid 5"), ({"paid": 5}, '{"paid": 5}'), (None, "null")])
+async def test_tool_in_doubt_is_settled_with_a_plain_value(world, effects, given, content):
+    began = asyncio.Event()
+
+    async def refund(eur: int) -> str:
+        """Pay money back."""
+        effects.append("refund")
+        began.set()
+        await asyncio.sleep(60)
+
+    plain = create_agent(ScriptedModel(rounds=TWO[1:], effects=effects), [refund])
+    agent = durable(plain, tools={"refund": {"at_most_once": True}})
+
+    @ks.workflow
+    async def chat():
+        _, _, told, answer = (await agent.ainvoke({"messages": "money back?"}))["messages"]
+        return [told.type, told.name, told.tool_call_id, told.content, answer.content]
+
+    engine = await world.started()
+    await engine.start(chat, run_id="r")
+    await began.wait()
+    engine = await world.crash_and_recover(engine)
+    await in_doubt(engine)
+    run = await engine.get("r")
+    await run.resolve("refund#@c3", "result", given)
+    assert await run.result(30) == ["tool", "refund", "c3", content, "all is done"]
+    assert effects.count("refund") == 1
+    await engine.close()
+
+
+@pytest.mark.parametrize("given", [{"ok": True}, "yes"])
+async def test_node_in_doubt_is_settled_with_its_update(world, effects, given):
+    began = asyncio.Event()
+
+    async def pay(state: State):
+        effects.append("pay")
+        began.set()
+        await asyncio.sleep(60)
+
+    plain = StateGraph(State).add_node("pay", pay).add_edge(START, "pay").compile()
+    graph = durable(plain, nodes={"pay": {"at_most_once": True}})
+
+    @ks.workflow
+    async def flow():
+        return (await graph.ainvoke({"rounds": 1}))["ok"]
+
+    engine = await world.started()
+    await engine.start(flow, run_id="r")
+    await began.wait()
+    engine = await world.crash_and_recover(engine)
+    await in_doubt(engine)
+    run = await engine.get("r")
+    await run.resolve("pay#@1", "result", given)
+    if given == "yes":
+        with pytest.raises(ks.RunFailed, match=r"given for node 'pay' is of type str; give the node's update"):
+            await run.result(30)
+    else:
+        assert await run.result(30) is True
+    assert effects == ["pay"]
+    await engine.close()
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_calls_without_a_thread_are_independent(world, effects, streamed):
+    first = durable(create_agent(ScriptedModel(rounds=TWO[:1], effects=effects), tools_of(effects)))
+    other = durable(create_agent(ScriptedModel(rounds=[], effects=effects), []))
+
+    async def talk(agent, messages):
+        if not streamed:
+            return texts(await agent.ainvoke({"messages": messages}))
+        return [texts(state) async for state in agent.astream({"messages": messages}, stream_mode="values")][-1]
+
+    @ks.workflow
+    async def chat():
+        one = await talk(first, "ann")
+        two, three = await asyncio.gather(talk(first, "bob"), talk(first, "cid"))
+        return [one, two, three, await talk(other, "dan"), texts((await first.aget_state()).values)]
+
+    async with world.engine() as engine:
+        run = await engine.start(chat)
+        end = ["", "<slow>", "<b>", "all is done"]
+        newest = ["cid", *end]
+        assert await run.result(30) == [["ann", *end], ["bob", *end], newest, ["dan", "all is done"], newest]
+        assert {"model#@1", "model#@call2.1", "model#@call3.1", "model#@call4.1"} <= set(await steps_of(run))
+    assert effects.count("model 0") == 3
+
+
+async def test_messages_of_one_graph_go_to_another_one(world, effects):
+    first, second = (durable(create_agent(ScriptedModel(rounds=[], effects=effects), [])) for _ in range(2))
+
+    @ks.workflow
+    async def chat():
+        state = await first.ainvoke({"messages": [("user", "hi")]})
+        return texts(await second.ainvoke({"messages": [("user", "look:"), *state["messages"]]}))
+
+    async with world.engine() as engine:
+        run = await engine.start(chat)
+        assert await run.result(30) == ["look:", "hi", "all is done", "all is done"]
+
+
+async def test_resume_without_a_thread_goes_on_in_the_newest_one(world, effects):
+    rounds = [[("confirm", {"what": "a"}, "c1")]]
+    agent = durable(create_agent(ScriptedModel(rounds=rounds, effects=effects), tools_of(effects)), ask=False)
+
+    @ks.workflow
+    async def chat():
+        await agent.ainvoke({"messages": "first"})
+        state = await agent.ainvoke({"messages": "second"})
+        assert [one.value for one in state["__interrupt__"]] == [{"confirm": "a"}]
+        return texts(await agent.ainvoke(Command(resume="yes")))
+
+    async with world.engine() as engine:
+        run = await engine.start(chat)
+        assert await run.result(30) == ["second", "", "yes", "all is done"]
+    assert effects.count("confirmed yes") == 1
 
 
 async def test_graph_with_fan_out_subgraph_and_interrupts(world, effects):

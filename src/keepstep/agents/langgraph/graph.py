@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import uuid
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from datetime import timedelta
@@ -21,8 +20,9 @@ from langgraph.types import Command, Interrupt, RetryPolicy
 from ...errors import DefinitionError
 from ...kernel.context import in_workflow, run_id
 from ...policies import Retry
+from ...ports import CURRENT
 from ..calls import CallOptions, CallSteps, approval
-from .nodes import PLACE, OpenNode, Recorder, StepNode, names_of_run, step_task, step_tools, with_ids
+from .nodes import PLACE, OpenNode, Recorder, StepNode, derived_ids, of_run, step_task, step_tools, with_ids
 from .serde import StrictSerializer
 
 T = TypeVar("T")
@@ -52,8 +52,8 @@ def durable(
     the node `model`, `tool` those of tool calls, `node` those of other nodes. `tools` and `nodes` give options by name;
     a tool or node with None is not a step: its body is code of the workflow. `types` are classes of the state that
     annotations of the graph do not name. With `ask`, an interrupt publishes its value and waits for the signal
-    `approve:NODE`, or `approve:CALL_ID` for one in a tool; without it, the caller gets the interrupt. With `stream`,
-    every model call streams its tokens to `ks.emit`.
+    `approve:NODE`, or `approve:CALL_ID` for one that is about a tool call; without it, the caller gets the interrupt.
+    With `stream`, every model call streams its tokens to `ks.emit`.
 
     Outside a workflow, the graph is used as it is.
     """
@@ -126,9 +126,9 @@ class DurableGraph:
         """Run the graph as its own `ainvoke` does; inside a workflow, wait for the answers to its interrupts."""
         if not in_workflow():
             return await self.original.ainvoke(input, config, **options)
-        graph, config = self._of_run(config)
-        input = self._with_ids(input)  # noqa: A001 - the name that LangGraph gives it
-        before = PLACE.set(PLACE.get() + self._prefix(config))
+        graph, config, place = self._of_run(config, is_new=_begins(input))
+        input = self._with_ids(input, place)  # noqa: A001 - the name that LangGraph gives it
+        before = PLACE.set(place)
         try:
             while True:
                 result = await graph.ainvoke(input, config, **{"durability": "exit", **options})
@@ -144,9 +144,8 @@ class DurableGraph:
             async for chunk in self.original.astream(input, config, **options):
                 yield chunk
             return
-        graph, config = self._of_run(config)
-        input = self._with_ids(input)  # noqa: A001 - the name that LangGraph gives it
-        place = PLACE.get() + self._prefix(config)
+        graph, config, place = self._of_run(config, is_new=_begins(input))
+        input = self._with_ids(input, place)  # noqa: A001 - the name that LangGraph gives it
         while True:
             async with aclosing(graph.astream(input, config, **{"durability": "exit", **options})) as chunks:
                 while (chunk := await _at(place, chunks)) is not _END:
@@ -166,49 +165,51 @@ class DurableGraph:
         return self.original.stream(input, config, **options)
 
     async def aget_state(self, config: RunnableConfig | None = None, **options: Any) -> Any:
-        """Return the state of the thread; inside a workflow, of this run's thread."""
+        """Return the state of the thread; inside a workflow, of this run's newest thread if none is named."""
         if not in_workflow():
             return await self.original.aget_state(config or {}, **options)
-        graph, config = self._of_run(config)
+        graph, config, _ = self._of_run(config)
         return await graph.aget_state(config, **options)
 
     async def aupdate_state(self, config: RunnableConfig | None, values: Any, **options: Any) -> Any:
-        """Update the state of the thread; inside a workflow, of this run's thread."""
+        """Update the state of the thread; inside a workflow, of this run's newest thread if none is named."""
         if not in_workflow():
             return await self.original.aupdate_state(config or {}, values, **options)
-        graph, config = self._of_run(config)
-        return await graph.aupdate_state(config, self._with_ids(values), **options)
+        graph, config, place = self._of_run(config)
+        return await graph.aupdate_state(config, self._with_ids(values, place), **options)
 
     def _only_outside(self, name: str, instead: str) -> None:
         if in_workflow():
             raise DefinitionError(f"{name} blocks the loop of the workflow; use `await graph.{instead}(…)`")
 
-    def _of_run(self, config: RunnableConfig | None) -> tuple[Any, RunnableConfig]:
-        """Return the graph with a saver of this life, and the configuration with the run's thread."""
+    def _of_run(self, config: RunnableConfig | None, *, is_new: bool = False) -> tuple[Any, RunnableConfig, str]:
+        """Return the graph with a saver of this life, the configuration with a thread, and the place of its nodes.
+
+        A new call that names no thread has one of its own; what goes on without a name goes on in the newest one.
+        """
         life = self._recorder.life()
         if life.graph is None:
             life.graph = self._inner.copy({"checkpointer": InMemorySaver(serde=self._recorder.serde)})
         config = RunnableConfig(**(config or {}))
-        config["configurable"] = {"thread_id": run_id(), **config.get("configurable", {})}
-        return life.graph, config
+        configurable = config.get("configurable", {})
+        here = PLACE.get()
+        if "thread_id" in configurable:
+            thread = configurable["thread_id"]
+            place = here if _is_own(thread) else f"{here}{thread}."
+        else:
+            scope = (CURRENT.get().scope, here)
+            if is_new or scope not in life.threads:
+                life.threads[scope] = _own_thread(here)
+            thread, place = life.threads[scope]
+        config["configurable"] = {**configurable, "thread_id": thread}
+        return life.graph, config, place
 
-    def _prefix(self, config: RunnableConfig) -> str:
-        thread = config["configurable"]["thread_id"]
-        return "" if thread == run_id() else f"{thread}."
-
-    def _with_ids(self, value: Any) -> Any:
-        life = self._recorder.life()
-
-        def ids() -> Iterator[str]:
-            while True:
-                life.messages += 1
-                yield str(uuid.uuid5(uuid.NAMESPACE_OID, f"{run_id()} {PLACE.get()}{life.messages}"))
-
-        return with_ids(value, self._recorder.keys, ids)
+    def _with_ids(self, value: Any, place: str) -> Any:
+        return with_ids(value, self._recorder.keys, lambda: derived_ids(place))
 
     async def _asked(self, graph: Any, config: RunnableConfig) -> list[tuple[str, Interrupt[Any]]]:
         """Return the open interrupts, each with the name of the signal that answers it."""
-        names = names_of_run()
+        names = of_run().names
         tasks = (await graph.aget_state(config)).tasks
         return [(names.get(one.id, task.name), one) for task in tasks for one in task.interrupts]
 
@@ -216,6 +217,23 @@ class DurableGraph:
         answers = await asyncio.gather(*(approval(name, one.value) for name, one in asked))
         by_id = {one.id: _decisions(answer, one.value) for (_, one), answer in zip(asked, answers, strict=True)}
         return Command(resume=by_id if len(by_id) > 1 else next(iter(by_id.values())))
+
+
+def _begins(input: Any) -> bool:  # noqa: A002 - as LangGraph names it
+    """Whether a call begins a conversation; None and a command go on with one."""
+    return input is not None and not isinstance(input, Command)
+
+
+def _own_thread(here: str) -> tuple[str, str]:
+    """Return the thread of a call that names none, and the place of its nodes; the first call of a run has its id."""
+    number = of_run().next("call", here)
+    place = here if number == 1 else f"{here}call{number}."
+    return "/".join(part for part in (run_id(), CURRENT.get().scope, place) if part), place
+
+
+def _is_own(thread: Any) -> bool:
+    """Whether a thread is the run's own; the configuration of a node names it, too."""
+    return str(thread).split("/")[0] == run_id()
 
 
 #: Marks the end of a stream.

@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import copy
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.messages import BaseMessage, convert_to_messages
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage, convert_to_messages
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import merge_configs, var_child_runnable_config
 from langgraph.errors import GraphInterrupt, ParentCommand
+from langgraph.prebuilt.tool_node import msg_content_output
 from langgraph.types import Command, Interrupt, Send
 
-from ...kernel.context import in_workflow
+from ...errors import DefinitionError
+from ...kernel.context import in_workflow, run_id
 from ...kernel.publish import emit
 from ...ports import CURRENT
 from ..calls import CallSteps, call_branch, used
@@ -40,18 +43,33 @@ class Life:
 
     def __init__(self) -> None:
         self.graph: Any = None
-        self.messages = 0
+        #: The newest thread of calls that name none, by branch and place: a resume goes on in it.
+        self.threads: dict[tuple[str, str], tuple[str, str]] = {}
         #: Results of tool calls by place and call id: a node that goes on after an interrupt does not repeat them.
         self.results: dict[tuple[str, str], Any] = {}
 
 
-#: Names of the signals that answer interrupts, by the interrupt's id, for each run.
-_NAMES: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()
+class OfRun:
+    """The memory that all graphs of a run share while one worker has the run; a replay begins with a new one."""
+
+    def __init__(self) -> None:
+        #: Names of the signals that answer interrupts, by the interrupt's id; one of an inner graph may be in it.
+        self.names: dict[str, str] = {}
+        self._counts: Counter[tuple[str, str, str]] = Counter()
+
+    def next(self, what: str, place: str) -> int:
+        """Count what happens at a place: apart for each branch, so that a replay counts the same."""
+        counted = (what, CURRENT.get().scope, place)
+        self._counts[counted] += 1
+        return self._counts[counted]
 
 
-def names_of_run() -> dict[str, str]:
-    """Return the names of the signals that answer the run's interrupts; an interrupt of an inner graph may be in it."""
-    return _NAMES.setdefault(CURRENT.get().run, {})
+_RUNS: WeakKeyDictionary[Any, OfRun] = WeakKeyDictionary()
+
+
+def of_run() -> OfRun:
+    """Return what the graphs of the current run share."""
+    return _RUNS.setdefault(CURRENT.get().run, OfRun())
 
 
 class Recorder:
@@ -75,12 +93,14 @@ class Recorder:
         call: Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]],
         body: Callable[[RunnableConfig], Awaitable[Any]],
         config: RunnableConfig,
-        name: str,
+        name: Callable[[Any], str],
+        given: Callable[[Any], Any],
     ) -> Any:
         """Run a body in the step that `call` makes, and return its result as it is read from the record.
 
-        An interrupt and a command to the parent graph are recorded as values, and raised outside the step. `name` is
-        that of the signal that answers an interrupt.
+        An interrupt and a command to the parent graph are recorded as values, and raised outside the step. `name` gives
+        that of the signal that answers an interrupt, by its value. `given` makes a result of the plain value with which
+        a person has settled a step in doubt.
         """
         is_live = False
         scratchpad = config.get("configurable", {}).get(_SCRATCHPAD)
@@ -99,12 +119,14 @@ class Recorder:
             return {"kind": kind, "value": self.serde.plain(value), "answers": len(getattr(scratchpad, "resume", ()))}
 
         result = await call(step)
+        if not isinstance(result, dict) or set(result) != {"kind", "value", "answers"}:
+            return given(result)
         answers = result["answers"]
         if answers and not is_live:
             _take_answers(config, answers)
         value = self.serde.revived(result["value"])
         if result["kind"] == "interrupt":
-            raise GraphInterrupt([self._interrupt(one, config, answers, name) for one in value])
+            raise GraphInterrupt([self._interrupt(one, config, answers, name(one)) for one in value])
         if result["kind"] == "parent":
             raise ParentCommand(value)
         return value
@@ -113,7 +135,7 @@ class Recorder:
         """Return an interrupt with the id that LangGraph gives to the task of this life."""
         space = config["configurable"]["checkpoint_ns"]
         made: Interrupt[Any] = Interrupt.from_ns(value=value, ns=f"{space}|{answers}" if answers else space)
-        names_of_run()[made.id] = name
+        of_run().names[made.id] = name
         return made
 
 
@@ -152,8 +174,34 @@ class StepNode(Runnable[Any, Any]):
             lambda body: self.recorder.nodes.tool(self.node, place, body),
             lambda inner: self.inner.ainvoke(input, inner, **kwargs),
             config,
-            name,
+            lambda question: _calls_asked_about(question, input) or name,
+            lambda value: self._given(value, place),
         )
+
+    def _given(self, value: Any, place: str) -> Any:
+        """Return an update that a person has given as plain data."""
+        if not isinstance(value, dict):
+            raise DefinitionError(
+                f"the result that was given for node {self.node!r} is of type {type(value).__name__}; "
+                'give the node\'s update of the state: a mapping such as {"ok": true}'
+            )
+        return with_ids(value, self.recorder.keys, lambda: derived_ids(f"{place} {self.node}"))
+
+
+def _calls_asked_about(question: Any, state: Any) -> str:
+    """Return the ids of the tool calls that a middleware asks about, with colons between them; "" if it asks for none.
+
+    The question has only names and arguments of the calls; they are in the order of the model's message.
+    """
+    asked = list(question.get("action_requests", ())) if isinstance(question, dict) else []
+    messages = (state.get("messages") if isinstance(state, dict) else getattr(state, "messages", None)) or ()
+    calls = next((one.tool_calls for one in reversed(messages) if isinstance(one, AIMessage)), ())
+    ids = []
+    for call in calls:
+        if asked and (asked[0].get("name"), asked[0].get("args")) == (call["name"], call["args"]):
+            asked.pop(0)
+            ids.append(call["id"] or "")
+    return "" if asked or not all(ids) else ":".join(ids)
 
 
 class OpenNode(Runnable[Any, Any]):
@@ -212,7 +260,8 @@ def step_tools(node: ToolNode, recorder: Recorder) -> ToolNode:
                 lambda step: recorder.tools.tool(call["name"], call["id"], step, arguments=call["args"]),
                 body,
                 config,
-                call["id"] or call["name"],
+                lambda _: call["id"] or call["name"],
+                lambda given: _tool_message(given, call),
             )
             if not place[1]:
                 return value
@@ -222,6 +271,13 @@ def step_tools(node: ToolNode, recorder: Recorder) -> ToolNode:
     made._awrap_tool_call = call_tool  # noqa: SLF001 - as above
     made.func, made.afunc = made._func, made._afunc  # noqa: SLF001 - they are methods of the original until now
     return made
+
+
+def _tool_message(content: Any, call: Any) -> ToolMessage:
+    """Return the message of a tool call whose result a person has given."""
+    fresh = next(derived_ids(f"{call['name']} {call['id']}"))
+    text: Any = msg_content_output(content)
+    return ToolMessage(text, name=call["name"], tool_call_id=call["id"], id=fresh)
 
 
 async def _once(result: Awaitable[Any]) -> Any:
@@ -243,7 +299,7 @@ def step_task(function: Callable[..., Any], name: str, recorder: Recorder) -> Ca
 
         arguments = recorder.serde.plain([args, kwargs])
         call = lambda step: recorder.nodes.tool(name, None, step, arguments=arguments)  # noqa: E731 - it is passed on
-        return await recorder.recorded(call, body, get_config(), name)
+        return await recorder.recorded(call, body, get_config(), lambda _: name, lambda given: given)
 
     return call_task
 
@@ -291,6 +347,14 @@ def _messages(value: Any) -> Iterator[BaseMessage]:
         yield from _messages(value.goto)
     elif isinstance(value, Send):
         yield from _messages(value.arg)
+
+
+def derived_ids(place: str) -> Iterator[str]:
+    """Yield ids that are the same in every replay."""
+    run, counts = run_id(), of_run()
+    while True:
+        number = counts.next("message", place)
+        yield str(uuid.uuid5(uuid.NAMESPACE_OID, f"{run} {CURRENT.get().scope} {place} {number}"))
 
 
 def _random_ids() -> Iterator[str]:
