@@ -143,6 +143,26 @@ async def test_lost_call_of_a_tool_at_most_once_is_in_doubt(world, tmp_path):
 
 @pytest.mark.one_store
 @pytest.mark.live_only
+@pytest.mark.parametrize(
+    ("given", "told", "structured"),
+    [("paid 5", "paid 5", {"result": "paid 5"}), ({"eur": 5}, '{"eur": 5}', {"eur": 5})],
+)
+async def test_plain_value_that_a_person_gives_is_the_content(world, tmp_path, given, told, structured):
+    shop = Connection("shop", stdio(tmp_path), tools={"die": {"at_most_once": True}})
+
+    @ks.workflow
+    async def desk():
+        result = await shop.call_tool("die", {"word": "once"}, call_id="r1")
+        return [text(result), result.structured_content, result.is_error]
+
+    async with shop, world.engine() as engine:
+        run = await engine.start(desk)
+        await run.resolve("shop.die#@r1", "result", given)
+        assert await run.result(30) == [told, structured, False]
+
+
+@pytest.mark.one_store
+@pytest.mark.live_only
 async def test_errors_have_classes_and_a_failing_tool_has_a_result(world, tmp_path):
     shop = Connection("shop", stdio(tmp_path))
     nowhere = Connection("nowhere", StdioServerParameters(command="/nonexistent/server"))

@@ -202,8 +202,8 @@ async def _run_tool(tool: BaseTool, *, args: dict[str, Any], tool_context: ToolC
 
     call_id, agent = tool_context.function_call_id, tool_context.agent_name
     given = await plugin.steps.tool(tool.name, call_id, run, arguments=_plain(args), agent=agent, record=record)
-    if not record:
-        return given
+    if not record or not isinstance(given, dict) or given.keys() != {"result", "actions"}:
+        return given  # a plain value, which a person gave, is the result itself
     actions = EventActions.model_validate(given["actions"])
     for name in EventActions.model_fields:
         value, current = getattr(actions, name), getattr(tool_context.actions, name)

@@ -435,6 +435,26 @@ class AgentContract:
 
             asyncio.run(time_out())
 
+    def test_result_that_a_person_gives_is_told_to_the_model(self) -> None:
+        """A plain value that settles a call in doubt is the result of the tool."""
+        self._needs("timeouts")
+        once: CallOptions = {"at_most_once": True, "timeout": 0.05}
+        for talk, play in self._played({"main": _turns("look a", "slow b", text="all is well")}, tools={"slow": once}):
+
+            async def settle(play: _Play = play, talk: Talk = talk) -> None:
+                async with play.engine() as engine:
+                    run = await engine.start(play.workflow, talk.question, run_id=_RUN)
+                    await _until(lambda: talk.named("ended slow"), "the timeout never ended the tool")
+                    await run.resolve(talk.named("tool slow")[0].step, "result", "paid 5")
+                    self._check_end(talk, await run.result(PATIENCE_SECONDS))
+                _check(len(talk.named("tool slow")) == 1, f"the tool must run once: {talk.effects()}")
+                seen = talk.effects()[-1].seen
+                if isinstance(seen, dict):
+                    told = seen["all-1"].replace("<a>", "paid 5")
+                    _check(seen["all-2"] == told, f"the model must be told {told!r}, not {seen['all-2']!r}")
+
+            asyncio.run(settle())
+
     # -- how it is played ----------------------------------------------------------------------------------------------
 
     def _needs(self, capability: str) -> None:

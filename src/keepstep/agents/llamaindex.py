@@ -267,4 +267,7 @@ class _Tool(AsyncBaseTool):
         except StepFailed as failed:
             message = failed.error.message if failed.error is not None else str(failed)
             return ToolOutput(tool_name=name, content=message, raw_input=kwargs, is_error=True, exception=failed)
+        if not isinstance(found, dict) or not found.keys() >= {"tool_name", "raw_input", "raw_output"}:
+            # A person gave the result.
+            return ToolOutput(tool_name=name, content=str(found), raw_input=kwargs, raw_output=found)
         return ToolOutput(**found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -25,7 +26,7 @@ try:
     from mcp.client.streamable_http import streamable_http_client
     from mcp.server.lowlevel import Server as LowLevelServer
     from mcp.server.mcpserver import MCPServer
-    from pydantic import TypeAdapter
+    from pydantic import TypeAdapter, ValidationError
 except ImportError as error:
     raise ImportError("keepstep.agents.mcp needs the MCP library 2.0 or later: pip install 'keepstep[mcp]'") from error
 
@@ -206,9 +207,7 @@ class Connection:
 
         identity = f"{call_id}.{number}" if call_id and number else call_id
         of: Any = arguments if asked is None else [arguments, number, request.answers, state]
-        return _RESULT.validate_python(
-            await self._calls.tool(f"{self.name}.{tool}", identity, body, arguments=of),
-        )
+        return _result(await self._calls.tool(f"{self.name}.{tool}", identity, body, arguments=of))
 
     async def _answers(self, tool: str, call_id: str | None, requests: types.InputRequests) -> dict[str, Any]:
         """Ask a person for everything that a server asks for."""
@@ -413,6 +412,16 @@ def _progress_of_step() -> Any:
 
 def _class_of(error: BaseException) -> ErrorClass | None:
     return _CLASSES.get(error.code) if isinstance(error, MCPError) else None
+
+
+def _result(value: Any) -> types.CallToolResult | types.InputRequiredResult:
+    """Return the recorded result of a call; a plain value, which a person gave, is its content."""
+    try:
+        return _RESULT.validate_python(value)
+    except ValidationError:
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+        structured = value if isinstance(value, dict) else {"result": value}  # as a server makes it
+        return types.CallToolResult(content=[types.TextContent(text=text)], structured_content=structured)
 
 
 def _classified(options: CallOptions) -> CallOptions:

@@ -270,6 +270,9 @@ def _dumped_output(output: Any) -> Any:
 
 
 def _loaded_output(value: Any) -> Any:
+    """Return the output of a tool from its record; a plain value, which a person gave, is the output itself."""
+    if not isinstance(value, dict) or value.keys() not in ({"value"}, {"structured", "alone"}):
+        return value
     if "value" in value:
         return value["value"]
     found = [_OUTPUT.validate_python(one) for one in value["structured"]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from datetime import datetime
 from typing import Any, Literal, TypeVar
 
@@ -14,11 +14,13 @@ from ..kernel.publish import emit
 from .calls import CallOptions, CallSteps, Recorded, approval, used
 
 try:
+    from pydantic import ValidationError
     from pydantic_ai import DeferredToolRequests, DeferredToolResults, RunContext, ToolApproved, ToolDenied, messages
     from pydantic_ai.agent import AbstractAgent, WrapperAgent
     from pydantic_ai.durable_exec import (
         JSON_CODEC,
         BaseDurabilityCapability,
+        CallToolResult,
         DurabilityEngineSpec,
         DurableOperationId,
         JournalCallableOperationBackend,
@@ -183,9 +185,18 @@ class _Steps(JournalCallableOperationBackend[dict[str, Any]]):
         context = next((one for one in cache_key if isinstance(one, RunContext)), None)
         call_id = context.tool_call_id if context is not None else None
         if isinstance(operation_id, ToolsetCallToolId):
-            return await self._calls.tool(str(cache_key[0]), call_id, body, agent=self._agent)
+            return _outcome(await self._calls.tool(str(cache_key[0]), call_id, body, agent=self._agent))
         key = call_id or (str(context.run_step) if context is not None else "once")
         return await self._calls.tool(name.removeprefix(f"{self._agent}__"), key, body, agent=self._agent)
+
+
+def _outcome(value: Any) -> Any:
+    """Return the recorded outcome of a tool; a plain value, which a person gave, is the tool's result."""
+    if isinstance(value, dict) and "kind" in value:
+        with suppress(ValidationError):
+            JSON_CODEC.load(CallToolResult, value)
+            return value
+    return {"kind": "tool_return", "result": value}
 
 
 class _RecordedModel(WrapperModel):

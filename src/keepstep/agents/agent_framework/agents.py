@@ -200,6 +200,9 @@ class _ToolSteps(FunctionMiddleware):
             return {**given, "state": changed}
 
         given = await self.steps.tool(name, call_id, call, arguments=_plain(request.arguments))
+        if not isinstance(given, dict) or "state" not in given or not given.keys() & {"result", "asks", "raises"}:
+            request.result = request.function.parse_result(given)  # a person gave the result
+            return
         if given["state"] and request.session is not None:
             request.session.state.update(given["state"])
         if "raises" in given:

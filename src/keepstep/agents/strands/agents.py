@@ -185,8 +185,16 @@ async def _execute(call: ExecuteToolContext, next_fn: _Next, send: Callable[[Any
     return given
 
 
-def _taken_up(call: ExecuteToolContext, given: dict[str, Any]) -> ToolResultEvent:
-    """Apply what a tool call has recorded, and return its result or raise its interrupt."""
+def _taken_up(call: ExecuteToolContext, given: Any) -> ToolResultEvent:
+    """Apply what a tool call has recorded, and return its result or raise its interrupt.
+
+    A plain value, which a person gave, is the result itself.
+    """
+    if not isinstance(given, dict) or not given.keys() >= {"state", "request_state"}:
+        text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False, default=str)
+        return ToolResultEvent(
+            {"toolUseId": call.tool_use["toolUseId"], "status": "success", "content": [{"text": text}]}
+        )
     for key, value in given["state"].items():
         call.agent.state.set(key, value)
     call.invocation_state.setdefault("request_state", {}).update(given["request_state"])
