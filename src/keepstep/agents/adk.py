@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import DefinitionError
 from ..kernel.context import idempotency_key, in_workflow
 from ..kernel.publish import emit
-from .calls import CallOptions, CallSteps, Recorded, approval, used
+from .calls import CallOptions, CallSteps, Recorded, approval, used, warn_in_step
 
 try:
     from google.adk.agents import BaseAgent, LlmAgent
@@ -134,6 +134,8 @@ class _Steps:
     ) -> AsyncGenerator[LlmResponse, None]:
         inner = partial(super().generate_content_async, llm_request, stream)  # type: ignore[misc]
         serving = _SERVING.get()
+        if serving is not None:
+            warn_in_step()
         if not in_workflow() or serving is None:
             async with aclosing(inner()) as responses:
                 async for response in responses:

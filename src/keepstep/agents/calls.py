@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -15,7 +16,7 @@ from weakref import WeakKeyDictionary
 from ..errors import DefinitionError
 from ..kernel.budget import spend
 from ..kernel.composing import branch
-from ..kernel.context import in_workflow
+from ..kernel.context import in_step, in_workflow
 from ..kernel.naming import acting
 from ..kernel.publish import publish
 from ..kernel.waits import wait_for
@@ -25,12 +26,23 @@ from ..policies.classify import Classify
 from ..ports import CURRENT
 from ..workflows.definition import Expected, InDoubt, Step
 
+#: The name of the step that a model call becomes.
+_MODEL = "model"
+
+log = logging.getLogger("keepstep")
+
+#: Steps of which the log has said that they call an agent in their bodies.
+_CALLS_AGENT: set[str] = set()
+
 #: Characters of the digest in the key of a model call: 64 bits tell the calls of one run apart.
 _DIGEST_CHARACTERS = 16
 
 
 class CallOptions(TypedDict, total=False):
-    """Options of the step that a call becomes; they mean the same as those of `ks.step`."""
+    """Options of the step that a call becomes; they mean the same as those of `ks.step`.
+
+    Only a tool has `verify`, which is called with one value: the dictionary of the tool's arguments.
+    """
 
     retry: Retry
     timeout: Timeout | float
@@ -38,6 +50,7 @@ class CallOptions(TypedDict, total=False):
     cost: Expected
     at_most_once: bool
     in_doubt: InDoubt
+    verify: Callable[[Any], Any]
     classify: Classify
 
 
@@ -68,8 +81,10 @@ class CallSteps:
         tool: CallOptions | None = None,
         tools: Mapping[str, CallOptions | None] | None = None,
     ) -> None:
+        if "verify" in (model or {}):
+            raise DefinitionError("model= has verify, which only tools have; give it in tools=, by the tool's name")
         self.agent = agent
-        self._model = _step("model", model or {}, "model=")
+        self._model = _step(_MODEL, model or {}, "model=")
         self._tool = _step("tool", tool or {}, "tool=")
         self._tools: dict[str, Step[..., Any] | None] = {
             name: None if options is None else _step("tool", options, f"tools[{name!r}]")
@@ -87,10 +102,11 @@ class CallSteps:
         adapter makes, so that a later version of the framework makes the same one. Equal calls are counted.
         """
         if not in_workflow():
+            warn_in_step()
             return await body()
         acts = agent or self.agent
         with _as_agent(acts):
-            call = self._model.options(key=_counted("model", _digest([acts, content])))(acts, body)
+            call = self._model.options(key=_counted(_MODEL, _digest([acts, content])))(acts, body)
         return await call
 
     def stream(
@@ -132,13 +148,15 @@ class CallSteps:
         body: Callable[[], Awaitable[Any]],
         *,
         arguments: Any = None,
+        given: Any = None,
         agent: str | None = None,
         record: bool = True,
     ) -> Any:
         """Call a tool, and return what `body` returned, as it is read from the record.
 
         The model's `call_id` identifies the call; without one, its arguments do. A replay compares the arguments. With
-        `record=False`, for a tool that is a durable agent, the call is not a step, as with None in `tools`.
+        `record=False`, for a tool that is a durable agent, the call is not a step, as with None in `tools`. `given` is
+        the value for the tool's `verify`, if it is not `arguments`.
         """
         step = self._tools.get(name, self._tool) if record else None
         if not in_workflow():
@@ -147,9 +165,33 @@ class CallSteps:
             with call_branch(name, call_id or _digest(arguments)):
                 return await body()
         key = _counted(step_name(name), call_id or _digest(arguments))
+        made = step.options(name=step_name(name), key=key)
+        if step.verify is not None:
+            made.verify = _about(step.verify, arguments if given is None else given)
         with _as_agent(agent or self.agent):
-            call = step.options(name=step_name(name), key=key)(arguments, body)
+            call = made(arguments, body)
         return await call
+
+
+def _about(verify: Callable[..., Any], arguments: Any) -> Callable[..., Any]:
+    """Return a `verify` of the step that calls one with the arguments of the tool."""
+    return lambda of, body: verify(arguments)  # noqa: ARG005 - the parameters of the step
+
+
+def warn_in_step() -> None:
+    """Log once for a step that it calls a durable agent in its body, where the agent's calls are not steps."""
+    if not in_step():
+        return
+    outer = CURRENT.get().call.step
+    # The body of a model call may call other models: that is one call.
+    if outer.name not in _CALLS_AGENT and not (outer.name == _MODEL and outer.fn is _perform):
+        _CALLS_AGENT.add(outer.name)
+        log.warning(
+            "step %r calls a durable agent in its body, where the calls of the agent are not steps: if the step is "
+            "cut off, all of them are made again. Call the agent in the workflow; if the step is a tool of another "
+            "agent, make it no step with tools={%r: None}",
+            *(outer.name, outer.name),
+        )
 
 
 def _as_agent(agent: str | None) -> AbstractContextManager[object]:

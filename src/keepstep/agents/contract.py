@@ -60,6 +60,7 @@ from typing import Any, ClassVar, TypedDict
 
 from ..engine.engine import Engine
 from ..errors import RunCancelled, RunFailed
+from ..kernel.doubt import Done
 from ..model import Kind, RunQuery, Status
 from ..policies import Retry
 from ..ports import CURRENT, Advance, Answer, Change
@@ -454,6 +455,19 @@ class AgentContract:
                     _check(seen["all-2"] == told, f"the model must be told {told!r}, not {seen['all-2']!r}")
 
             asyncio.run(settle())
+
+    def test_verify_gets_the_arguments_of_the_tool(self) -> None:
+        """The answer of `verify`, which knows the tool's arguments, settles a call in doubt."""
+        self._needs("timeouts")
+        asked: list[Any] = []
+
+        def verify(arguments: Any) -> Done:
+            asked.append(arguments)
+            return Done("paid 5")
+
+        once: CallOptions = {"at_most_once": True, "timeout": 0.05, "verify": verify}
+        self._converse({"main": _turns("slow b", text="all is well")}, calls=4, tools={"slow": once})
+        _check(asked == [{"word": "b"}] * 2, f"verify must get the arguments of the tool, not {asked}")
 
     # -- how it is played ----------------------------------------------------------------------------------------------
 

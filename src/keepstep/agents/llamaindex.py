@@ -263,7 +263,7 @@ class _Tool(AsyncBaseTool):
             return json.loads(json.dumps({**dumped, "raw_output": output.raw_output}, default=str))
 
         try:
-            found = await self._calls.steps.tool(name, call_id, body, arguments=[*args, kwargs])
+            found = await self._calls.steps.tool(name, call_id, body, arguments=[*args, kwargs], given=kwargs)
         except StepFailed as failed:
             message = failed.error.message if failed.error is not None else str(failed)
             return ToolOutput(tool_name=name, content=message, raw_input=kwargs, is_error=True, exception=failed)

@@ -207,7 +207,8 @@ class Connection:
 
         identity = f"{call_id}.{number}" if call_id and number else call_id
         of: Any = arguments if asked is None else [arguments, number, request.answers, state]
-        return _result(await self._calls.tool(f"{self.name}.{tool}", identity, body, arguments=of))
+        name = f"{self.name}.{tool}"
+        return _result(await self._calls.tool(name, identity, body, arguments=of, given=arguments))
 
     async def _answers(self, tool: str, call_id: str | None, requests: types.InputRequests) -> dict[str, Any]:
         """Ask a person for everything that a server asks for."""

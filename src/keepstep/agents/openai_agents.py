@@ -168,7 +168,8 @@ class _Cloning:
 
             call_id = context.tool_call_id
             try:
-                return _loaded_output(await calls.tool(tool.name, call_id, body, agent=agent))
+                given = _arguments(arguments)
+                return _loaded_output(await calls.tool(tool.name, call_id, body, given=given, agent=agent))
             except StepError as error:
                 if not tells_errors:
                     raise
@@ -279,6 +280,13 @@ def _loaded_output(value: Any) -> Any:
     return found[0] if value["alone"] else found
 
 
+def _arguments(text: Any) -> Any:
+    """Return the arguments of a call from their JSON; text that is not JSON stays as it is."""
+    with suppress(ValueError):
+        return json.loads(text or "{}")
+    return text
+
+
 async def approved(result: RunResultBase, *, timeout: float | None = None) -> RunState[Any, Any]:  # noqa: ASYNC109 - durable
     """Ask a person about each tool call that needs approval, and return the state with which the run goes on.
 
@@ -291,9 +299,8 @@ async def approved(result: RunResultBase, *, timeout: float | None = None) -> Ru
         call_id, arguments = (
             (call.get("call_id"), call.get("arguments")) if isinstance(call, dict) else (call.call_id, call.arguments)
         )
-        with suppress(ValueError):  # text that is not JSON stays as it is
-            arguments = json.loads(arguments or "{}")
-        answer = await approval(str(call_id), {"tool": item.tool_name, "arguments": arguments}, timeout=timeout)
+        question = {"tool": item.tool_name, "arguments": _arguments(arguments)}
+        answer = await approval(str(call_id), question, timeout=timeout)
         if isinstance(answer, str):
             state.reject(item, rejection_message=answer)
         elif answer:

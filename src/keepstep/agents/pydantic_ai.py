@@ -11,7 +11,7 @@ from ..errors import DefinitionError
 from ..kernel.context import in_workflow
 from ..kernel.deterministic import now, uuid
 from ..kernel.publish import emit
-from .calls import CallOptions, CallSteps, Recorded, approval, used
+from .calls import CallOptions, CallSteps, Recorded, approval, used, warn_in_step
 
 try:
     from pydantic import ValidationError
@@ -134,6 +134,7 @@ class KeepstepDurability(BaseDurabilityCapability[Any]):
             if isinstance(model, _RecordedModel):
                 return request
             model = model.wrapped
+        warn_in_step()
         if in_workflow():
             request.model = _RecordedModel(request.model, self._calls, self.name)
         return request
@@ -185,7 +186,8 @@ class _Steps(JournalCallableOperationBackend[dict[str, Any]]):
         context = next((one for one in cache_key if isinstance(one, RunContext)), None)
         call_id = context.tool_call_id if context is not None else None
         if isinstance(operation_id, ToolsetCallToolId):
-            return _outcome(await self._calls.tool(str(cache_key[0]), call_id, body, agent=self._agent))
+            tool, given = str(cache_key[0]), cache_key[1]
+            return _outcome(await self._calls.tool(tool, call_id, body, given=given, agent=self._agent))
         key = call_id or (str(context.run_step) if context is not None else "once")
         return await self._calls.tool(name.removeprefix(f"{self._agent}__"), key, body, agent=self._agent)
 

@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 from ..errors import DefinitionError
 from ..kernel.context import in_workflow
 from ..ports import CURRENT
-from .calls import CallSteps
+from .calls import CallSteps, warn_in_step
 
 __all__ = ["BlockingCalls", "Stopped", "in_thread"]
 
@@ -131,6 +131,7 @@ class BlockingCalls:
         """Call a model, as `CallSteps.model` does."""
         if CURRENT.get() is None:
             self._home = None  # the agent is used outside a workflow now
+        warn_in_step()
         return cast("T", self._call(body, lambda perform: self.steps.model(content, perform, agent=agent)))
 
     def tool(

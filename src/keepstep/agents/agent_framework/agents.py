@@ -34,7 +34,7 @@ from pydantic import BaseModel
 from ...errors import DefinitionError
 from ...kernel.context import in_workflow
 from ...kernel.publish import emit
-from ..calls import CallOptions, CallSteps, Recorded, approval, call_branch, used
+from ..calls import CallOptions, CallSteps, Recorded, approval, call_branch, used, warn_in_step
 
 AgentT = TypeVar("AgentT", bound=Agent[Any])
 
@@ -122,6 +122,7 @@ class _ChatSteps(ChatMiddleware):
 
     async def process(self, chat: ChatContext, call_next: Callable[[], Awaitable[None]]) -> None:
         if not in_workflow():
+            warn_in_step()
             await call_next()
             return
         _refuse_compaction(chat)

@@ -30,7 +30,7 @@ from ...errors import DefinitionError
 from ...kernel.context import in_workflow
 from ...kernel.publish import emit
 from ...ports import CURRENT
-from ..calls import CallOptions, CallSteps, Recorded, approval, used
+from ..calls import CallOptions, CallSteps, Recorded, approval, used, warn_in_step
 
 _Next = Callable[[Any], AsyncGenerator[Any, None]]
 
@@ -71,6 +71,7 @@ def durable(
     steps = CallSteps(agent.name, model=model, tool=tool, tools=tools)
 
     async def call_model(call: InvokeModelContext, next_fn: _Next) -> AsyncGenerator[TypedEvent, None]:
+        warn_in_step()
         async with aclosing(_model_events(steps, call, next_fn) if in_workflow() else next_fn(call)) as events:
             async for event in events:
                 yield event
