@@ -339,3 +339,8 @@ async def test_approvals_of_long_call_ids_are_told_apart(world):
         for name, number in (await run.published()).items():
             await run.signal(name, number)
         assert await run.result(30) == [0, 1]
+
+
+def test_verify_of_a_model_is_refused():
+    with pytest.raises(ks.errors.DefinitionError, match="which only tools have"):
+        CallSteps(model={"at_most_once": True, "verify": bool})

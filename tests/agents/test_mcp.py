@@ -144,7 +144,7 @@ async def test_lost_call_of_a_tool_at_most_once_is_in_doubt(world, tmp_path):
 @pytest.mark.one_store
 @pytest.mark.live_only
 @pytest.mark.parametrize(
-    ("given", "told", "structured"),
+    "given, told, structured",
     [("paid 5", "paid 5", {"result": "paid 5"}), ({"eur": 5}, '{"eur": 5}', {"eur": 5})],
 )
 async def test_plain_value_that_a_person_gives_is_the_content(world, tmp_path, given, told, structured):

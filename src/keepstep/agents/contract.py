@@ -451,8 +451,8 @@ class AgentContract:
                 _check(len(talk.named("tool slow")) == 1, f"the tool must run once: {talk.effects()}")
                 seen = talk.effects()[-1].seen
                 if isinstance(seen, dict):
-                    told = seen["all-1"].replace("<a>", "paid 5")
-                    _check(seen["all-2"] == told, f"the model must be told {told!r}, not {seen['all-2']!r}")
+                    expected = seen["all-1"].replace("<a>", "paid 5")
+                    _check(seen["all-2"] == expected, f"the model must be told {expected!r}, not {seen['all-2']!r}")
 
             asyncio.run(settle())
 
