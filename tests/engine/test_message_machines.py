@@ -309,6 +309,7 @@ class Barriers(Keepers):
         if not hasattr(self, "store") or not hasattr(self, "count"):
             return
         self.settle()
+        self.settle()  # it looks for parties that have ended
         told = self.outcomes()
         for run, number in self.parties.items():
             complete = len(self.arrived.get(number, ())) >= self.count
