@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 import keepstep as ks
-from keepstep.web import app
+from keepstep.web import app, guard
 from keepstep.web.guard import Token
 from keepstep.web.routes import Role
 from tests.engine.world import until_status
@@ -348,6 +348,29 @@ async def test_description_names_every_route_once(world):
         assert found["openapi"] == "3.1.0"
         assert "Problem" in found["components"]["schemas"]
         json.dumps(found)
+
+
+@pytest.mark.one_store
+@pytest.mark.live_only
+@pytest.mark.parametrize("name", ["static", "healthz", "login"])
+async def test_name_of_a_run_decides_nothing_about_its_caller(world, name):
+    async with world.engine() as engine:
+        await engine.start(approving(), run_id=name, delay=60)
+        async with client_of(engine) as client:
+            assert (await client.get(f"/runs/{name}")).status_code == 200
+        async with client_of(engine, read_only=True) as client:
+            assert (await client.post(f"/runs/{name}/cancel", json={})).status_code == 403
+            assert (await client.post(f"/callbacks/{name}", json={})).status_code == 403
+
+
+@pytest.mark.one_store
+@pytest.mark.live_only
+@pytest.mark.parametrize("length", ["5", "many"])
+async def test_body_is_limited_whatever_its_length_is_said_to_be(world, length, monkeypatch):
+    monkeypatch.setattr(guard, "MOST_BYTES", 100)
+    async with world.engine() as engine, client_of(engine) as client:
+        answer = await client.post("/runs/r/cancel", content=b" " * 200, headers={"content-length": length})
+        assert (answer.status_code, answer.json()["type"]) == (413, "keepstep:too-large")
 
 
 @pytest.mark.one_store

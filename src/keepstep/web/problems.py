@@ -27,7 +27,7 @@ from ..errors import (
     TimedOut,
     UnknownToken,
 )
-from .routes import Moved, NotJson
+from .routes import Moved, NotJson, TooLarge
 
 log = logging.getLogger("keepstep")
 
@@ -35,6 +35,7 @@ log = logging.getLogger("keepstep")
 _KINDS: tuple[tuple[type[Exception], int, str], ...] = (
     (Moved, 409, "moved"),
     (NotJson, 422, "unfit"),
+    (TooLarge, 413, "too-large"),
     (RunNotFound, 404, "not-found"),
     (UnknownToken, 404, "not-found"),
     (RunConflict, 409, "conflict"),

@@ -33,6 +33,10 @@ class NotJson(KeepstepError):
     """The body of a request is not JSON, or a parameter does not fit its description."""
 
 
+class TooLarge(KeepstepError):
+    """The body of a request is larger than the largest value."""
+
+
 class Nothing(msgspec.Struct, forbid_unknown_fields=True):
     """No parameters."""
 
