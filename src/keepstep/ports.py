@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -480,6 +479,14 @@ class Observer(Protocol):
     def observe(self, event: Event) -> None: ...
 
 
+@runtime_checkable
+class SaveObserver(Protocol):
+    """An observer that also learns of every commit. The engine asks for nothing if no observer does."""
+
+    def observe_save(self, seconds: float, sizes: Sequence[int]) -> None:
+        """Note a commit: how long the store took, and the bytes of each checkpoint in it."""
+
+
 class Work(Protocol):
     """The body of one attempt, as an executor receives it."""
 
@@ -562,21 +569,41 @@ class Gate(Protocol):
         """Take back the admission: the body has ended, or another gate made the attempt wait."""
 
 
-class Tracer(Protocol):
-    """A factory of context managers that surround the code of a run, a step and each of its attempts."""
+class Traced(msgspec.Struct, gc=False):
+    """A run as a tracer is told of it. `generation` counts the retries and rewinds by people before what is told."""
 
-    def around(self, span: Span) -> AbstractContextManager[Any]:
-        """Return a context manager for one span. It must not raise; a raised error of the code passes through it."""
-
-
-class Span(msgspec.Struct, frozen=True):
-    """A stretch of work that a tracer surrounds. `step` is empty for a run, `attempt` is 0 for a run and a step."""
-
+    trace: str
     run: str
     workflow: str
-    traceparent: str
-    step: str = ""
-    attempt: int = 0
+    generation: int = 0
+
+
+@runtime_checkable
+class Tracer(Protocol):
+    """An observer of records that also gives code its trace context: that of the run, and of each attempt of a step.
+
+    `observe` gets the events that report no record, and the ends of runs.
+    """
+
+    def observe(self, event: Event) -> None: ...
+
+    def recorded(self, run: Traced, record: Any) -> None:
+        """Take a durable record, which has the attributes of a `Checkpoint` that matter here. Keep no value of it."""
+
+    def repeat(self, run: Traced, record: Any, end: Event | None) -> None:
+        """Take a record of a worker that has died, which may have exported it or not; with `end` it ended the run."""
+
+    def enter(self, run: Traced, step: str, attempt: int) -> None:
+        """Make the context of the run's code, or of an attempt of a step, current in the calling task until it ends."""
+
+    def traceparent(self, run: Traced) -> str:
+        """Return the W3C `traceparent` of the span of a run."""
+
+    def read_from(self, read: Callable[[], Any]) -> None:
+        """Read counters and gauges of an engine, as `observers.metrics` has them, until this raises."""
+
+    def flush(self) -> None:
+        """Export everything that was observed. The engine calls it in a thread when it closes, and may not wait."""
 
 
 class SystemClock:
@@ -619,3 +646,7 @@ def instant(seconds: float) -> datetime:
 
 #: The current run's branch, or the current step's attempt, or None outside both.
 CURRENT: ContextVar[Any] = ContextVar("keepstep_current", default=None)
+
+#: The `traceparent` of who starts runs here, for a door that receives it with a request. The current span of
+#: OpenTelemetry comes first.
+STARTER: ContextVar[str | None] = ContextVar("keepstep_starter", default=None)

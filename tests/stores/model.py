@@ -438,16 +438,26 @@ class ModelStore:
 
     def list_runs(self, query: RunQuery) -> RunPage:
         with self._lock:
-            start = rules.page_start(query)
+            start, narrow = rules.page_start(query), rules.with_statuses(query)
             before = self._number + 1 if start is None else start
-            newest_first = reversed(self._runs.values()) if query.ids is None else self._newest_of(query.ids)
-            older = (entry for entry in newest_first if entry.number < before)
-            found = [entry for entry in older if rules.matches(query, entry.run, entry)]
+            matching = list(self._matching(narrow)) if narrow is not None else []
+            found = [entry for entry in matching if entry.number < before]
             page = found[: max(query.limit, 0)]
             more = page and len(found) > len(page)
             runs = (entry.snapshot() for entry in page)
             listed = tuple(run if query.with_input else replace(run, input=b"") for run in runs)
-            return RunPage(listed, str(page[-1].number) if more else None)
+            count = min(len(matching), query.count_to) if query.count_to else None
+            return RunPage(listed, str(page[-1].number) if more else None, count=count)
+
+    def _matching(self, query: RunQuery) -> Iterator[_Entry]:
+        newest_first = reversed(self._runs.values()) if query.ids is None else self._newest_of(query.ids)
+        mended = {entry.run.origin for entry in self._runs.values() if entry.status is Status.COMPLETED}
+        for entry in newest_first:
+            last = entry.rows[-1] if entry.rows else None
+            if rules.matches(query, entry.run, entry, instant(self.clock.now())) and rules.is_open(
+                query, entry.run.id, entry.status, lambda last=last: last, mended
+            ):
+                yield entry
 
     def _newest_of(self, ids: Iterable[str]) -> Iterator[_Entry]:
         found = [self._runs[run] for run in ids if run in self._runs]

@@ -40,7 +40,7 @@ def test_an_empty_file_gets_every_script(path):
     SQLiteStore(path).close()
     assert version(path) == str(len(scripts("sqlite")))
     tables = {name for (name,) in raw(path, "SELECT name FROM sqlite_schema WHERE type = 'table'")}
-    own = {"run", "head", "checkpoint", "signal", "worker", "meta", "gate", "share", "document"}
+    own = {"run", "head", "checkpoint", "signal", "worker", "meta", "gate", "share", "document", "tag"}
     assert tables == {f"keepstep_{name}" for name in own} | {"sqlite_sequence"}
 
 

@@ -27,7 +27,7 @@ from keepstep.errors import (
 )
 from keepstep.model import Ask, GateChange, Kind, RunQuery, Signal, Status, WorkerInfo
 from keepstep.model.gate import QUEUE
-from keepstep.ports import ClaimRequest, Create, Send, Verdict, WouldBlock
+from keepstep.ports import ClaimRequest, Create, Send, Verdict, WouldBlock, instant
 from keepstep.records.record import seal, unseal
 from keepstep.stores import rules
 from keepstep.stores.postgres import check as postgres_check
@@ -815,7 +815,7 @@ def test_a_page_is_found_by_an_index_whatever_is_asked(store):
                         plan.append(" ".join(line for (line,) in rows(b"EXPLAIN " + sql, values).fetchall()))
                     return rows(sql, values)
 
-            return store._lists.rows(Explaining(), query)
+            return store._lists.page(Explaining(), query, instant(store.clock.now()))
 
         store._pool.run(explain)
         assert plan

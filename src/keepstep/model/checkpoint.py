@@ -207,6 +207,10 @@ class Trigger(StrEnum):
     RECOVERY = "recovery"
 
 
+#: Kinds of the records that tell the published values of a run, as a store is asked for them.
+TELLS_PUBLISHED = (Kind.PUBLISHED.value, Kind.SUPERSEDED.value)
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """One record of a run's history, as a reader sees it.

@@ -18,7 +18,8 @@ class Event:
     `name` is like `step.completed`. `seq` is the number of the checkpoint that records the event, or else of the run's
     newest checkpoint. `life` marks the tokens of one execution of a step's body: a body that begins again after a crash
     has a higher one. It is 0 for other events, and for tokens that an older version has recorded. `agent` and
-    `stage` are the names that the workflow gave with `ks.acting` and `ks.stage`, or in its graph.
+    `stage` are the names that the workflow gave with `ks.acting` and `ks.stage`, or in its graph. `trace` is the id of
+    the run's trace, and `generation` counts the retries and rewinds by people before the event.
     """
 
     name: str
@@ -33,6 +34,8 @@ class Event:
     life: int = 0
     agent: str | None = None
     stage: str | None = None
+    trace: str = ""
+    generation: int = 0
 
 
 #: Every event name: a subject, a dot, and what happened to it, in lower case with underscores.
@@ -95,25 +98,37 @@ Level = Literal["INFO", "WARNING", "ERROR"]
 #: Content of the fields of an event's `data`. An event omits a field that has no value.
 FIELDS: Mapping[str, str] = {
     "again_seconds": "After how many seconds the step is asked again.",
+    "call": "What the framework of an agent has called: `operation` (`chat` or `execute_tool`), `tool` and its `id`.",
+    "continued_as": "The run that goes on for this one.",
+    "created_by": "Who created the run.",
     "error": "The type and the message of an error.",
+    "error_class": "The [class](policies.md#classes-of-errors) of the error, such as `timeout`.",
+    "first_at": "When the first attempt began, in ISO 8601; absent in the first attempt.",
     "health": "The health of the agent: `healthy`, `degraded`, `unhealthy` or `offline`.",
     "hook": "The qualified name of the hook.",
     "kind": "The kind of budget: `seconds`, `steps`, `cost` or `tokens`.",
     "limit": "What the budget allows of it.",
     "moment": "When the hook was called: `before`, `after`, `error` or `cancel`.",
     "next": "The step that the edge leads to; empty at an end.",
+    "origin": "The run that the run was forked from.",
     "outcome": "`success`, `failure` or `cancelled`.",
+    "parent": "The run that has started it as a child.",
     "reason": "Why the run was set aside.",
     "retry_at": "When the step is attempted again, in ISO 8601.",
     "score": "The score of the agent's health, from 0 to 100.",
-    "seconds": "How long the attempt took; absent if no body ran, and from `run.watch()`.",
+    "seconds": "How long the attempt took, absent if no body ran; of a run's end, its age.",
+    "series": "The first run of the series that the run continues.",
     "service": "The name of the service.",
     "share": "The part of the budget that is used, from 0 to 1.",
+    "spent": "What was reported with `ks.spend`: `cost`, `tokens`, `models`, `input_tokens`, `output_tokens`.",
     "started": "The id of the run that was started.",
     "taken_from": "The worker that held the run before.",
     "tick": "The tick of the schedule, in ISO 8601 and UTC.",
+    "traceback": "Where the error was raised, as it is stored.",
+    "traceparent": "The trace context of the run's starter.",
     "used": "How much of it the run has used.",
     "value": "The value that the record holds, as plain JSON; only `run.watch()` gives it.",
+    "version": "The version of the workflow.",
     "visits": "How often the run had passed the step before.",
     "when": "`before` or `after` the step.",
     "why": "Why the step is not ready or which service it waits for, or why the tick starts no run.",
@@ -130,7 +145,14 @@ class EventSpec:
 
 
 #: Fields of every event that reports a record.
-_RECORD = ("outcome", "error", "retry_at", "value")
+_RECORD = ("outcome", "error", "error_class", "traceback", "retry_at", "value")
+#: Fields of every event that reports the end of a step.
+_STEP = (*_RECORD, "seconds", "first_at", "spent", "call")
+#: Fields of every event that reports the end of a run.
+_END = (
+    *("seconds", "error", "error_class", "traceback", "created_by", "version", "parent", "origin", "series"),
+    *("traceparent", "continued_as"),
+)
 
 #: Every event that is emitted. A new one needs its name above, its row here, and the code that emits it.
 EVENTS: Mapping[EventName, EventSpec] = {
@@ -144,19 +166,17 @@ EVENTS: Mapping[EventName, EventSpec] = {
     "run.paused": EventSpec("The run was put away because a person paused it."),
     "run.queued": EventSpec("The worker handed the run back to the queue."),
     "run.interrupted": EventSpec("A graph stops at a breakpoint.", ("when",)),
-    "run.completed": EventSpec("The run has its result."),
-    "run.failed": EventSpec("The run ended with an error.", level="ERROR"),
-    "run.cancelled": EventSpec("The run was cancelled, and its code has ended."),
+    "run.completed": EventSpec("The run has its result.", _END),
+    "run.failed": EventSpec("The run ended with an error.", _END, "ERROR"),
+    "run.cancelled": EventSpec("The run was cancelled, and its code has ended.", _END),
     "run.finished": EventSpec("The record of the run's end; only `run.watch()` gives it.", _RECORD),
     "run.set_aside": EventSpec("The engine cannot drive the run; a person has to look.", ("reason", *_RECORD), "ERROR"),
     "run.halted": EventSpec("The store could not save; the run goes on from its last record.", ("error",), "ERROR"),
     "lease.lost": EventSpec("Another worker holds the run now; this one has let it go.", level="WARNING"),
     "step.started": EventSpec("An attempt of a step begins, or the mark before an at-most-once step is set.", _RECORD),
-    "step.completed": EventSpec("A step has its result.", (*_RECORD, "seconds")),
-    "step.failed": EventSpec(
-        "An attempt of a step failed; with `retry_at`, another follows.", (*_RECORD, "seconds"), "WARNING"
-    ),
-    "step.cancelled": EventSpec("The code no longer wants a step, sleep or wait.", (*_RECORD, "seconds")),
+    "step.completed": EventSpec("A step has its result.", _STEP),
+    "step.failed": EventSpec("An attempt of a step failed; with `retry_at`, another follows.", _STEP, "WARNING"),
+    "step.cancelled": EventSpec("The code no longer wants a step, sleep or wait.", _STEP),
     "step.in_doubt": EventSpec("An at-most-once step may have happened; a person decides.", ("error",), "WARNING"),
     "step.blocked": EventSpec(
         "A step is not ready, waits for a place at its service, or a check of `ks.wait_until` does not hold yet.",

@@ -47,5 +47,14 @@ def sorted_wakes(names: Iterable[str]) -> Wakes:
     )
 
 
+#: Prefixes of reserved wake-ups that only a person brings about: a verdict on a step in doubt, and a resume.
+_BY_PERSON = (f"{RESOLVE}:", GO)
+
+
+def asks_person(names: Iterable[str]) -> bool:
+    """Whether one of the wake-ups is a user's signal, a verdict, or the resume at a breakpoint."""
+    return any(not name.startswith(RESERVED) or name.startswith(_BY_PERSON) for name in names)
+
+
 def _after(prefix: str, names: Iterable[str]) -> tuple[str, ...]:
     return tuple(name.removeprefix(prefix) for name in names if name.startswith(prefix))

@@ -69,6 +69,19 @@ class Breaker:
         """Return the settings in plain data; unknown names, which a newer version may write, are left out."""
         return cls(**{name: plain[name] for name in cls.__slots__ if name in plain})
 
+    @classmethod
+    def written(cls, text: str) -> Breaker:
+        """Return the settings that a person has written, as in `5/300/60` (failures, within, open) or `default`."""
+        if text == "default":
+            return cls()
+        try:
+            failures, within, open_seconds = text.split("/")
+            return cls(int(failures), float(within), float(open_seconds))
+        except ValueError:
+            raise DefinitionError(
+                f"{text!r} is no breaker; write FAILURES/WITHIN/OPEN, as in 5/300/60, or default"
+            ) from None
+
     def __str__(self) -> str:
         return f"opens after {self.failures} failures in {self.within:g} s, for {self.open_seconds:g} s"
 

@@ -52,6 +52,17 @@ class Rate:
         """Return the rate in plain data."""
         return cls(plain["count"], plain["per"], plain["burst"])
 
+    @classmethod
+    def written(cls, text: str) -> Rate:
+        """Return the rate that a person has written, as in `100/60` or, with a burst, `100/60/10`."""
+        try:
+            count, per, *burst = text.split("/")
+            return cls(float(count), float(per), *(int(one) for one in burst))
+        except (ValueError, TypeError):
+            raise DefinitionError(
+                f"{text!r} is no rate; write COUNT/SECONDS or COUNT/SECONDS/BURST, as in 100/60/10"
+            ) from None
+
     def __str__(self) -> str:
         burst = f", burst {self.burst}" if self.burst > 1 else ""
         return f"{self.count:g} in {self.per:g} s{burst}"

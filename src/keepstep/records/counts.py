@@ -1,4 +1,4 @@
-"""Counters of a worker: its writes, those that the store could not save, and its slow steps.
+"""Counters of a worker: its writes, those that the store could not save, its slow steps, and the resources it uses.
 
 They travel with its heartbeat, so that any process can read them without reading a run.
 """
@@ -30,11 +30,25 @@ class SlowStep(msgspec.Struct, array_like=True):
 
 
 class Rates(msgspec.Struct, array_like=True):
-    """Runs that ended, steps that completed, and attempts that failed, for each second."""
+    """Runs that ended, steps that completed, attempts that failed, and processor seconds used, for each second."""
 
     runs: float = 0.0
     steps: float = 0.0
     failures: float = 0.0
+    processors: float = 0.0
+
+
+class Resources(msgspec.Struct, omit_defaults=True, frozen=True):
+    """The use of resources by a process: memory, processor time since its start, threads, and runs in its memory.
+
+    `lag_seconds` is the longest time by which its event loop was late since the heartbeat before.
+    """
+
+    resident_bytes: int = 0
+    processor_seconds: float = 0.0
+    threads: int = 0
+    open_runs: int = 0
+    lag_seconds: float = 0.0
 
 
 class Counts(msgspec.Struct, omit_defaults=True):
@@ -56,6 +70,7 @@ class Counts(msgspec.Struct, omit_defaults=True):
     halted_at: datetime | None = None
     halted_by: str = ""
     rates: Rates = msgspec.field(default_factory=Rates)
+    resources: Resources = Resources()
     slow: dict[str, SlowStep] = msgspec.field(default_factory=dict)
 
     @property
@@ -106,7 +121,7 @@ class Counter:
     def text(self, now: float) -> bytes:
         """Return the counters as JSON, with rates since the last measurement; `now` is a monotonic time."""
         counts = self.counts
-        totals = Rates(counts.ended, counts.steps, counts.failures)
+        totals = Rates(counts.ended, counts.steps, counts.failures, counts.resources.processor_seconds)
         then, before = self._measured or (now, totals)
         seconds = now - then
         if self._measured is None:
@@ -117,6 +132,7 @@ class Counter:
                 (totals.runs - before.runs) / seconds,
                 (totals.steps - before.steps) / seconds,
                 (totals.failures - before.failures) / seconds,
+                (totals.processors - before.processors) / seconds,
             )
         return _encode(counts)
 

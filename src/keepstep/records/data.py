@@ -60,10 +60,19 @@ class Data(_From, total=False):
     spent: Annotated[
         dict[str, Any],
         Key(
-            "What a step or a child told with `ks.spend`: `cost`, `tokens` and, by the names of `models`, both.",
+            "What a step or a child told with `ks.spend`: `cost`, `tokens`, both by the names of `models`; steps also "
+            "`input_tokens` and `output_tokens`.",
             hidden=True,
         ),
     ]
+    call: Annotated[
+        dict[str, str],
+        Key(
+            "What an agent's framework has called: `operation` (`chat`, `execute_tool`), `tool` and its `id`.",
+            hidden=True,
+        ),
+    ]
+    first_at: Annotated[str, Key("When the first attempt of the step began, in a record of a later one.")]
     cached: Annotated[str, Key("The run whose cached result the step has taken, without a call of its body.")]
     input: Annotated[str, Key("The arguments of the step by name, as JSON text.", hidden=True)]
     input_bytes: Annotated[int, Key("The size of arguments that are too large to be stored.", hidden=True)]
@@ -160,6 +169,8 @@ class StepData(TypedDict, total=False):
     sender: str
     reason: str
     spent: dict[str, Any]
+    call: dict[str, str]
+    first_at: str
     input: str
     input_bytes: int
     undo: bool
@@ -182,6 +193,8 @@ class StepCancelledData(TypedDict, total=False):
     """A call that was cancelled."""
 
     spent: dict[str, Any]
+    call: dict[str, str]
+    first_at: str
     opened: int
     input: str
     undo: bool

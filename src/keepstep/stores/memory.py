@@ -28,6 +28,7 @@ from ..model import (
     RunQuery,
     Share,
     Signal,
+    Status,
     WorkerInfo,
 )
 from ..model.gate import QUEUE, SERVICE
@@ -72,6 +73,9 @@ class _Entry:
 
     def snapshot(self) -> Run:
         return self.head.of(self.run)
+
+    def last_row(self) -> Row | None:
+        return self.rows[-1] if self.rows else None
 
 
 @dataclass(slots=True)
@@ -430,17 +434,30 @@ class MemoryStore:
             return run if progress is None else replace(run, progress=progress)
 
     def list_runs(self, query: RunQuery) -> RunPage:
+        start = rules.page_start(query)
+        narrow = rules.with_statuses(query)
         with self._lock:
-            start = rules.page_start(query)
             before = self._number + 1 if start is None else start
-            newest_first = reversed(self._runs.values()) if query.ids is None else self._newest_of(query.ids)
-            older = (entry for entry in newest_first if entry.number < before)
-            found = [entry for entry in older if rules.matches(query, entry.run, entry.head)]
+            matching = list(self._matching(narrow)) if narrow is not None else []
+            found = [entry for entry in matching if entry.number < before]
             page = found[: max(query.limit, 0)]
             more = page and len(found) > len(page)
             runs = (entry.snapshot() for entry in page)
             listed = tuple(run if query.with_input else replace(run, input=b"") for run in runs)
-            return RunPage(listed, str(page[-1].number) if more else None)
+            count = min(len(matching), query.count_to) if query.count_to else None
+            return RunPage(listed, str(page[-1].number) if more else None, count=count)
+
+    def _matching(self, query: RunQuery) -> Iterator[_Entry]:
+        newest_first = reversed(self._runs.values()) if query.ids is None else self._newest_of(query.ids)
+        now = instant(self.clock.now())
+        mended: set[str | None] = set()
+        if query.open_failure:
+            mended = {one.run.origin for one in self._runs.values() if one.head.status is Status.COMPLETED}
+        for entry in newest_first:
+            if rules.matches(query, entry.run, entry.head, now) and rules.is_open(
+                query, entry.run.id, entry.head.status, entry.last_row, mended
+            ):
+                yield entry
 
     def _newest_of(self, ids: Iterable[str]) -> Iterator[_Entry]:
         found = [self._runs[run] for run in ids if run in self._runs]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from datetime import datetime
 from hashlib import sha256
@@ -14,6 +14,8 @@ import msgspec
 from ..errors import CheckpointCorrupt, DefinitionError, EraseUnfinished, RunConflict
 from ..model import FINISHED, Kind, Run, RunQuery, Signal, Status
 from ..model.keepers import is_keeper
+from ..model.run import HANDED_OVER
+from ..model.wakes import asks_person
 from ..ports import Create, Row
 from ..records.data import RunFinishedData, data_of
 from ..records.record import unseal
@@ -39,6 +41,10 @@ class Standing(Protocol):
     def worker(self) -> str | None: ...
     @property
     def updated_at(self) -> datetime | None: ...
+    @property
+    def due_at(self) -> datetime | None: ...
+    @property
+    def wakes(self) -> tuple[str, ...]: ...
 
 
 def extends(rows: Sequence[Row], after: int) -> bool:
@@ -108,11 +114,54 @@ def page_start(query: RunQuery) -> int | None:
     return int(query.after)
 
 
-def matches(query: RunQuery, run: Run, now: Standing | None = None) -> bool:
-    """Whether a run is one that a query asks for; `now` is how it stands, if the run itself is as it was created."""
+#: Statuses in which a run may wait for a person.
+_FOR_PERSON = frozenset({Status.WAITING, Status.PAUSED, Status.SET_ASIDE})
+#: Statuses of a failure that may be open.
+_FAILURES = frozenset({Status.FAILED, Status.SET_ASIDE})
+#: Part of the record that sets a run aside because it goes on in another store. No text in a record contains it,
+#: because quotes in texts are escaped.
+HANDED_OVER_MARK = f'"type":"{HANDED_OVER.capitalize()}"'.encode()
+
+
+#: The characters around those that no text holds, and the last one.
+_BEFORE_SURROGATES, _AFTER_SURROGATES, _LAST = 0xD7FF, 0xE000, 0x10FFFF
+
+
+def end_of_prefix(prefix: str) -> str | None:
+    """The first text after all that begin with a prefix, byte by byte in UTF-8; None if there is none."""
+    kept = prefix.rstrip(chr(_LAST))
+    if not kept:
+        return None
+    last = ord(kept[-1])
+    return kept[:-1] + chr(_AFTER_SURROGATES if last == _BEFORE_SURROGATES else last + 1)
+
+
+def with_statuses(query: RunQuery) -> RunQuery | None:
+    """The query with every status that its other filters allow; None if they allow none."""
+    allowed = frozenset(Status)
+    if query.awaits is not None:
+        allowed &= {Status.WAITING}
+    if query.needs_person:
+        allowed &= _FOR_PERSON
+    if query.open_failure:
+        allowed &= _FAILURES
+    if len(allowed) == len(Status):
+        return query
+    allowed &= query.status or allowed
+    return replace(query, status=allowed) if allowed else None
+
+
+def matches(query: RunQuery, run: Run, now: Standing | None = None, at: datetime | None = None) -> bool:
+    """Whether a run is one that a query asks for; `now` is how it stands, if the run itself is as it was created.
+
+    `at` is the present. The query has its statuses by `with_statuses`. For `is_open`, ask separately.
+    """
     now = now or run
     return (
         (query.workflow is None or run.workflow == query.workflow)
+        and (not query.workflows or run.workflow in query.workflows)
+        and run.workflow not in query.not_workflows
+        and (query.queue is None or run.queue == query.queue)
         and (not query.status or now.status in query.status)
         and (query.parent is None or run.parent == query.parent)
         and (query.worker is None or now.worker == query.worker)
@@ -120,11 +169,42 @@ def matches(query: RunQuery, run: Run, now: Standing | None = None) -> bool:
         and (query.created_before is None or run.created_at < query.created_before)
         and (query.created_after is None or run.created_at > query.created_after)
         and (query.updated_before is None or (now.updated_at or run.created_at) < query.updated_before)
+        and (query.updated_after is None or (now.updated_at or run.created_at) > query.updated_after)
+        and (query.awaits is None or query.awaits in now.wakes)
+        and not (query.needs_person and now.status is Status.WAITING and not asks_person(now.wakes))
+        and not ((query.awaits is not None or query.needs_person) and _is_due(now, at))
         and (query.id_prefix is None or run.id.startswith(query.id_prefix))
         and (query.ids is None or run.id in query.ids)
         and (query.system or not is_keeper(run.id))
         and (query.version is None or run.version == query.version)
     )
+
+
+def _is_due(now: Standing, at: datetime | None) -> bool:
+    """Whether a worker may take a free run, because what it waited for has come."""
+    return now.due_at is not None and at is not None and now.due_at <= at
+
+
+def asks_for_open(query: RunQuery) -> bool:
+    """Whether a query leaves runs out that are settled elsewhere, so that `is_open` decides."""
+    return query.needs_person or query.open_failure
+
+
+def is_open(
+    query: RunQuery, run: str, status: Status, last: Callable[[], Row | None], mended: Container[str | None]
+) -> bool:
+    """Whether a run that matches is settled neither in another store nor by a fork.
+
+    `last` reads its newest record. `mended` holds the origins of the forks that completed.
+    """
+    if not asks_for_open(query):
+        return True
+    if query.open_failure and run in mended:
+        return False
+    if status is not Status.SET_ASIDE:
+        return True
+    row = last()
+    return row is None or row.kind != Kind.ERROR.value or HANDED_OVER_MARK not in bytes(row.record)
 
 
 def check_twin(run: str, twin: str | None) -> None:

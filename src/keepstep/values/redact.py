@@ -118,8 +118,8 @@ class Redactor:
             if pattern.is_in(text, small):
                 text = pattern.regex.sub(_blot, text)
                 small = _small(text)
-        for secret in Secret.revealed:
-            text = text.replace(secret, REDACTED)
+        for secret, in_json in Secret.revealed.items():
+            text = text.replace(secret, REDACTED).replace(in_json.decode(), REDACTED)
         return text
 
     def hit(self, value: Any) -> str | None:

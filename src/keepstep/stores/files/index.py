@@ -45,7 +45,7 @@ _ARRIVALS = 10_000
 class Line(msgspec.Struct, omit_defaults=True, gc=False):
     """One line: the head of a run since its n-th entry, or a statement about the file itself.
 
-    `queue` is missing in a line of an older Keepstep.
+    Lines of an older Keepstep lack `queue` and `origin`. The `origin` of a run that was not forked is empty.
     """
 
     run: str = ""
@@ -66,6 +66,7 @@ class Line(msgspec.Struct, omit_defaults=True, gc=False):
     service: str | None = None
     since: float | None = None
     parent: str | None = None
+    origin: str | None = None
     tags: dict[str, str] | None = None
     signals: int = 0
     gone: bool = False
@@ -722,6 +723,7 @@ def line_of(run: str, facts: Facts | None, state: State, author: str | None = No
         service=head.service,
         since=None if head.service is None or head.updated_at is None else head.updated_at.timestamp(),
         parent=facts.parent,
+        origin=facts.origin or "",
         tags=facts.tags or None,
         signals=head.signals,
         author=author,
@@ -765,6 +767,9 @@ def may_match(query: Any, line: Line) -> bool:
     """Whether a run may match a query, as far as the index can tell."""
     return (
         (query.workflow is None or line.workflow == query.workflow)
+        and (not query.workflows or line.workflow in query.workflows)
+        and line.workflow not in query.not_workflows
+        and (query.queue is None or line.queue is None or line.queue == query.queue)
         and (query.version is None or line.version == query.version)
         and (not query.status or line.status in {Status(one).value for one in query.status})
         and (query.parent is None or line.parent == query.parent)

@@ -9,6 +9,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -226,11 +227,14 @@ class FilesStore:
         self._must_be_open()
         if leaving:
             return self._workers.leave(worker.id)
-        if self._disk.identity(f"{self._root}/{MARKER}") != self._identity:  # the folder was replaced
-            raise StoreUnavailable(f"{self._root} was moved or removed while it was open")
+        self._check_in_place()
         known = self._workers.renew(worker)
         self._index.tend()
         return known
+
+    def _check_in_place(self) -> None:
+        if self._disk.identity(f"{self._root}/{MARKER}") != self._identity:  # the folder was replaced
+            raise StoreUnavailable(f"{self._root} was moved or removed while it was open")
 
     def drain_worker(self, worker: str) -> bool:
         """Mark a registered worker as draining. Return False if there is none."""
@@ -530,6 +534,7 @@ class FilesStore:
 
     def list_workers(self, *, gone: bool = False) -> list[WorkerInfo]:
         self._must_be_open()
+        self._check_in_place()  # a process without a worker asks for them to learn whether the store answers
         self._index.refresh()
         return self._workers.listed(self._index.leases(), gone=gone)
 
@@ -597,27 +602,50 @@ class FilesStore:
         self._must_be_open()
         start, limit = rules.page_start(query), max(query.limit, 0)
         self._catch_up_reading()
-        runs: list[Run] = []
-        unreadable: list[str] = []
-        last: int | None = None
+        narrow = rules.with_statuses(query)
+        found = [] if narrow is None else list(islice(self._matching(narrow, start), limit + 1))
+        page = found[:limit]
+        runs = tuple(run if query.with_input else replace(run, input=b"") for _, run in page if run is not None)
+        unreadable = tuple(line.run for line, run in page if run is None)
+        more = str(page[-1][0].number) if page and len(found) > len(page) else None
+        count = None
+        if query.count_to:
+            count = 0 if narrow is None else sum(1 for _ in islice(self._matching(narrow, None), query.count_to))
+        return RunPage(runs, more, unreadable, count)
+
+    def _matching(self, query: RunQuery, start: int | None) -> Iterator[tuple[Line, Run | None]]:
+        """Yield the runs that match a query, newest first, each with its line; None for a damaged run."""
+        now = instant(self.clock.now())
+        mended = self._mended() if query.open_failure else frozenset()
         for line in self._index.newest_first(start, query.ids):
             if not may_match(query, line):
                 continue
             try:
                 run = self._logs.unless_removed(line.run, partial(self._commits.run, line.run, line))
             except CheckpointCorrupt:
-                run = None
-                if len(runs) + len(unreadable) < limit:
-                    unreadable.append(line.run)
-                    last = line.number
-                    continue
-            if run is None or not rules.matches(query, run):
+                yield line, None
                 continue
-            if len(runs) + len(unreadable) >= limit:
-                return RunPage(tuple(runs), None if last is None else str(last), tuple(unreadable))
-            runs.append(run if query.with_input else replace(run, input=b""))
-            last = line.number
-        return RunPage(tuple(runs), None, tuple(unreadable))
+            if run is None or not rules.matches(query, run, at=now):
+                continue
+            if rules.is_open(query, run.id, run.status, partial(self._last_row, run), mended):
+                yield line, run
+
+    def _mended(self) -> frozenset[str]:
+        """Return the origins of forks that have completed."""
+        done = [line for line in self._index.newest_first(None) if line.status == Status.COMPLETED.value]
+        return frozenset(origin for line in done if (origin := self._origin(line)))
+
+    def _origin(self, line: Line) -> str | None:
+        if line.origin is not None:
+            return line.origin
+        with contextlib.suppress(StoreError):  # a damaged run mends no other
+            run = self._logs.unless_removed(line.run, partial(self._commits.run, line.run, line))
+            return None if run is None else run.origin
+        return None
+
+    def _last_row(self, run: Run) -> Row | None:
+        rows = self._logs.unless_removed(run.id, lambda: self._logs.rows(run.id, run.seq - 1, 1, ()))
+        return rows[0] if rows else None
 
     def _catch_up_reading(self) -> None:
         """Read the changes of others; unfinished work, and two lives of one run, are resolved by reading the folder."""

@@ -511,7 +511,11 @@ class PostgresStore:
         return run if newest is None else replace(run, progress=bytes(newest))
 
     def list_runs(self, query: RunQuery) -> RunPage:
-        rows = self._pool.run(lambda connection: self._lists.rows(connection, query), again=True)
+        narrow, now = rules.with_statuses(query), instant(self.clock.now())
+        rules.page_start(query)
+        if narrow is None:
+            return RunPage(count=0 if query.count_to else None)
+        rows, count = self._pool.run(lambda connection: self._lists.page(connection, narrow, now), again=True)
         limit = max(query.limit, 0)
         page = rows[:limit]
         runs: list[Run] = []
@@ -522,7 +526,7 @@ class PostgresStore:
             except CheckpointCorrupt:
                 unreadable.append(row[1])
         more = str(page[-1][0]) if page and len(rows) > len(page) else None
-        return RunPage(tuple(runs), more, tuple(unreadable))
+        return RunPage(tuple(runs), more, tuple(unreadable), count)
 
     def list_checkpoints(self, run_id: str, after: int = 0, limit: int = 1000, kinds: Iterable[str] = ()) -> list[Row]:
         wanted = list(kinds)

@@ -56,6 +56,21 @@ _PUT_HEAD = (
 )
 
 
+_READABLE_TAGS = "json_each(iif(json_valid(r.tags), r.tags, '{}')) t"
+#: Whether a run has a tag that the table of tags lacks, or the other way round.
+_OTHER_TAGS = (
+    f"SELECT 1 FROM keepstep_run r, {_READABLE_TAGS} WHERE r.tags <> '' AND t.type = 'text' AND NOT EXISTS"
+    " (SELECT 1 FROM keepstep_tag g WHERE g.name = t.key AND g.value = t.value AND g.number = r.number)"
+    " UNION ALL SELECT 1 FROM keepstep_tag g WHERE NOT EXISTS"
+    f" (SELECT 1 FROM keepstep_run r, {_READABLE_TAGS} WHERE r.number = g.number AND t.key = g.name"
+    " AND t.value = g.value) LIMIT 1"
+)
+_PUT_TAGS = (
+    f"INSERT OR IGNORE INTO keepstep_tag SELECT t.key, t.value, r.number FROM keepstep_run r, {_READABLE_TAGS}"
+    " WHERE r.tags <> ''"
+)
+
+
 def look_into(path: str, busy_seconds: float) -> list[Finding]:
     """Return every inconsistency. Uses its own connection, because it may take long."""
     connection = connect(path, synchronous="FULL", busy_seconds=busy_seconds)
@@ -103,11 +118,11 @@ def _findings(connection: apsw.Connection) -> list[Finding]:
     if any(one.flaw.kind == "integrity" for one in found):
         return found
     cursor: Cursor = connection.cursor()
-    return [*found, *_integrity(cursor), *findings(Tables(cursor, 0.0))]
+    return [*found, *_integrity(cursor), *_tags(cursor), *findings(Tables(cursor, 0.0))]
 
 
 def _missing_parts(connection: apsw.Connection) -> Iterable[Finding]:
-    """Yield missing tables and indexes."""
+    """Yield missing tables, indexes and triggers."""
     model = apsw.Connection(":memory:")
     for script in scripts("sqlite"):
         model.execute(script.sql).fetchall()
@@ -117,8 +132,8 @@ def _missing_parts(connection: apsw.Connection) -> Iterable[Finding]:
     for name, kind, sql in ((str(one[0]), one[1], one[2]) for one in wanted):
         if name in there:
             continue
-        if kind == "index":
-            yield Finding(Flaw("index", name, f"the index {name} is gone"), partial(_make_again, str(sql)))
+        if kind in ("index", "trigger"):
+            yield Finding(Flaw("index", name, f"the {kind} {name} is gone"), partial(_make_again, str(sql)))
         else:
             yield Finding(Flaw("integrity", name, f"the table {name} is missing"))
 
@@ -131,6 +146,18 @@ def _integrity(cursor: Cursor) -> Iterable[Finding]:
             yield Finding(Flaw("index", about, f"an index does not fit its table: {text}"), _reindex)
         else:
             yield Finding(Flaw("integrity", about, f"the file is damaged: {text}"))
+
+
+def _tags(cursor: Cursor) -> Iterable[Finding]:
+    if cursor.execute(_OTHER_TAGS).fetchall():
+        what = "the table keepstep_tag does not fit the tags of the runs"
+        yield Finding(Flaw("index", "keepstep_tag", what), _tag_again)
+
+
+def _tag_again(tables: Tables) -> str:
+    tables.cursor.execute("DELETE FROM keepstep_tag")
+    tables.cursor.execute(_PUT_TAGS)
+    return "it was filled again"
 
 
 def _make_again(sql: str, tables: Tables) -> str:

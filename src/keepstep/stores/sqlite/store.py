@@ -59,10 +59,10 @@ from . import services as here
 from .claims import Found, by_name, due_runs, has_due, in_order, next_times, orphans, sections
 from .commit import Undone, apply_changes, forget, lower_position
 from .connection import Cursor, Reader, refuse_old_sqlite, translated
-from .queries import arrivals, conditions, having
+from .lists import Search, place
+from .queries import arrivals
 from .queues import QueueGround, move_gate, put_gate, read_gates
 from .rows import (
-    NUMBER,
     RAW,
     names,
     names_text,
@@ -70,7 +70,6 @@ from .rows import (
     row_from,
     run_from,
     run_name,
-    run_rows,
     seconds,
     signal_from,
     text_or_bytes,
@@ -312,8 +311,7 @@ class SQLiteStore:
         self._writer.check_usable()
         if leaving:
             return self._leave(worker.id)
-        if _identity(self._path) != self._file:  # writes would go to the old file and be lost
-            raise StoreUnavailable(f"{self._path} was moved or removed while it was open")
+        self._check_in_place()
         if worker.id not in self._locks and not self._lock(worker.id):
             return False
         try:
@@ -359,6 +357,10 @@ class SQLiteStore:
         if alive:
             self._enrolled.discard(worker)
         return alive
+
+    def _check_in_place(self) -> None:
+        if _identity(self._path) != self._file:  # writes would go to the old file and be lost
+            raise StoreUnavailable(f"{self._path} was moved or removed while it was open")
 
     def drain_worker(self, worker: str) -> bool:
         """Mark a registered worker as draining. Return False if there is none."""
@@ -685,25 +687,13 @@ class SQLiteStore:
     def list_runs(self, query: RunQuery) -> RunPage:
         return self._reader.read(lambda cursor: self._list(cursor, query))
 
-    def _list(self, cursor: Cursor, query: RunQuery) -> RunPage:
-        # One ordered read per status, because the index is ordered only within a status.
-        where, values = conditions(query)
-        start, limit = rules.page_start(query), max(query.limit, 0)
-        rows: list[Sequence[Any]] = []
-        by_status = bool(query.status) and query.ids is None
-        if not by_status:
-            sql = f"FROM keepstep_run r LEFT JOIN keepstep_head h ON h.run = r.id WHERE {where}"
-            after, bound = ("", []) if start is None else (" AND r.number < ?", [start])
-            number = "r.number" if query.ids is None else "+r.number"  # "+" finds the few runs by id, and sorts them
-            sql += f"{after} ORDER BY {number} DESC LIMIT ?"
-            rows += run_rows(cursor, sql, (*values, *bound, limit + 1), whole=query.with_input)
-        for which, status in having(cursor, query.status) if by_status else ():
-            sql = f"FROM keepstep_head h LEFT JOIN keepstep_run r ON r.id = h.run WHERE {where}"
-            after, bound = ("", []) if start is None else (" AND h.number < ?", [start])
-            sql += f"{after} AND {which} ORDER BY h.number DESC LIMIT ?"
-            asked = (*values, *bound, *status, limit + 1)
-            rows += run_rows(cursor, sql, asked, NUMBER.format("h"), whole=query.with_input)
-        rows.sort(key=_place, reverse=True)
+    def _list(self, cursor: Cursor, asked: RunQuery) -> RunPage:
+        start, limit = rules.page_start(asked), max(asked.limit, 0)
+        query = rules.with_statuses(asked)
+        if query is None:
+            return RunPage(count=0 if asked.count_to else None)
+        search = Search(cursor, query, self._now())
+        rows = search.rows(start, limit + 1)
         page = rows[:limit]
         runs: list[Run] = []
         unreadable: list[str] = []
@@ -712,8 +702,9 @@ class SQLiteStore:
                 runs.append(run_from(row))
             except CheckpointCorrupt:
                 unreadable.append(run_name(row))
-        more = str(_place(page[-1])) if page and len(rows) > len(page) else None
-        return RunPage(tuple(runs), more, tuple(unreadable))
+        more = str(place(page[-1])) if page and len(rows) > len(page) else None
+        count = search.count(query.count_to) if query.count_to else None
+        return RunPage(tuple(runs), more, tuple(unreadable), count)
 
     def list_checkpoints(self, run_id: str, after: int = 0, limit: int = 1000, kinds: Iterable[str] = ()) -> list[Row]:
         wanted = list(kinds)
@@ -759,6 +750,7 @@ class SQLiteStore:
         return News(position, runs, changed)
 
     def list_workers(self, *, gone: bool = False) -> list[WorkerInfo]:
+        self._check_in_place()  # a process without a worker asks for them to learn whether the store answers
         return self._reader.read(partial(self._workers, gone=gone))
 
     def _workers(self, cursor: Cursor, *, gone: bool) -> list[WorkerInfo]:
@@ -885,11 +877,6 @@ def _size(cursor: Cursor) -> int:
     ((pages,),) = cursor.execute("PRAGMA page_count").fetchall()
     ((bytes_each,),) = cursor.execute("PRAGMA page_size").fetchall()
     return int(pages) * int(bytes_each)
-
-
-def _place(row: Sequence[Any]) -> int:
-    """Return the sort key of a run in a list: its number, or the maximum if the number is damaged."""
-    return row[0] if isinstance(row[0], int) else 2**63 - 1
 
 
 def _since(seconds: float) -> datetime | None:
