@@ -165,6 +165,7 @@ _PARTS = {
     "executors",
     "history",
     "kernel",
+    "mcp",
     "model",
     "observers",
     "policies",

@@ -503,7 +503,8 @@ async def test_team_gives_tasks_to_its_members_only(world):
 async def test_agents_can_be_probed_by_hand(world):
     answers = []
     agent = writer(probe=lambda: answers.append("probed"), probe_every=3600)
-    async with world.engine(agents=[agent]) as engine:
+    often = {} if world.kind == "memory" else {"lease_seconds": 1.5}  # heartbeats carry a probe and its answer
+    async with world.engine(agents=[agent], **often) as engine:
         await until(lambda: answers)
         before = (await engine.agents.get("writer")).hosts[0].agent.record.probed_at
         info = await engine.agents.probe("writer", timeout=20)

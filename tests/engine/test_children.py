@@ -1,13 +1,12 @@
 """Child runs and successors: exactly one of each, whatever crashes (K26, K10)."""
 
 import asyncio
-from functools import partial
 
 import pytest
 
 import keepstep as ks
 from keepstep.kernel.attempt import idempotency_key
-from keepstep.model import Run
+from keepstep.ports import STARTER
 from tests.engine.world import steps_of, until, until_at_last_wait, until_recorded, until_status
 
 pytestmark = pytest.mark.on_postgres
@@ -53,7 +52,7 @@ async def test_child_is_started_once(world):
     await engine.close()
 
 
-async def test_trace_reaches_children_successors_and_forks(world, monkeypatch):
+async def test_trace_reaches_children_successors_and_forks(world):
     @ks.workflow
     async def parent(again):
         await (await ks.start(double, 21))
@@ -62,9 +61,9 @@ async def test_trace_reaches_children_successors_and_forks(world, monkeypatch):
 
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     async with world.engine() as engine:
-        monkeypatch.setattr("keepstep.engine.start.Run", partial(Run, traceparent=trace))
+        token = STARTER.set(trace)
         run = await engine.start(parent, True, run_id="r")
-        monkeypatch.undo()
+        STARTER.reset(token)
         await run.result(30)
         await (await engine.fork("r", run_id="fork")).result(30)
         found = {one.id: one.traceparent for one in (await engine.list()).runs}

@@ -401,3 +401,17 @@ async def test_a_run_that_is_due_and_not_taken_is_late(world):
             assert codes(await examine(engine)) == [("warning", "late")]
         finally:
             engine._given.clear()
+
+
+async def test_subscriber_of_a_silent_topic_can_go_on(world):
+    @ks.workflow(name="listening")
+    async def listening():
+        async with ks.Topic("news").subscribe() as messages:
+            return await anext(messages)
+
+    async with world.engine(workflows=[listening]) as engine:
+        run = await engine.start(listening)
+        await until_status(run, "waiting")
+        assert [one.code for one in (await examine(engine)).findings] == []
+        await engine.topics.publish("news", "hello")
+        assert await run.result(30) == "hello"

@@ -150,7 +150,7 @@ async def test_secrets_may_be_stored_but_not_as_tags(world):
 # -- without the key ---------------------------------------------------------------------------------------------------
 
 
-async def test_without_keys_one_can_look_but_not_read_and_not_write(world):
+async def test_below_one_can_look_but_not_read_and_not_write(world):
     async with world.engine(keys=keys()) as engine:
         await play(engine)
         await engine.start(waiter, MARK, run_id="w")
@@ -184,7 +184,7 @@ async def test_without_keys_one_can_look_but_not_read_and_not_write(world):
             await engine.cancel_now("w")
 
 
-async def test_audit_without_keys_counts_leases_that_recorded_nothing(world, monkeypatch):
+async def test_audit_below_counts_leases_that_recorded_nothing(world, monkeypatch):
     @ks.workflow
     async def broken():
         raise ValueError(MARK)

@@ -357,9 +357,9 @@ async def test_many_large_results_are_not_one_commit(world, monkeypatch):
     sizes = []
     answered = journal.Journal._answered
 
-    def counted(self, batch, answers, **options):
+    def counted(self, batch, answers, *rest, **options):
         sizes.append(batch.large_bytes)
-        return answered(self, batch, answers, **options)
+        return answered(self, batch, answers, *rest, **options)
 
     monkeypatch.setattr(journal.Journal, "_answered", counted)
     blob = base64.b64encode(random.Random(1).randbytes(180_000)).decode()

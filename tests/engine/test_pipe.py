@@ -1,7 +1,6 @@
-"""The seams of a step: gates before an attempt, executors for its body, a tracer around it."""
+"""The seams of a step: gates before an attempt, executors for its body, a tracer for its context."""
 
 import asyncio
-from contextlib import contextmanager
 from contextvars import ContextVar
 
 import pytest
@@ -13,28 +12,30 @@ from keepstep.kernel.attempt import Attempt
 from keepstep.kernel.gates import leave_gates, pass_gates
 from keepstep.ports import Admission
 
-INSIDE = ContextVar("inside", default=())
+INSIDE = ContextVar("inside", default="")
 
 
 class Recorder:
-    """A tracer that records the spans that surround each span."""
+    """A tracer whose context is the place that it was told of."""
 
     def __init__(self):
         self.spans = []
-        self.errors = []
 
-    @contextmanager
-    def around(self, span):
-        name = f"attempt {span.attempt}" if span.attempt else span.step or f"run {span.workflow}"
-        self.spans.append((*INSIDE.get(), name))
-        token = INSIDE.set((*INSIDE.get(), name))
-        try:
-            yield
-        except Exception as error:
-            self.errors.append((name, type(error).__name__))
-            raise
-        finally:
-            INSIDE.reset(token)
+    def enter(self, run, step, attempt):
+        name = f"{run.workflow} {step} {attempt}" if step else f"run {run.workflow}"
+        self.spans.append(name)
+        INSIDE.set(name)
+
+    def traceparent(self, run):
+        return f"00-{run.trace}-00f067aa0ba902b7-01"
+
+    def observe(self, *_):
+        """Take no notice of events and records."""
+
+    recorded = repeat = read_from = observe
+
+    def flush(self):
+        """Hold nothing."""
 
 
 def traced(effects):
@@ -58,50 +59,42 @@ def traced(effects):
 
 
 @pytest.mark.live_only
-async def test_tracer_surrounds_run_step_and_attempt(world, effects):
+async def test_tracer_is_told_of_run_and_attempts(world, effects):
     tracer = Recorder()
-    async with world.engine(tracer=tracer) as engine:
+    async with world.engine(observers=tracer) as engine:
         assert await (await engine.start(traced(effects))).result(30) == 2
-    run = "run traced"
-    bodies = [(run, "flaky#1", "attempt 1"), (run, "flaky#1", "attempt 2"), (run, "plain#1", "attempt 1")]
-    assert effects == bodies
-    assert tracer.spans == [(run,), (run, "flaky#1"), *bodies[:2], (run, "plain#1"), bodies[2]]
-    assert tracer.errors == [("attempt 1", "ConnectionError")]
+    assert effects == ["traced flaky#1 1", "traced flaky#1 2", "traced plain#1 1"]
+    assert tracer.spans == ["run traced", *effects]
 
 
 @pytest.mark.live_only
-async def test_tracer_surrounds_a_def_workflow(world, effects):
-    tracer = Recorder()
-
+async def test_context_of_the_run_holds_in_a_def_workflow(world, effects):
     @ks.workflow(name="blocking")
     def program():
         return INSIDE.get()
 
-    async with world.engine(tracer=tracer) as engine:
-        assert await (await engine.start(program)).result(30) == ("run blocking",)
+    async with world.engine(observers=Recorder()) as engine:
+        assert await (await engine.start(program)).result(30) == "run blocking"
 
 
 @pytest.mark.parametrize("error", [RuntimeError, SystemExit, asyncio.CancelledError, GeneratorExit])
-@pytest.mark.parametrize("moment", ["around", "enter", "exit"])
+@pytest.mark.parametrize("moment", ["enter", "traceparent", "observe", "recorded", "read_from", "flush"])
 @pytest.mark.live_only
 async def test_failing_tracer_leaves_the_run_alone(world, effects, logged, moment, error):
-    class Broken:
-        def around(self, span):
-            if moment == "around":
-                raise error("no exporter")
-            return self
+    def fail(*_):
+        raise error("no exporter")
 
-        def __enter__(self):
-            if moment == "enter":
-                raise error("no exporter")
+    @ks.workflow
+    async def parent():
+        return await (await ks.start(inner))
 
-        def __exit__(self, *_):
-            raise error("no exporter")
-
-    async with world.engine(tracer=Broken()) as engine:
-        assert await (await engine.start(traced(effects))).result(30) == 2
+    inner, tracer = traced(effects), Recorder()
+    setattr(tracer, moment, fail)
+    async with world.engine(observers=tracer) as engine:
+        assert await (await engine.start(parent)).result(30) == 2
     assert len(effects) == 3
-    assert any("the tracer failed" in line for line in logged())
+    if moment in ("enter", "traceparent"):
+        assert any("the tracer failed" in line for line in logged())
 
 
 @pytest.mark.live_only

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from keepstep.drawing import FORMS, Mark, State, draw
 from keepstep.drawing.layout import Layout
 from keepstep.drawing.marks import LOOKS
-from keepstep.drawing.svg import DRAWN, _Sheet
+from keepstep.drawing.svg import DRAWN, _Sheet, figure
 from keepstep.drawing.text import text
 from keepstep.errors import DefinitionError
+from keepstep.model.text import one_line
 from keepstep.workflows.shape import Arrow, Node, Shape
 from keepstep.workflows.validate import problems
 from tests.workflows.drawn import BUILD, MARKED, MARKS, REVIEW, TRIAGE, shapes
@@ -254,3 +255,13 @@ def test_any_shape_can_be_judged_and_drawn(shape, marks):
     assert text(shape, marks, ascii_only=True).isascii()
     steps = [line for line in text(shape).splitlines()[2:] if re.match(r"[│├╰─ ]*○( |$)", line)]
     assert len(steps) == len(boxes) or any("○" in arrow.label for arrow in shape.arrows)
+
+
+def test_figure_for_a_page_brings_no_style_of_its_own():
+    drawn = figure(EVIL, {node.name: Mark(State.TIMED_OUT) for node in EVIL.nodes})
+    root = ET.fromstring(drawn)
+    assert {one.tag for one in root.iter()} <= {"svg", "title", "defs", "marker", "path", "rect", "text", "g", "circle"}
+    assert not [one for one in root.iter() if {"style", "fill"} & set(one.attrib)]
+    nodes = [one for one in root.iter("g") if "node" in one.get("class", "").split()]
+    assert [one.get("data-step") for one in nodes] == [one_line(node.name) for node in EVIL.nodes]
+    assert {one.get("class") for one in nodes} == {"node m-timed-out"}

@@ -66,6 +66,32 @@ async def _perform(of: Any, body: Callable[[], Awaitable[Any]]) -> Any:  # noqa:
     return await body()
 
 
+def _chat(body: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
+    """Return a body that notes that it calls a model."""
+
+    async def noted() -> Any:
+        CURRENT.get().call_is("chat")
+        return await body()
+
+    return noted
+
+
+def _recordable(text: str) -> str:
+    """Return a text that a model made up in a form that can be stored: bounded, and without broken characters."""
+    return text[:MAX_ID].encode(errors="backslashreplace").decode()
+
+
+def _tool_call(name: str, call_id: str | None, body: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
+    """Return a body that notes which tool it calls."""
+
+    async def noted() -> Any:
+        named = {"tool": name} if call_id is None else {"tool": name, "id": call_id}
+        CURRENT.get().call_is("execute_tool", **{key: _recordable(text) for key, text in named.items()})
+        return await body()
+
+    return noted
+
+
 class CallSteps:
     """The steps that the model and tool calls of an agent become inside a workflow.
 
@@ -106,7 +132,7 @@ class CallSteps:
             return await body()
         acts = agent or self.agent
         with _as_agent(acts):
-            call = self._model.options(key=_counted(_MODEL, _digest([acts, content])))(acts, body)
+            call = self._model.options(key=_counted(_MODEL, _digest([acts, content])))(acts, _chat(body))
         return await call
 
     def stream(
@@ -169,7 +195,7 @@ class CallSteps:
         if step.verify is not None:
             made.verify = _about(step.verify, arguments if given is None else given)
         with _as_agent(agent or self.agent):
-            call = made(arguments, body)
+            call = made(arguments, _tool_call(name, call_id, body))
         return await call
 
 
@@ -311,9 +337,16 @@ class AskedIds:
         return asked.pop(0) if asked else None
 
 
-def used(model: str | None, *, tokens: int = 0, cost: float = 0.0) -> None:
+def used(
+    model: str | None,
+    *,
+    tokens: int | None = None,
+    cost: float = 0.0,
+    input_tokens: int | None = None,
+    output_tokens: int | None = None,
+) -> None:
     """Report what a call of a model has used; call it in the body."""
-    spend(cost=cost, tokens=tokens, model=model)
+    spend(cost=cost, tokens=tokens, model=model, input_tokens=input_tokens or 0, output_tokens=output_tokens or 0)
 
 
 async def approval(

@@ -208,7 +208,7 @@ class _RecordedModel(Model):
         async def body() -> Any:
             model = self._find()
             response = await model.get_response(system_instructions, input, *args, **options)
-            used(_name_of(model), tokens=response.usage.total_tokens)
+            _used(model, response.usage)
             return _RESPONSE.dump_python(response, mode="json", warnings=False)
 
         value = await self._calls.model(_content(input, options), body, agent=self._agent)
@@ -233,12 +233,21 @@ class _RecordedModel(Model):
             if last is None:
                 raise RuntimeError(f"the stream of model {_name_of(model)!r} ended before its response was complete")
             if last.response.usage is not None:
-                used(_name_of(model), tokens=last.response.usage.total_tokens)
+                _used(model, last.response.usage)
             return _LAST_EVENT.dump_python(last, mode="json", warnings=False)
 
         async with aclosing(self._calls.stream(_content(input, options), body, agent=self._agent)) as items:
             async for item in items:
                 yield _LAST_EVENT.validate_python(item.value) if isinstance(item, Recorded) else item
+
+
+def _used(model: Any, usage: Any) -> None:
+    used(
+        _name_of(model),
+        tokens=usage.total_tokens,
+        input_tokens=usage.input_tokens,
+        output_tokens=usage.output_tokens,
+    )
 
 
 def _name_of(model: Model) -> str | None:

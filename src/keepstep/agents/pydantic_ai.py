@@ -304,7 +304,13 @@ class _LiveResponse(StreamedResponse):
 
 def _dumped(response: messages.ModelResponse) -> Any:
     """Return a response as plain values, and report what it has used; called in the body of a step."""
-    used(response.model_name, tokens=response.usage.total_tokens)
+    usage = response.usage
+    used(
+        response.model_name,
+        tokens=usage.total_tokens,
+        input_tokens=usage.input_tokens,
+        output_tokens=usage.output_tokens,
+    )
     return JSON_CODEC.dump(messages.ModelResponse, response)
 
 

@@ -88,7 +88,7 @@ class _Model(Model):  # type: ignore[misc] # the framework has no types
             message = self._inner.generate(messages, *args, **kwargs)
             usage = message.token_usage
             if usage is not None:
-                used(self.model_id, tokens=usage.input_tokens + usage.output_tokens)
+                used(self.model_id, input_tokens=usage.input_tokens, output_tokens=usage.output_tokens)
             return json.loads(message.model_dump_json())
 
         # Not by the messages: the framework writes its own prompts into them, which change with its versions.

@@ -97,7 +97,6 @@ def open(url: Any = None, *, worker: bool = True, **options: Any) -> Opening:  #
     | `linger_seconds` | seconds for which a run that waits for a signal or a child stays in memory |
     | `stall_seconds` | seconds for which a replay may stand still before its run is set aside |
     | `observers` | `"log"`, a function of an event, an object with `observe(event)`, or a list of these |
-    | `tracer` | an object with `around(span)`, which gives a context manager for each run, step and attempt |
     | `actor` | the name under which the audit records the commands of this engine |
     | `keys` | a `ks.Keys(...)`, with which stored values are encrypted |
     | `redact` | a `ks.Redactor(...)` that finds secrets |

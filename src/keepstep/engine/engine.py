@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
 from datetime import datetime, timedelta
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, overload
 
@@ -27,7 +26,6 @@ from ..kernel.parking import LINGER_SECONDS, hand_back
 from ..kernel.redaction import OnSuspect, Redaction
 from ..kernel.runner import Runner, take_up
 from ..kernel.stall import STALL_SECONDS
-from ..kernel.step import perform_traced
 from ..kernel.strands import install, uninstall
 from ..model import Claim, Event, Lease, Run, RunPage, RunQuery, Status, WorkerInfo
 from ..model.ids import new_id
@@ -45,7 +43,6 @@ from ..ports import (
     Send,
     Store,
     SystemClock,
-    Tracer,
     Verdict,
     boot_seconds,
     optional,
@@ -70,6 +67,7 @@ from .outage import Outage, cut_off_after
 from .parts import Parts
 from .poll_interval import PollInterval
 from .process import NoAgents, Process
+from .process_metrics import process_metrics
 from .queues import Queues
 from .reader import Reader
 from .services import Services
@@ -86,6 +84,7 @@ if TYPE_CHECKING:
     from ..care.facade import Care
     from ..care.retention import Rules
     from ..model.notices import Topic
+    from ..observers.metrics import Metric
     from ..policies import Schedule
     from ..policies.classify import Classify
     from ..policies.retention import Retain
@@ -159,6 +158,8 @@ DOCUMENTED = (
 class Engine(Process):
     """Starts runs and controls them; with a worker it also drives and recovers them. Made by `ks.open`."""
 
+    events: Events
+
     def __init__(
         self,
         url: Any = None,
@@ -168,7 +169,6 @@ class Engine(Process):
         queues: Iterable[str] | None = None,
         agents: Any = None,
         observers: Any = None,
-        tracer: Tracer | None = None,
         clock: Clock | None = None,
         max_runs: int = MAX_RUNS,
         max_value_bytes: int = MAX_VALUE,
@@ -224,8 +224,8 @@ class Engine(Process):
         self.own_actor = actor or ""
         self._retain = retain
         self._strict = strict
-        self.tracer = tracer
-        self.perform = self.parts.perform if tracer is None else partial(perform_traced, self.parts.perform)
+        self.tracer = self.events.tracer
+        self.perform = self.parts.perform
         if self.forgetting is not None:
             self.perform = self.forgetting.perform
         self.live = {}
@@ -283,7 +283,17 @@ class Engine(Process):
         self._make_threads()
         worker = Worker(self, self.max_runs, self._queues)
         hosted = self._host(self._hosts, worker) if self._hosts else []
-        self.journal = Journal(self.store, worker.id, self.idle_watch, self.clock, self.outage, readers=self.waiting)
+        self.journal = Journal(
+            self.store,
+            worker.id,
+            self.idle_watch,
+            self.clock,
+            self.outage,
+            readers=self.waiting,
+            saves=self.events.saves,
+        )
+        if self.tracer is not None:
+            self.events.read_from(self._metrics)
         self._others = Reader(self, self._pace)
         self._begin_polling = self._others.begin
         try:
@@ -296,6 +306,7 @@ class Engine(Process):
                     log.warning("%s", unknown)
                 self.worker = worker
                 await worker.start()
+                self.events.repeat_ended()
                 if self._retain is not False and not isinstance(self.clock, JumpingClock):
                     self.background(keep_swept(self))
                 if (rules := self._rules()) is not None:
@@ -385,6 +396,7 @@ class Engine(Process):
             await asyncio.wait_for(self.journal.drained(), DRAIN_SECONDS)
         except TimeoutError:
             log.warning("the store did not accept the last writes; recovery repeats them")
+        await self.events.flush()
         with cut_off_after(LEAVE_SECONDS, self.store) if self._owns_store else contextlib.nullcontext():
             if self.worker is not None:
                 await self.worker.leave()
@@ -409,6 +421,10 @@ class Engine(Process):
     def drain_requested(self) -> None:
         self.background(self._hand_everything_back(self.stop_seconds))
         self.told_to_drain.set()
+
+    def _metrics(self) -> list[Metric]:
+        self._must_be_open()
+        return process_metrics(self)
 
     @property
     def counts(self) -> Counts:

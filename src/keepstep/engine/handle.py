@@ -43,11 +43,13 @@ from ..kernel.replay import REST_AFTER, Superseded, check_not_removed, kept_stat
 from ..kernel.stored_errors import reported_error
 from ..kernel.waits import SignalCall, heartbeat, question, report, signal_name
 from ..model import FINISHED, Checkpoint, ErrorInfo, Event, Kind, Run, Signal, State, Status
+from ..model.checkpoint import TELLS_PUBLISHED
 from ..model.event import EventName, event_of_record
 from ..model.ids import new_id
 from ..model.signal import CANCEL, GO, MAX_UNREAD, PAUSE, RESERVED, RESOLVE, RESUME
 from ..ports import Send, Verdict, instant
 from ..records.data import ChildData, ErrorData, PublishedData, ReplyData, RunFinishedData, data_of
+from ..records.facts import facts_of, life_of
 from ..records.keys import is_encrypted
 from ..records.progress import report_in
 from ..records.record import Record, checkpoint, unseal
@@ -213,7 +215,7 @@ class RunHandle(Generic[R]):
         shown: dict[str, bytes] = {}
         handle: RunHandle[R] | None = self
         while handle is not None:
-            run, after, kinds = handle.id, 0, (Kind.PUBLISHED.value, Kind.SUPERSEDED.value)
+            run, after, kinds = handle.id, 0, TELLS_PUBLISHED
             published: list[Record] = []
             gone = Superseded()
             while rows := await self._engine.read(self._engine.store.list_checkpoints, run, after, 1000, kinds):
@@ -755,17 +757,13 @@ def _events(one: Checkpoint, workflow: str, values: Values) -> list[Event]:
         key, names = (one.seq, one.step, one.attempt, one.worker), (one.agent, one.stage)
         return Event(name, one.run, one.finished_at, workflow, *key, data, life, *names)
 
-    life = one.data.get("epoch", 0) if one.kind is Kind.EMITTED else 0
+    life = life_of(one)
     value = None if one.value is None else _shown(one.value)
     if one.kind is Kind.EMITTED and isinstance(value, list):
         return [event("token.emitted", {"value": token}) for token in _tokens(one, value, values)]
-    data: dict[str, Any] = {"outcome": one.outcome.value}
+    data = facts_of(one)
     if value is not None:
         data["value"] = value
-    if one.error is not None:
-        data["error"] = f"{one.error.type}: {one.error.message}"
-    if one.retry_at is not None:
-        data["retry_at"] = one.retry_at.isoformat()
     return [event(event_of_record(one.kind.value, one.data), data)]
 
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from ..kernel.driver import RunDriver
     from ..kernel.idle_watch import IdleWatch
-    from ..ports import Clock, Store
+    from ..ports import Clock, SaveObserver, Store
     from .outage import Outage
 
 log = logging.getLogger("keepstep")
@@ -92,10 +92,19 @@ class Journal:
     """The only committer of an engine: it seals records with sequence numbers and checksums, and commits them."""
 
     def __init__(
-        self, store: Store, worker: str, rest: IdleWatch, clock: Clock, outage: Outage, *, readers: Readers
+        self,
+        store: Store,
+        worker: str,
+        rest: IdleWatch,
+        clock: Clock,
+        outage: Outage,
+        *,
+        readers: Readers,
+        saves: SaveObserver | None = None,
     ) -> None:
         self._store = store
         self._readers = readers
+        self._saves = saves
         self._outage = outage
         self._rest_watch = rest
         self._clock = clock
@@ -220,8 +229,9 @@ class Journal:
                 self._give_up(batch, error)
                 return
             else:
-                self._typical_seconds += (self._seconds() - started - self._typical_seconds) / 16
-                self._answered(batch, answers, at_rest=at_rest)
+                seconds = self._seconds() - started
+                self._typical_seconds += (seconds - self._typical_seconds) / 16
+                self._answered(batch, answers, seconds, at_rest=at_rest)
                 return
         if not self._begun(batch):
             self._commit_in_thread(batch)
@@ -275,7 +285,7 @@ class Journal:
     def _wait_in_thread(self, batch: _Batch, underway: Underway) -> None:
         def wait() -> tuple[list[Answer], float]:
             try:
-                return underway.wait(), 0.0
+                return underway.wait(), self._seconds() - self._sent_at
             except WouldBlock:
                 return self._commit_and_time(batch)
 
@@ -300,7 +310,7 @@ class Journal:
             self._give_up(batch, error)
         else:
             self._stop_reading(socket)
-            self._answered(batch, answers)
+            self._answered(batch, answers, self._seconds() - self._sent_at)
 
     def _stop_reading(self, socket: int) -> None:
         self._loop.remove_reader(socket)
@@ -390,16 +400,15 @@ class Journal:
             answers, seconds = done.result()
             if not batch.needs_thread:
                 self._typical_seconds += (seconds - self._typical_seconds) / 16
-            self._answered(batch, answers)
+            self._answered(batch, answers, seconds)
         elif isinstance(error, StoreUnavailable):
             self._try_again(batch, error)
         else:
             self._give_up(batch, error)
 
-    def _answered(self, batch: _Batch, answers: Sequence[Answer], *, at_rest: bool = False) -> None:
-        self.commits += 1
+    def _answered(self, batch: _Batch, answers: Sequence[Answer], seconds: float, *, at_rest: bool = False) -> None:
+        self._note(batch, seconds)
         counter = self.counter
-        counter.counts.commits = self.commits
         # A thread may have scheduled a callback of a run during the commit.
         busy: Collection[RunDriver] = () if at_rest and self._rest_watch.nothing_ready() else self._rest_watch.busy()
         for owner, change, answer in zip(batch.owners, batch.changes, answers, strict=True):
@@ -424,6 +433,13 @@ class Journal:
             self._readers.committed(batch.changes)
         if self._dirty or self._others or not self._idle.is_set():
             self._rest()
+
+    def _note(self, batch: _Batch, seconds: float) -> None:
+        """Count a commit, and tell observers of it."""
+        self.commits += 1
+        self.counter.counts.commits = self.commits
+        if self._saves is not None:
+            self._saves.observe_save(seconds, [_size(row) for change in batch.changes for row in _rows(change)])
 
     def _answer(self, owner: asyncio.Future[Answer], change: Change, answer: Answer) -> None:
         """Answer the caller of `write`."""
@@ -529,11 +545,12 @@ class Journal:
         self._in_flight = False
         if done.cancelled():
             return
+        seconds = (self._seconds() - self._sent_at) / len(batch.changes)
         for change, owner, found in zip(batch.changes, batch.owners, done.result(), strict=True):
             alone = _Batch()
             alone.changes, alone.owners = [change], [owner]
             if isinstance(found, Answer):
-                self._answered(alone, [found])
+                self._answered(alone, [found], seconds)
             else:
                 self._give_up(alone, found)
 
@@ -600,6 +617,16 @@ def _stored_bytes(draft: Draft) -> int:
     if value is msgspec.UNSET or len(value) <= large.LARGE_BYTES:
         return 0
     return len(value) if draft.packed is None else len(draft.packed)
+
+
+def _rows(change: Change) -> Sequence[Row]:
+    """Return the checkpoints in a change."""
+    return change.rows if isinstance(change, Advance | Create) else ()
+
+
+def _size(row: Row) -> int:
+    """Return the size of a checkpoint in the store, in bytes."""
+    return len(row.record) + len(row.body or b"")
 
 
 def _large_bytes(change: Change) -> int:

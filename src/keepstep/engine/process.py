@@ -16,6 +16,7 @@ from ..errors import DefinitionError, EncryptionError, RunNotFound, SchemaMismat
 from ..history.series import newest_run
 from ..kernel.namesakes import is_namesake
 from ..model import Claim, Run, Signal
+from ..observers.resources import of_process
 from ..records.record import pack
 from ..stores.reading import is_newer
 from ..values import VALUES, Values
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from ..policies.classify import Rule
     from ..policies.recovery import Recovery, RecoveryLimit
     from ..ports import Clock, Executor, Row, Send, Store, Tracer
+    from ..records.counts import Resources
     from ..workflows.recovery import RecoveryInfo
     from .artifacts import Artifacts
     from .encryption import Encryption
@@ -71,6 +73,8 @@ class ClaimingWorker(Protocol):
     def host_queues(self, queues: frozenset[str]) -> None: ...
 
     def beat_once(self) -> bool: ...
+
+    def lag_seconds(self) -> float: ...
 
     def is_pinned_elsewhere(self, run: Run) -> bool: ...
 
@@ -258,6 +262,11 @@ class Process:
     def look_seconds(self) -> float:
         """Seconds between two heartbeats, and between two looks at those of others."""
         return self.store.lease_seconds * HEARTBEAT_SHARE
+
+    def resources(self) -> Resources:
+        """Return what this process uses now, and how late its loop was. Any thread may call this."""
+        lag = 0.0 if self.worker is None else self.worker.lag_seconds()
+        return of_process(open_runs=len(self.live), lag_seconds=lag)
 
     async def tell_heartbeat(self) -> None:
         """Write the heartbeat of the worker now, with the agents that it hosts."""

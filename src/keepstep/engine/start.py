@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +16,8 @@ from ..model import Run, Status
 from ..model.ids import new_run_id, new_seed
 from ..model.series import SERIES
 from ..model.signal import WAKES_DELAYED
-from ..ports import Create, instant
+from ..model.trace import parsed_traceparent, traceparent
+from ..ports import STARTER, Create, instant
 from ..workflows.definition import Workflow
 from ..workflows.options import check_options, deadline_at
 
@@ -91,6 +94,7 @@ def new_run(
         priority=priority,
         key=key,
         tags=engine.redaction.tags(tags) if tags else {},
+        traceparent=_traceparent(),
         deadline_at=deadline_at(deadline, now),
         due_at=None if leased else instant(now + max(0.0, delay)),
         wakes=WAKES_DELAYED if delay > 0 else (),
@@ -103,6 +107,19 @@ def new_run(
     if leased and worker is not None:  # created with a lease: the run belongs to this worker and has its first record
         first = Runner.started(name, workflow, worker.id, at)
     return engine.encryption.born(run, first)
+
+
+def _traceparent() -> str | None:
+    """Return the trace context of the caller: that of OpenTelemetry, if it is loaded, or that of its request."""
+    telemetry = sys.modules.get("opentelemetry.trace")
+    if telemetry is not None:
+        with suppress(Exception):  # a broken library must not keep a run from being started
+            current = telemetry.get_current_span().get_span_context()
+            if current.is_valid:
+                names = f"{current.trace_id:032x}", f"{current.span_id:016x}"
+                return traceparent(*names, sampled=current.trace_flags.sampled)
+    given = STARTER.get()
+    return None if parsed_traceparent(given) is None else given
 
 
 def definition_of(known: Mapping[str, Workflow[..., Any]], workflow: Any) -> Workflow[..., Any]:

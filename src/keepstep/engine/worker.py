@@ -89,6 +89,7 @@ class Worker:
         self._asked = 0
         self._started_at = instant(engine.clock.now())
         self._tick = engine.clock.boot()[1]
+        self._lag = 0.0  # the longest time by which the loop was late since the last heartbeat
         self._thread_id: int | None = None  # of the event loop
         self._cursor = 0
         self._next_due: float | None = None
@@ -187,6 +188,8 @@ class Worker:
     # -- heartbeat ----------------------------------------------------------------------------------------------------
 
     def info(self) -> WorkerInfo:
+        counter = self.engine.journal.counter
+        counter.counts.resources = self.engine.resources()
         return WorkerInfo(
             id=self.id,
             host=socket.gethostname(),
@@ -200,14 +203,15 @@ class Worker:
             progress={
                 **({} if self.queues is None else {QUEUES: msgspec.json.encode(sorted(self.queues))}),
                 **({AGENTS: self.engine.hosting.text} if self.engine.hosting.text else {}),
-                COUNTS: self.engine.journal.counter.text(self.engine.clock.boot()[1]),
+                COUNTS: counter.text(self.engine.clock.boot()[1]),
                 **{run: text for run, one in dict(self.progress).items() if (text := one.text())},
             },
         )
 
     def _renew(self, *, leaving: bool = False) -> bool:
         boot = self.engine.clock.boot()[1]
-        known = self.engine.store.renew_leases(self.info(), leaving=leaving)
+        info, self._lag = self.info(), 0.0
+        known = self.engine.store.renew_leases(info, leaving=leaving)
         if known:
             self.engine.fresh_until = boot + self.engine.store.lease_seconds
         return known
@@ -227,6 +231,13 @@ class Worker:
     def still_seconds(self) -> float:
         """Return the time for which the loop has not moved."""
         return self.engine.clock.boot()[1] - self._tick
+
+    def lag_seconds(self) -> float:
+        """Return the longest time by which the loop was late since the last heartbeat, and up to now."""
+        timer = self._poll_timer
+        if timer is None or timer.cancelled():
+            return self._lag
+        return max(self._lag, self.engine.loop.time() - timer.when())
 
     def blocking_code(self) -> tuple[str, str]:
         """Return the step or workflow that the loop's thread executes, and the line; "" twice if it executes none."""
@@ -293,6 +304,7 @@ class Worker:
     def _poll(self) -> None:
         """Check for writes of others: signals for our runs, and runs that became due."""
         self._alerted = False
+        self._lag = self.lag_seconds()
         self._polled_at = self.engine.loop.time()
         self._tick = self.engine.clock.boot()[1]
         if self.engine.closed:

@@ -8,14 +8,15 @@ import logging
 from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import msgspec
 
 from ..executors.thread import plainly
 from ..model import Kind
 from ..ports import Gate
-from ..records.data import Data, EmittedData, data_of, new_data
+from ..records.data import Data, EmittedData, StepData, data_of, new_data
+from ..records.facts import IN_EVENTS
 from ..records.record import Record
 from ..values import VALUES
 from ..workflows.call import PlainCall
@@ -62,11 +63,11 @@ class Attempt(msgspec.Struct, eq=False):
     number: int = 1
     #: Whether the start mark of an at-most-once step is recorded.
     marked: bool = False
-    #: Start of the body, and of the first attempt's body.
+    #: Start of the body, unless it has ended and another attempt may follow, and of the first attempt's body.
     started_at: datetime | None = None
     first_at: datetime | None = None
-    #: The arguments by name, for the record of the outcome, if the step records them.
-    input: Data | None = None
+    #: Further data for the record of the outcome: recorded arguments, `call`, and `first_at` of a later attempt.
+    more: Data | None = None
     #: Tokens that are not in a record yet, each with the agent and the stage that are named for it.
     emitted: list[tuple[Names | None, msgspec.Raw]] = []  # msgspec makes a new list for each attempt
     #: Time of the loop from which on tokens are appended at once.
@@ -89,10 +90,30 @@ class Attempt(msgspec.Struct, eq=False):
         """Return the key of this step for outside services."""
         return idempotency_key(self.run.id, self.call.effect or self.key, self.run.generation)
 
-    def attach_input(self, record: Record) -> None:
-        """Put the recorded arguments into the record of the outcome."""
-        if self.input is not None:
-            record.data = {**data_of(record, Data), **self.input}
+    def add(self, data: Data | None) -> None:
+        """Put further data into the record of the outcome."""
+        if data is not None:
+            self.more = {**(self.more or {}), **data}
+
+    def attach(self, record: Record) -> None:
+        """Put the further data into the record of the outcome."""
+        if self.more is not None:
+            record.data = {**data_of(record, Data), **self.more}
+
+    def attach_for_events(self, record: Record) -> None:
+        """Put the data that events have into a record that is not the outcome of the step."""
+        found = {key: value for key, value in (self.more or {}).items() if key in IN_EVENTS}
+        if found:
+            record.data = {**data_of(record, Data), **cast("Data", found)}
+
+    def call_is(self, operation: str, **more: str) -> None:
+        """Note what an agent's framework calls in the body, for the record of the outcome."""
+        self.add(new_data(StepData, call={"operation": operation, **more}))
+
+    def begun_before(self) -> None:
+        """Note in the records of later attempts when the first one began, so that each tells how long all took."""
+        if self.first_at is not None:
+            self.add(new_data(StepData, first_at=self.first_at.isoformat()))
 
     # -- for executors ------------------------------------------------------------------------------------------------
 

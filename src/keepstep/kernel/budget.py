@@ -26,21 +26,31 @@ if TYPE_CHECKING:
 log = logging.getLogger("keepstep")
 
 
-def spend(cost: float = 0.0, tokens: int = 0, *, model: str | None = None) -> None:
+def spend(
+    cost: float = 0.0,
+    tokens: int | None = None,
+    *,
+    model: str | None = None,
+    input_tokens: int = 0,
+    output_tokens: int = 0,
+) -> None:
     """Report what a step has used, and the model that it has paid for.
 
-    The record of the attempt keeps it, whether it failed or not, and it counts for the budget.
+    The record of the attempt keeps it, whether it failed or not, and it counts for the budget. Without `tokens`, those
+    of the input and of the output count.
     """
     if model is not None:
         check_key(model, "model")
     cost = check_number(cost, "cost", 0.0, MOST_SPENT)
-    check_number(check_count(tokens, "tokens", 0), "tokens", 0.0, MOST_SPENT)
+    parts = (check_count(input_tokens, "input_tokens", 0), check_count(output_tokens, "output_tokens", 0))
+    total = sum(parts) if tokens is None else check_count(tokens, "tokens", 0)
+    check_number(total, "tokens", 0.0, MOST_SPENT)
     scope = CURRENT.get()
     if scope is None:
         return
     if not scope.in_step:
         raise DefinitionError("ks.spend was called in the workflow itself, which a replay repeats; call it in a step")
-    scope.run.spent.report(scope.key, cost, tokens, model)
+    scope.run.spent.report(scope.key, cost, total, model, parts)
 
 
 class Guard:

@@ -20,7 +20,7 @@ import msgspec
 
 from ..errors import DefinitionError, KeepstepError, NotSerializable
 from ..model import Kind, Outcome
-from ..ports import CURRENT, Span
+from ..ports import CURRENT
 from ..records.data import Data, StepData, new_data
 from ..records.record import Record, StoredError
 from ..values import VALUES
@@ -33,7 +33,7 @@ from .naming import names_of_workflow
 from .plain_code import in_thread
 from .recorded_errors import recorded_error
 from .strands import interrupted, left, spawn_in
-from .tracing import traced
+from .tracing import enter
 from .undoable import Saga
 
 if TYPE_CHECKING:
@@ -475,6 +475,7 @@ class DurableCall(Call[T]):
         run.cancel_begun()
         record = self.record(Kind.STEP_CANCELLED, outcome=Outcome.CANCELLED.value, error=doubt, data=data)
         record.asked = run.last_delivered  # the outcome that made the code cancel the call
+        self.attach_body(record)
         run.append(record, then=run.cancel_recorded)
         self._wake_others()
         run.watch()
@@ -486,6 +487,9 @@ class DurableCall(Call[T]):
     def unfinished(self) -> Data | None:
         """Return what the record of an unfinished call keeps, so that it can be undone; None if it needs nothing."""
         return None
+
+    def attach_body(self, record: Record) -> None:
+        """Put into the record of a cancelled call which body it has cut off."""
 
     def cancel(self) -> None:
         """Cancel the call, for a group that no longer needs it."""
@@ -509,7 +513,7 @@ def _begin_quietly(call: DurableCall[Any]) -> None:
 class StepCall(DurableCall[T]):
     """A call of a step."""
 
-    __slots__ = ("args", "doubtful", "entered", "kept", "kwargs", "rests", "step", "task")
+    __slots__ = ("args", "attempt", "doubtful", "entered", "kept", "kwargs", "rests", "step", "task")
 
     after: Any = None  # the state after the step, in a graph
     effect: str = ""  # the key that the idempotency key is made of, if it is not the call's own
@@ -532,6 +536,7 @@ class StepCall(DurableCall[T]):
             self.kwargs.update(ignored)
         self.task: asyncio.Task[None] | None = None
         self.entered = False
+        self.attempt: Any = None
         self.doubtful = False
         self.rests = False
         if step.undo is not None:
@@ -546,6 +551,13 @@ class StepCall(DurableCall[T]):
         if self.kept is None:
             self.kept = {"undo": True, **(self.input_data() or {})}
         return self.kept
+
+    def attach_body(self, record: Record) -> None:
+        attempt = self.attempt
+        if attempt is None or attempt.first_at is None:
+            return
+        record.attempt, record.started_at = attempt.number, attempt.started_at
+        attempt.attach_for_events(record)
 
     def unfinished(self) -> Data | None:
         return self.for_undo() if self.step.undo_unfinished else None
@@ -758,9 +770,10 @@ async def contained(
     try:
         if first is not None:
             await first()
-        with traced(run.host, Span(run.id, run.workflow.name, run.run.traceparent or "")):
-            code = partial(run.workflow.fn, *args, **kwargs)
-            return await (code() if run.workflow.is_async else in_thread(run, code, run.host.run_threads.submit))
+        if run.host.tracer is not None:
+            enter(run.host.tracer, run)
+        code = partial(run.workflow.fn, *args, **kwargs)
+        return await (code() if run.workflow.is_async else in_thread(run, code, run.host.run_threads.submit))
     except SystemExit as error:
         raise left(error) from error
     except KeyboardInterrupt:

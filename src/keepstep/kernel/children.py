@@ -40,6 +40,7 @@ from .calls import Branch, DurableCall, current_branch
 from .recorded_errors import own_error
 from .replay import as_ended
 from .steering import cancel_child
+from .tracing import traceparent_from
 from .waits import SignalWait
 from .wakeups import end_wait
 
@@ -247,7 +248,7 @@ class StartCall(DurableCall[ChildRun[T_co]]):
             key=key,
             holds=2 if key is not None and (queue, key) == (run.run.queue, run.run.key) else 0,
             tags=self.options.get("tags") or {},
-            traceparent=run.run.traceparent,
+            traceparent=traceparent_from(run.host.tracer, run.run),
             deadline_at=deadline_at(self.options.get("deadline"), at.timestamp()),
             due_at=instant(at.timestamp() + delay),
             wakes=WAKES_DELAYED if delay > 0 else (),

@@ -26,7 +26,8 @@ from msgspec import UNSET, Raw
 from ..errors import DefinitionError, KeepstepError
 from ..model import ErrorInfo, Kind, Status
 from ..model.checkpoint import NO_STEP
-from ..ports import CURRENT, Advance, Answer, Verdict, instant
+from ..model.trace import trace_id
+from ..ports import CURRENT, Advance, Answer, Traced, Verdict, instant
 from ..records.progress import SavedValue
 from ..records.record import Record, chain_end, claimed
 from ..values import large
@@ -83,6 +84,8 @@ class RunDriver:
         self.claim = claim
         self.run = run
         self.id = run.id
+        #: The run as observers and tracers are told of it; nobody needs its trace if there are none.
+        self.traced = Traced(trace_id(run.id, run.created_at) if host.events.observed else "", run.id, run.workflow)
         self.seed = run.seed
         self.order = zlib.crc32(run.seed.encode())  # start of the hashes of its tasks, different for each run
         self.epoch = claim.lease.epoch
@@ -184,7 +187,7 @@ class RunDriver:
         Before the code is called, a migration or the answer of a recovery handler may lead to another history.
         """
         self.history = history
-        self.generation = history.generation
+        self.generation = self.traced.generation = history.generation
         self.retried_at = history.retried_at
         self.tried, self.marks, self.notes = history.tried, history.marks, history.notes
         self.skips = history.recoveries.skips(history.superseded.__contains__)

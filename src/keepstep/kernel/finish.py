@@ -22,7 +22,6 @@ from ..errors import (
 )
 from ..model import Kind, Outcome, Signal, Status
 from ..model.checkpoint import ONLY_FOR_REPLAY
-from ..model.event import STATUS_EVENTS
 from ..model.ids import module_in, seed_in
 from ..model.keepers import TELLS, notice_of
 from ..model.series import SERIES, first_of, names_in_word, successor_id
@@ -43,6 +42,7 @@ from .log import Draft, head_move
 from .steering import cancel_children, control, overtaken, signal_record
 from .stored_errors import class_of, root_of, stored_error, stored_exception
 from .strands import RunTask
+from .tracing import traceparent_from
 from .wakeups import receive
 
 if TYPE_CHECKING:
@@ -354,6 +354,7 @@ class Ending:
             # as for a child: derived, not random
             seed=seed_in(idempotency_key(run.seed, name, 0)[:16], module_in(run.seed)),
             tags={**run.tags, SERIES: first},
+            traceparent=traceparent_from(context.host.tracer, run),
             seq=0,
             checksum="",
             epoch=0,
@@ -400,7 +401,7 @@ class Ending:
         value = record.raw()
         error = record.error.info() if record.error is not None else None
         continued = data_of(record, RunFinishedData).get("continued_as")
-        self.host.events.observe(STATUS_EVENTS[status], context)
+        self.host.events.ended(context, status, record)
         context.ended((status, value, error, continued))
         if context.run.parent is not None:
             self.host.signalled(context.run.parent)

@@ -197,9 +197,11 @@ class _Face:
         self.append = body.line.append
         self.spent = self
 
-    def report(self, key: str, cost: float, tokens: int, model: str | None = None) -> None:
+    def report(
+        self, key: str, cost: float, tokens: int, model: str | None = None, parts: tuple[int, int] = (0, 0)
+    ) -> None:
         """Add to the spending of the body."""
-        add_report(self._body.reported, key, cost, tokens, model)
+        add_report(self._body.reported, key, cost, tokens, model, *parts)
         self._body.share_spending()
 
     def save_progress(self, key: str, attempt: int, value: bytes) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from ..errors import EncryptionError, SchemaMismatch
     from ..executors.thread import Threads
-    from ..model import Claim, Event, Run, Signal
+    from ..model import Claim, Event, Run, Signal, Status
     from ..model.event import EventName
     from ..model.notices import Topic
     from ..policies.assignment import Score
@@ -92,6 +92,11 @@ class Events(Protocol):
     def observe(self, name: EventName, context: Driven, *, step: str = "", attempt: int = 0, **data: Any) -> None: ...
 
     def emit_record(self, context: Driven, record: Record) -> None: ...
+
+    def ended(self, context: Driven, status: Status, record: Record) -> None: ...
+
+    def repeat(self, context: Driven) -> None:
+        """Give tracers the newest records of a run that was taken over from a dead worker."""
 
     def emit(self, event: Event) -> None: ...
 
@@ -349,7 +354,7 @@ class Host(StoredRuns, Notices, Protocol):
 
     @property
     def tracer(self) -> Tracer | None:
-        """Surrounds runs, steps and attempts; None if nobody traces."""
+        """Gives runs and attempts their trace context; None if nobody traces."""
 
     @property
     def run_threads(self) -> Threads: ...

@@ -48,7 +48,18 @@ class Spent:
     spending in records that a fork has copied belongs to its original.
     """
 
-    __slots__ = ("_before", "_branches", "_copied", "_parts", "began", "cost", "reported", "since", "steps", "tokens")
+    __slots__ = (
+        "_before",
+        "_branches",
+        "_copied",
+        "_parts",
+        "began",
+        "cost",
+        "reported",
+        "since",
+        "steps",
+        "tokens",
+    )
 
     def __init__(self, since: datetime) -> None:
         self.began = since
@@ -163,10 +174,12 @@ class Spent:
         seconds = max(0.0, (at - self.began).total_seconds())
         return Spending(seconds, self.steps, self.cost, self.tokens, self._by(0), self._by(1), self._by(2))
 
-    def report(self, key: str, cost: float, tokens: int, model: str | None = None) -> None:
-        """Add the usage that a step reports; its body may be in a thread."""
+    def report(
+        self, key: str, cost: float, tokens: int, model: str | None = None, parts: tuple[int, int] = (0, 0)
+    ) -> None:
+        """Add the usage that a step reports; its body may be in a thread. `parts` are tokens of input and output."""
         with _LOCK:
-            add_report(self.reported, key, cost, tokens, model)
+            add_report(self.reported, key, cost, tokens, model, *parts)
 
     def report_again(self, reported: dict[str, list[Any]]) -> None:
         """Take over reports of bodies that outlive this incarnation of the run."""
@@ -178,10 +191,12 @@ class Spent:
             reported = self.reported.pop(key, None)
         if reported is None:
             return None
-        cost, tokens, *models = reported
+        cost, tokens, models, parts = reported
         spent: dict[str, Any] = {"cost": cost, "tokens": tokens}
         if models:
-            spent["models"] = models[0]
+            spent["models"] = models
+        if any(parts):
+            spent["input_tokens"], spent["output_tokens"] = parts
         return new_data(StepData, spent=spent)
 
     def attach(self, record: Record) -> None:
@@ -213,14 +228,16 @@ class Spent:
         return one
 
 
-def add_report(reports: dict[str, list[Any]], key: str, cost: float, tokens: int, model: str | None) -> None:
-    """Add an amount to the reports of a step: cost, tokens and, if models were named, both by model."""
-    reported = reports.setdefault(key, [0.0, 0])
+def add_report(
+    reports: dict[str, list[Any]], key: str, cost: float, tokens: int, model: str | None, *parts: int
+) -> None:
+    """Add an amount to the reports of a step: cost, tokens, both by model, and the tokens of input and output."""
+    reported = reports.setdefault(key, [0.0, 0, {}, [0, 0]])
     reported[0] += cost
     reported[1] += tokens
+    for place, part in enumerate(parts):
+        reported[3][place] += part
     if model is not None:
-        if len(reported) == 2:
-            reported.append({})
         sums = reported[2].setdefault(model, [0.0, 0])
         sums[0] += cost
         sums[1] += tokens

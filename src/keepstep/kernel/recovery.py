@@ -480,6 +480,7 @@ def begin(run: RunDriver, *, is_answered: bool = False) -> None:
             record.finished_at = run.time()
             run.ride(Draft(record))
         host.events.observe("run.recovering", run, taken_from=run.claim.taken_from)
+        host.events.repeat(run)
     else:
         host.events.observe("run.started", run)
     # The clean-up after the deadline is not limited by it, nor is an undo.

@@ -235,6 +235,18 @@ class Superseded:
     def __bool__(self) -> bool:
         return any(self._after[-1][1:])
 
+    def ranges(self) -> list[tuple[int, int]]:
+        """Return the numbers of the records that no longer count: the first and the last of each range, in order."""
+        _, named, rewound = self._after[-1]
+        spans = sorted([(seq, seq) for seq in named] + [(beyond + 1, by - 1) for beyond, by in rewound])
+        joined: list[tuple[int, int]] = []
+        for first, last in spans:
+            if joined and first <= joined[-1][1] + 1:
+                joined[-1] = (joined[-1][0], max(last, joined[-1][1]))
+            elif first <= last:
+                joined.append((first, last))
+        return joined
+
     def rewound(self, seq: int) -> bool:
         """Whether a rewind superseded a record; signals that it read are then unread again."""
         ranges = self._after[-1][2]

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,7 @@ from ..model import Kind, Outcome
 from ..model.checkpoint import Trigger
 from ..model.text import one_line
 from ..policies import Again
-from ..ports import CURRENT, Answer, BodyTimedOut, Span, Verdict, instant
+from ..ports import CURRENT, Answer, BodyTimedOut, Verdict, instant
 from ..records.data import Data, StepCompletedData, data_of, new_data
 from ..values import large
 from .attempt import Attempt
@@ -39,7 +38,7 @@ from .progress import record_saved
 from .steering import cancel_when_settled
 from .stored_errors import class_of, stored_error, stored_exception
 from .strands import left
-from .tracing import traced
+from .tracing import enter
 from .wakeups import pause_until
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ async def perform(call: StepCall[Any]) -> None:  # noqa: C901 - on the hot path,
     run, step = call.run, call.step
     guard = call.branch.guard
     gates = () if guard is None and step.ready is None and step.service is None else gates_of(guard, step)
-    attempt = Attempt(call, run, call.key, call.branch.hooks + step.hooks, gates)
+    attempt = call.attempt = Attempt(call, run, call.key, call.branch.hooks + step.hooks, gates)
     CURRENT.set(attempt)
     try:
         if run.tried:
@@ -88,18 +87,6 @@ async def perform(call: StepCall[Any]) -> None:  # noqa: C901 - on the hot path,
             run.body_ended(call)
 
 
-async def perform_traced(inner: Callable[[StepCall[Any]], Awaitable[None]], call: StepCall[Any]) -> None:
-    """Call `inner`, which performs a step, inside a span of the host's tracer."""
-    with traced(call.run.host, span_of(call)):
-        await inner(call)
-
-
-def span_of(call: StepCall[Any], attempt: int = 0) -> Span:
-    """Return the span of a step or, with a number, of one of its attempts."""
-    run = call.run.run
-    return Span(run.id, run.workflow, run.traceparent or "", call.key, attempt)
-
-
 # -- resume ------------------------------------------------------------------------------------------------------------
 
 
@@ -111,6 +98,7 @@ async def resume(attempt: Attempt) -> None:
         if tried.retry_at is not None:
             await _back_off(attempt, tried.retry_at.timestamp())
         attempt.first_at = tried.first_at
+        attempt.begun_before()
 
 
 async def has_result(attempt: Attempt) -> bool:
@@ -218,7 +206,7 @@ class Failed(msgspec.Struct):
 COMMITTED = None
 
 
-async def execute(attempt: Attempt) -> Stored | Failed | None:
+async def execute(attempt: Attempt) -> Stored | Failed | None:  # noqa: C901 - on the hot path, as `perform`
     """Run the body and encode its result. Any exception of the body, of the codec or of a check is a failure."""
     call, run = attempt.call, attempt.run
     host, step = run.host, call.step
@@ -227,12 +215,13 @@ async def execute(attempt: Attempt) -> Stored | Failed | None:
     if host.events.observed:
         host.events.observe("step.started", run, step=attempt.key, attempt=attempt.number)
     try:
+        if host.tracer is not None:
+            enter(host.tracer, run, attempt.key, attempt.number)
         # a shortcut past the inline executor, for a body without a timeout
-        if step.simple and host.tracer is None and not (step.record_input or call.branch.records_input):
+        if step.simple and not (step.record_input or call.branch.records_input):
             value = await step.body(*call.args, **call.kwargs)
         else:
-            with traced(host, span_of(call, attempt.number)):
-                value = await _body(attempt)
+            value = await _body(attempt)
         if step.transactional:
             return COMMITTED
         stored = _encoded_here(call, value) or await _encoded_off_loop(call, value)
@@ -260,8 +249,8 @@ async def _body(attempt: Attempt) -> Any:
     call, step = attempt.call, attempt.call.step
     if step.undo is not None:
         call.for_undo()  # now, because the body may change its arguments
-    elif attempt.input is None and (step.record_input or call.branch.records_input):
-        attempt.input = call.input_data()  # as above
+    elif (step.record_input or call.branch.records_input) and "input" not in (attempt.more or ()):
+        attempt.add(call.input_data())  # as above
     if step.transactional:
         return await _transact(attempt)
     elapsed = (attempt.started_at - attempt.first_at).total_seconds()  # type: ignore[operator]
@@ -325,8 +314,8 @@ async def _transact(attempt: Attempt) -> Any:
         value = context.run(_within, call, tx)
         record: Record = call.completed(call.checked(value), attempt.number, attempt.started_at)
         run.spent.attach(record)
-        if attempt.input is not None:
-            attempt.attach_input(record)
+        if attempt.more is not None:
+            attempt.attach(record)
         made.append((record, value))
         return record
 
@@ -368,8 +357,8 @@ def succeed(attempt: Attempt, outcome: Stored) -> None:
     record = call.completed(outcome.data, attempt.number, attempt.started_at)
     if run.spent.reported:
         run.spent.attach(record)
-    if attempt.input is not None:
-        attempt.attach_input(record)
+    if attempt.more is not None:
+        attempt.attach(record)
     run.append(record, call, last=True, state=call.after, packed=outcome.packed)
 
 
@@ -391,6 +380,8 @@ async def fail(attempt: Attempt, outcome: Failed) -> bool:
         if late is not None and call.step.undo is not None:
             attempt.outlived(late)
         return False
+    attempt.started_at = None
+    attempt.begun_before()
     if late is not None:  # a thread cannot be stopped, so the next attempt waits until the body has returned
         await asyncio.wait([late])
     await _back_off(attempt, retry_at)
@@ -418,7 +409,7 @@ async def _wait_to_check(attempt: Attempt, seconds: float) -> None:
     run = attempt.run
     if run.host.forgetting is not None:
         run.host.forgetting.drop(attempt.call)
-    attempt.first_at = None  # a total timeout counts for each check
+    attempt.started_at = attempt.first_at = None  # a total timeout counts for each check
     run.host.events.observe("step.blocked", run, step=attempt.key, why="not yet", again_seconds=seconds)
     await pause_until(run, run.host.clock.now() + seconds, blocked=attempt.key)
 
@@ -460,8 +451,9 @@ def _failed(attempt: Attempt, failure: BaseException) -> float | None:
         attempt.flush_emitted()
     if retry_at is not None:
         record_saved(run, (attempt.key,))
-    elif attempt.input is not None:
-        attempt.attach_input(record)
+        attempt.attach_for_events(record)
+    elif attempt.more is not None:
+        attempt.attach(record)
     elif step.undo_unfinished:
         record.data = {**data_of(record, Data), **call.for_undo()}
     run.append(record, call if retry_at is None else None)

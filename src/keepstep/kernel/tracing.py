@@ -1,44 +1,38 @@
-"""Surrounds the code of a run, a step or an attempt with a span of the tracer, whose errors affect none of them."""
+"""Gives the code of a run and the body of an attempt their trace context; errors of the tracer affect neither."""
 
 from __future__ import annotations
 
 import logging
-import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
-from ..ports import Span, Tracer
+from ..model.trace import trace_id
+from ..ports import Traced, Tracer
 
 if TYPE_CHECKING:
-    from .host import Host
+    from ..model import Run
+    from .driver import RunDriver
 
 log = logging.getLogger("keepstep")
 
 
-@contextmanager
-def _span(tracer: Tracer, span: Span) -> Iterator[None]:
-    """Surround code with a span. The tracer's own errors are logged, and errors of the code pass through."""
+def enter(tracer: Tracer, run: RunDriver, step: str = "", attempt: int = 0) -> None:
+    """Make the context of the run, or of an attempt, current in this task."""
     try:
-        around = tracer.around(span)
-        around.__enter__()
+        tracer.enter(run.traced, step, attempt)
     except KeyboardInterrupt:
         raise
     except BaseException:  # its `SystemExit` or `CancelledError` would be taken for one of the code
-        log.exception("the tracer failed to begin a span of run %s", span.run)
-        yield
-        return
+        log.exception("the tracer failed at %s of run %s", f"step {step}" if step else "the code", run.id)
+
+
+def traceparent_from(tracer: Tracer | None, run: Run) -> str | None:
+    """Return the trace context of what a run starts: its own; without a tracer, that of its starter."""
+    if tracer is None:
+        return run.traceparent
     try:
-        yield
-    finally:
-        try:
-            around.__exit__(*sys.exc_info())
-        except KeyboardInterrupt:
-            raise
-        except BaseException:
-            log.exception("the tracer failed to end a span of run %s", span.run)
-
-
-def traced(host: Host, span: Span) -> AbstractContextManager[None]:
-    """Return a context manager that surrounds code with a span of the host's tracer, if it has one."""
-    return nullcontext() if host.tracer is None else _span(host.tracer, span)
+        return tracer.traceparent(Traced(trace_id(run.id, run.created_at), run.id, run.workflow))
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # as above
+        log.exception("the tracer failed to name the context of run %s", run.id)
+        return run.traceparent

@@ -238,7 +238,7 @@ class UndoCall(StepCall[None]):
         number = run.can_undo().next_round(item.key)
         DurableCall.__init__(self, branch, "", "", undo_key(item.key, number))
         self.args, self.kwargs = (), {}
-        self.task, self.entered, self.doubtful, self.rests = None, False, False, False
+        self.task, self.attempt, self.entered, self.doubtful, self.rests = None, None, False, False, False
 
     def begin_live(self) -> None:
         self.run.spawn(self._perform(), self)

@@ -7,9 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 
 from ..model import Event
 from ..model.event import EVENTS
+from ..ports import CURRENT
 
 #: Maximum number of characters of one value in a line, so that a large result does not fill the log.
 MAX_VALUE = 200
+
+#: Data of events for programs, which the log leaves out.
+_FOR_PROGRAMS = frozenset(
+    ("traceback", "call", "spent", "first_at", "created_by", "version", "parent", "origin", "series", "traceparent")
+)
 
 #: Log level by event name; an event that is not listed is logged at INFO.
 _LEVELS: Mapping[str, int] = {name: logging.getLevelNamesMapping()[spec.level] for name, spec in EVENTS.items()}
@@ -48,6 +54,23 @@ class RedactedLog(logging.Filter):
         return True
 
 
+class RunFilter(logging.Filter):
+    """A log filter that gives each record the run, the step and the attempt in which it is logged; empty outside.
+
+    Add it to a handler. It changes nothing else, and lets every record pass.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        scope = CURRENT.get()
+        found = (
+            ("", "", 0) if scope is None else (scope.run.id, *((scope.key, scope.number) if scope.in_step else ("", 0)))
+        )
+        for name, value in zip(("run_id", "step", "attempt"), found, strict=True):
+            if not hasattr(record, name):  # `ks.log` has set them
+                setattr(record, name, value)
+        return True
+
+
 def line(event: Event) -> str:
     """Return the event as one line: its name, run and step, and the rest as key=value."""
     return " ".join(_words(event))
@@ -71,7 +94,8 @@ def _words(event: Event) -> Iterator[str]:
     if event.agent:
         yield f"agent={_text(event.agent)}"
     for key, value in event.data.items():
-        yield f"{key}={_text(value)}"
+        if key not in _FOR_PROGRAMS:
+            yield f"{key}={_text(value)}"
 
 
 def _text(value: object) -> str:

@@ -18,14 +18,31 @@ ENTRY_POINTS = "keepstep.observers"
 Factory = Callable[[], Observer]
 ObserverSpec = str | Observer | Callable[[Event], Any] | Iterable[Any] | None
 
-_BUILT_IN: Mapping[str, Factory] = {"log": LogObserver, "none": Observers, "prometheus": lambda: METRICS}
+
+def _opentelemetry() -> Observer:
+    try:
+        from .opentelemetry.observer import shared  # noqa: PLC0415 - an optional dependency
+    except ImportError as missing:
+        raise DefinitionError(
+            f"the observer 'opentelemetry' needs a package that is not installed ({missing}); "
+            "install it with: pip install 'keepstep[otel]'"
+        ) from missing
+    return shared()
+
+
+_BUILT_IN: Mapping[str, Factory] = {
+    "log": LogObserver,
+    "none": Observers,
+    "prometheus": lambda: METRICS,
+    "opentelemetry": _opentelemetry,
+}
 
 
 def resolve(spec: ObserverSpec, names: Mapping[str, Factory] | None = None) -> Observers:
     """Return the observers for a name, an observer, a function, a list of these, or None for none.
 
-    A name is built in (`log`, `none`, `prometheus`), one of `names`, or an entry point of an installed package. The
-    error for an unknown name lists the known ones.
+    A name is built in (`log`, `none`, `prometheus`, `opentelemetry`), one of `names`, or an entry point of an installed
+    package. The error for an unknown name lists the known ones.
     """
     return Observers(_members(spec, names or {}))
 

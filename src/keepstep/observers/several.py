@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import DefinitionError
 from ..model import Event
-from ..ports import Observer
+from ..ports import Observer, SaveObserver
 
 _log = logging.getLogger("keepstep")
 
@@ -28,11 +28,12 @@ class FunctionObserver:
 class Observers:
     """Pass every event to every observer, in order. A failing observer is logged once and still receives events."""
 
-    __slots__ = ("_members", "_reported")
+    __slots__ = ("_members", "_reported", "_saves")
 
     def __init__(self, members: Iterable[Observer] = ()) -> None:
         self._members = tuple(members)
         self._reported: set[int] = set()
+        self._saves = [(place, one) for place, one in enumerate(self._members) if isinstance(one, SaveObserver)]
         for member in self._members:
             _check(member)
 
@@ -50,16 +51,29 @@ class Observers:
                 raise
             # A cancellation or sys.exit() raised by an observer must not end the worker.
             except BaseException:  # noqa: BLE001 - no error of an observer may affect the run
-                self._report(position, member, event)
+                self._report(position, f"{event.name} of run {event.run}")
 
-    def _report(self, position: int, member: Observer, event: Event) -> None:
+    @property
+    def sees_saves(self) -> bool:
+        """Whether an observer learns of commits."""
+        return bool(self._saves)
+
+    def observe_save(self, seconds: float, sizes: Sequence[int]) -> None:
+        for position, member in self._saves:
+            try:
+                member.observe_save(seconds, sizes)
+            except KeyboardInterrupt:
+                raise
+            except BaseException:  # noqa: BLE001 - no error of an observer may affect the journal
+                self._report(position, "a commit")
+
+    def _report(self, position: int, what: str) -> None:
         if position not in self._reported:
             self._reported.add(position)
             _log.warning(
-                "the observer %s failed on %s of run %s; later failures of it are not reported",
-                type(member).__qualname__,
-                event.name,
-                event.run,
+                "the observer %s failed on %s; later failures of it are not reported",
+                type(self._members[position]).__qualname__,
+                what,
                 exc_info=True,
             )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ..checks import check_name, seconds_of
@@ -14,6 +14,8 @@ from ..ports import instant
 MAX_PRIORITY = 2**31
 #: Longest wait, delay or deadline: 317 years. A date that far ahead can still be written.
 LONGEST_SECONDS = 1e10
+#: Tags of a run at most, because each is written with the run, and lists of runs show all of them.
+MOST_TAGS = 100
 
 
 def check_options(queue: Any, priority: Any, delay: Any, key: Any = None, dedupe: Any = None) -> None:
@@ -39,7 +41,11 @@ def deadline_at(deadline: float | timedelta | datetime | None, now: float) -> da
     if isinstance(deadline, datetime):
         if deadline.tzinfo is None:
             raise DefinitionError("deadline must have a time zone; use datetime.now(UTC) + ..., or a number of seconds")
-        return deadline
+        if not abs(deadline.timestamp() - now) < LONGEST_SECONDS:
+            raise DefinitionError(
+                f"deadline must be within {LONGEST_SECONDS:,.0f} s of now, got {deadline.isoformat()}"
+            )
+        return deadline.astimezone(UTC)
     if not isinstance(deadline, timedelta | int | float):
         raise DefinitionError(f"deadline must be a number of seconds, a timedelta or a datetime, got {deadline!r}")
     seconds = deadline.total_seconds() if isinstance(deadline, timedelta) else float(deadline)
@@ -54,6 +60,8 @@ def checked_tags(tags: Any) -> dict[str, str]:
         return {}
     if not isinstance(tags, dict):
         raise DefinitionError(f"tags are a dict of names and texts, not {tags!r}")
+    if len(tags) > MOST_TAGS:
+        raise DefinitionError(f"a run has at most {MOST_TAGS} tags, not {len(tags):,}; give large data as an argument")
     for name, value in tags.items():
         check_name(name, "tag")
         if name.startswith(RESERVED):

@@ -186,6 +186,18 @@ class Schema:
         made = self._validated(whole, where)
         return {key: value for key, value in made.items() if key in changes or value is not whole.get(key, _MISSING)}
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys, in the order of the class."""
+        return tuple(self._hints)
+
+    def default_of(self, key: str, default: Any = None) -> Any:
+        """Return the value with which a key starts, or `default` if it has none."""
+        if is_pydantic(self.cls) and key not in self._defaults:
+            known = self.cls.model_fields[key]
+            return default if known.is_required() else known.get_default(call_default_factory=True)
+        return self._defaults[key]() if key in self._defaults else default
+
     def type_of(self, key: str) -> KeyType | None:
         """Return the type of a key, or None if the schema does not have it."""
         return KeyType(self._hints[key], self._converters[key]) if key in self._hints else None

@@ -262,8 +262,12 @@ def _as_json(value: Any) -> Any:
 
 def _count_usage(response: ChatResponse[Any]) -> None:
     usage: Mapping[str, Any] = response.usage_details or {}
-    parts = (usage.get("input_token_count") or 0) + (usage.get("output_token_count") or 0)
-    used(response.model, tokens=usage.get("total_token_count") or parts)
+    used(
+        response.model,
+        tokens=usage.get("total_token_count") or None,
+        input_tokens=usage.get("input_token_count"),
+        output_tokens=usage.get("output_token_count"),
+    )
 
 
 def _refuse_compaction(context: ChatContext) -> None:

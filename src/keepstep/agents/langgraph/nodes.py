@@ -380,7 +380,12 @@ class _Watch(BaseCallbackHandler):
             message = getattr(made, "message", None)
             if usage := getattr(message, "usage_metadata", None):
                 model = message.response_metadata.get("model_name") if message else None
-                used(model, tokens=usage["total_tokens"])
+                used(
+                    model,
+                    tokens=usage["total_tokens"],
+                    input_tokens=usage.get("input_tokens"),
+                    output_tokens=usage.get("output_tokens"),
+                )
 
 
 class _StreamingWatch(_Watch):

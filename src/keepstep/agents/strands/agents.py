@@ -139,7 +139,12 @@ async def _invoke(call: InvokeModelContext, next_fn: _Next, send: Callable[[Any]
         return {"overflow": str(error)}
     if stop is None:
         raise RuntimeError("the model call has ended without a result")
-    used(call.model.get_config().get("model_id"), tokens=stop.usage.get("totalTokens", 0))
+    used(
+        call.model.get_config().get("model_id"),
+        tokens=stop.usage.get("totalTokens", 0),
+        input_tokens=stop.usage.get("inputTokens"),
+        output_tokens=stop.usage.get("outputTokens"),
+    )
     return {"stop": encode_bytes_values([stop.stop_reason, stop.message, stop.usage, stop.metrics])}
 
 

@@ -228,7 +228,7 @@ class GraphCall(StepCall[None]):
         if self.entry is None:
             self.given = tuple([given(walk, node, level) for level in node.takes])
             self.kwargs = {}
-        self.task, self.entered, self.doubtful, self.rests = None, False, False, False
+        self.task, self.attempt, self.entered, self.doubtful, self.rests = None, None, False, False, False
         if self.step.undo is not None:
             self.kept = None
             walk.branch.can_undo(self.key, self.step)
