@@ -114,6 +114,7 @@ def test_run_that_is_handed_over_is_driven_in_the_target_only(store, target):
         "later": Status.SET_ASIDE,
     }
     assert "it goes on in" in store.get_run("waits").error.message
+    assert not {"waits", "later"} & {run.id for run in store.list_runs(RunQuery(needs_person=True)).runs}
     assert target.get_run("later").due_at == contents_of("later").due_at
     assert verify(store).sound
     assert verify(target).sound

@@ -38,7 +38,7 @@ def test_with_keys_everything_is_shown(encrypted, folder):
     )
 
 
-def test_without_keys_runs_are_listed_and_values_are_hidden(encrypted, monkeypatch):
+def test_below_runs_are_listed_and_values_are_hidden(encrypted, monkeypatch):
     monkeypatch.delenv("KEEPSTEP_KEYS")
     assert "greet" in encrypted("list").out
     shown = encrypted("show", "r")
@@ -60,7 +60,7 @@ def test_without_keys_runs_are_listed_and_values_are_hidden(encrypted, monkeypat
         assert "KEEPSTEP_KEYS" in refused.err
 
 
-def test_check_without_keys_names_the_key(encrypted, monkeypatch):
+def test_check_below_names_the_key(encrypted, monkeypatch):
     assert encrypted("start", "program.py:greet", "Bob", "--id", "waiting").code == 0
     assert encrypted("check", "program.py").code == 0
     monkeypatch.delenv("KEEPSTEP_KEYS")

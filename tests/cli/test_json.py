@@ -35,6 +35,7 @@ ASKED = [
     ),
     ("schedules", {"schedules": []}),
     ("list --limit 1", {}),
+    ("explain done", {"run": "done", "status": "completed"}),
     ("show done", {"id": "done", "status": "completed", "result": 11}),
     ("history done", {"run": "done"}),
     ("audit done", {"run": "done"}),
@@ -80,7 +81,7 @@ ASKED = [
     ("version", {}),
 ]
 #: These have tests of their own: they need a process to be killed, a key, a token, a question, or go on until stopped.
-ELSEWHERE = {"ask", "complete", "crashtest", "demo", "rekey", "resolve", "serve", "skip", "watch"}
+ELSEWHERE = {"ask", "complete", "crashtest", "demo", "mcp", "rekey", "resolve", "serve", "skip", "watch"}
 
 
 def test_a_program_is_given_one_object_by_every_command(keepstep, folder):

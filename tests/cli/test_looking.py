@@ -42,6 +42,15 @@ def test_list_shows_the_newest_first(keepstep):
         (["--status", "unfinished"], ["new-1"]),
         (["--status", "set-aside"], []),
         (["--workflow", "total"], ["done-1"]),
+        (["--workflow", "total", "--workflow", "call"], ["bad-1", "done-1"]),
+        (["--not-workflow", "total", "--not-workflow", "call"], ["new-1"]),
+        (["--queue", "default", "--needs-person"], []),
+        (["--queue", "other"], []),
+        (["--open-failures"], ["bad-1"]),
+        (["--awaits", "approve"], []),
+        (["--since", "1h", "--created-after", "1h", "--before", "2999-01-01", "--workflow", "total"], ["done-1"]),
+        (["--since", "2999-01-01"], []),
+        (["--created-before", "1h"], []),
         (["--prefix", "n"], ["new-1"]),
         (["--tag", "a=b"], ["new-1"]),
         (["--tag", "a=c"], []),
@@ -817,3 +826,27 @@ def test_show_names_a_signal_that_does_not_fit_the_wait(keepstep, folder):
     keepstep("signal", "r", "verdict", '{"score": 0.5}')
     assert keepstep("worker", "typed.py", "--until-idle").code == 0
     assert "unread" not in keepstep("show", "r").out
+
+
+@pytest.mark.usefixtures("three")
+def test_explain_tells_why_a_run_failed_and_what_helps(keepstep):
+    told = keepstep("explain", "bad-1", "--rewind-to", "0").out
+    assert "Step fragile failed 2 times and had no attempt left." in told
+    assert "ConnectionError: the line is \\x1b[31mdown" in told
+    assert "program.py" in told
+    assert "Called again: fragile." in told
+    assert "keepstep retry bad-1" in told
+    assert "keepstep rewind bad-1 --to 0" in told
+    found = keepstep("explain", "bad-1", "--json").json
+    assert (found["failure"]["step"], found["retry"]["again"]) == ("fragile#1", ["fragile#1"])
+    assert "keepstep explain bad-1" in keepstep("show", "bad-1").out
+
+
+@pytest.mark.usefixtures("three")
+def test_explain_names_the_store_in_its_commands(keepstep, tmp_path):
+    (tmp_path / ".keepstep" / "runs.db").rename(tmp_path / "other.db")
+    told = keepstep("--store", "other.db", "explain", "new-1").out
+    assert "No living worker knows workflow approval." in told
+    assert "keepstep worker FILE.py --store other.db" in told
+    assert keepstep("--store", "other.db", "explain", "new-9").code == errors.NOT_FOUND
+    assert keepstep("--store", "other.db", "explain", "new-1", "--rewind-to", "1", "--rewind-step", "a").code == 2

@@ -32,7 +32,36 @@ def test_server_shows_and_steers_runs_until_it_is_stopped(served, keepstep):
     assert keepstep("show", "a", "--json").json["status"] == "cancelled"
     assert keepstep("show", "t", "--json").json["created_by"] == "web"
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) in (0, -signal.SIGTERM)
+    assert process.wait(30) == 0
+
+
+def test_server_takes_no_acts_for_a_store_that_was_moved_away(served, tmp_path):
+    _, url = served()
+    file = tmp_path / ".keepstep" / "runs.db"
+    with httpx.Client(base_url=url) as client:
+        file.rename(tmp_path / "moved.db")
+        refused = client.post("/api/v1/runs", json={"workflow": "total", "args": [1]})
+        assert (refused.status_code, refused.json()["type"]) == (503, "keepstep:store")
+        assert "moved or removed" in refused.json()["detail"]
+        assert client.get("/readyz").status_code == 503
+        (tmp_path / "moved.db").rename(file)
+        assert client.get("/readyz").status_code == 200
+        assert client.post("/api/v1/runs/a/cancel", json={}).status_code == 202
+
+
+def test_server_stops_at_once_although_pages_are_open(served):
+    process, url = served()
+    with (
+        httpx.stream("GET", f"{url}/api/v1/changes") as changes,
+        httpx.stream("GET", f"{url}/api/v1/runs/a/events") as events,
+    ):
+        assert next(changes.iter_lines()) == "event: changed"
+        assert next(events.iter_lines()) == "event: head"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    out, err = process.communicate()
+    assert "Traceback" not in f"{out}{err}"
+    assert "ERROR" not in f"{out}{err}"
 
 
 def test_prefix_and_token_hold_in_the_process(served):

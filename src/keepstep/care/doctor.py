@@ -509,7 +509,7 @@ class _Doctor:
     async def _without_time(self, run: Run) -> None:
         """Examine a run that no time wakes: a signal, a child or a place at a service must wake it."""
         waits = [name for name in run.wakes if not name.startswith(RESERVED) or name.startswith((CHILD, RESOLVE, GO))]
-        if not waits and run.service is None:
+        if not waits and run.service is None and not _is_told(run):
             self._stalled(run, f"it is {run.status.value}, and no time, signal or child can wake it")
             return
         if run.signals and await self._has_unread(run, waits):
@@ -685,6 +685,12 @@ _LOOK_ONLY = "reading is enough to inspect runs; workers and commands need write
 _LATE = timedelta(seconds=LATE_SECONDS)
 #: The kinds of record that say that a signal was read, that its reader was cancelled, or which of them count.
 _READS = (*sorted(CARRIES_SIGNAL | ENDS_STEP), Kind.SUPERSEDED.value)
+
+
+def _is_told(run: Run) -> bool:
+    """Whether a run waits for others to tell it: a reply, a message, room in a topic, or the parties of a barrier."""
+    wakes = sorted_wakes(run.wakes)
+    return bool(wakes.replies or wakes.messages or wakes.rooms or wakes.barriers)
 
 
 def _name(worker: WorkerInfo) -> str:

@@ -32,6 +32,7 @@ COMMANDS = {
     "agents": ("agents:agents", "List agents and their health; drain or probe one."),
     "list": ("inspect:list_", "List runs, newest first."),
     "show": ("inspect:show", "Show one run: status, input, result."),
+    "explain": ("explain:explain", "Explain why a run failed or waits, and what would help."),
     "history": ("inspect:history", "Show the timeline of a run."),
     "state": ("state:state", "Print the state that a graph's run carries."),
     "edit": ("state:edit", "Change the state of a graph's run."),
@@ -73,6 +74,7 @@ COMMANDS = {
     "memory": ("memory:memory", "List, read and change the values of a memory."),
     "doctor": ("doctor:doctor", "Examine the store, its workers and its runs."),
     "serve": ("serve:serve", "Serve the HTTP API of the store."),
+    "mcp": ("mcp:mcp", "Let an assistant look at runs, and steer them if allowed."),
     "version": ("version:version", "Print the version."),
 }
 

@@ -56,8 +56,7 @@ def aside(ctx: click.Context) -> int:
     """List runs that are set aside, and retry, edit or drop them."""
     if ctx.invoked_subcommand is not None:
         return errors.OK
-    given = {"status": (), "workflow": None, "version": None, "parent": None, "prefix": None, "tag": (), "before": None}
-    return _list(ctx.obj, _LIMIT, None, given)
+    return _list(ctx.obj, _LIMIT, None, {})
 
 
 @command("list")

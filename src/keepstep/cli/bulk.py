@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -13,17 +12,14 @@ from .filters import filters, is_filtered, query_of
 from .settings import Settings, shown_url
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from ..engine.engine import Engine
     from ..model import Run, Status
+    from ..views.many import Selection
 
-#: Runs that are changed at once, so that a thousand take seconds and no store is flooded.
-AT_ONCE = 16
 #: Runs that could not be changed and are named at most.
 _NAMED = 20
-#: Changed runs that are looked at again, to find out whether a worker is missing.
-_LOOKED_AT = 100
 
 
 class Deed(NamedTuple):
@@ -75,6 +71,7 @@ def change_all(
     """
     from dataclasses import replace
 
+    from ..views.many import change, select
     from . import formatting
 
     limit, yes, dry_run = given.pop("limit"), given.pop("yes"), given.pop("dry_run")
@@ -85,19 +82,24 @@ def change_all(
             f"a run that is {wrong} cannot be {deed.participle} (only {', '.join(sorted(deed.statuses))})"
         )
     query = replace(query, status=query.status or deed.statuses)
-    found, unreadable, url = settings.talk(lambda engine: _select(engine, query, limit))
+
+    async def look(engine: Engine) -> tuple[Selection, str]:
+        return await select(engine, query, limit), shown_url(engine.store)
+
+    chosen, url = settings.talk(look)
+    found, unreadable = chosen.runs, chosen.unreadable
     if unreadable and not settings.json:
         click.echo(errors.unreadable(map(formatting.one_line, unreadable)), err=True)
-    text = _counted(found)
+    text = _counted(chosen)
     value: dict[str, Any] = {"matched": len(found), "dry_run": dry_run, "changed": 0, "asked": 0, "refused": []}
-    value |= {"unreadable": unreadable, "statuses": dict(Counter(run.status.value for run in found))}
-    value |= {"workflows": dict(Counter(run.workflow for run in found))}
+    value |= {"unreadable": list(unreadable), "statuses": chosen.statuses, "workflows": chosen.workflows}
     if not found or dry_run:
         settings.answer(value, text or f"no run in {url} matches that can be {deed.participle}")
         return errors.STORE if unreadable else errors.OK
     if not yes:
         _confirm(settings, deed, text)
-    done, refused, unattended = settings.talk(lambda engine: _change(engine, found, act))
+    made = settings.talk(lambda engine: change(engine, found, lambda run: act(engine, run)))
+    done, refused, unattended = made.done, made.refused, made.unattended
     value |= {"changed": done.count(True), "asked": done.count(False), "refused": _as_json(refused)}
     settings.answer(value, lambda: "\n".join(_summary(deed, done, refused, asked)))
     if unattended and not settings.json:
@@ -107,31 +109,15 @@ def change_all(
     return errors.STORE if unreadable else errors.OK
 
 
-async def _select(engine: Engine, query: Any, limit: int | None) -> tuple[list[Run], list[str], str]:
-    """Return the selected runs, the ids of runs that cannot be read and may belong to them, and the store's URL."""
-    from dataclasses import replace
-
-    found: list[Run] = []
-    unreadable: list[str] = []
-    while True:
-        page = await engine.list(query)
-        found += page.runs
-        unreadable += page.unreadable
-        if page.next is None or (limit is not None and len(found) >= limit):
-            return found[:limit], unreadable, shown_url(engine.store)
-        query = replace(query, after=page.next)
-
-
-def _counted(found: list[Run]) -> str:
+def _counted(chosen: Selection) -> str:
     from . import formatting
 
-    if not found:
+    if not chosen.runs:
         return ""
-    statuses = Counter(run.status.value for run in found)
-    counts = ", ".join(f"{number} {status}" for status, number in sorted(statuses.items()))
-    lines = [f"{formatting.count(len(found), 'run')} selected ({counts})"]
-    names = Counter(run.workflow for run in found)
-    return "\n".join([*lines, *(f"  {formatting.one_line(name)}: {number}" for name, number in sorted(names.items()))])
+    counts = ", ".join(f"{number} {status}" for status, number in sorted(chosen.statuses.items()))
+    lines = [f"{formatting.count(len(chosen.runs), 'run')} selected ({counts})"]
+    names = sorted(chosen.workflows.items())
+    return "\n".join([*lines, *(f"  {formatting.one_line(name)}: {number}" for name, number in names)])
 
 
 def _confirm(settings: Settings, deed: Deed, text: str) -> None:
@@ -142,40 +128,11 @@ def _confirm(settings: Settings, deed: Deed, text: str) -> None:
         raise errors.Refused("nothing was changed", code=errors.INTERRUPTED)
 
 
-async def _change(
-    engine: Engine, found: list[Run], act: Callable[[Engine, Run], Awaitable[bool]]
-) -> tuple[list[bool], list[tuple[str, str]], list[str]]:
-    """Change the runs; return what became of each, those that refused, and workflows that lack a worker for it."""
-    import asyncio
-
-    from ..errors import KeepstepError
-    from ..model import FINISHED, RunQuery
-    from ..views.finding import is_attended
-
-    done: list[bool] = []
-    refused: list[tuple[str, str]] = []
-    for start in range(0, len(found), AT_ONCE):
-        runs = found[start : start + AT_ONCE]
-        answers = await asyncio.gather(*(act(engine, run) for run in runs), return_exceptions=True)
-        for run, answer in zip(runs, answers, strict=True):
-            if isinstance(answer, KeepstepError):
-                refused.append((run.id, str(answer)))
-            elif isinstance(answer, BaseException):
-                raise answer
-            else:
-                done.append(answer)
-    page = await engine.list(
-        RunQuery(ids=frozenset(run.id for run in found[:_LOOKED_AT]), limit=_LOOKED_AT, system=True)
-    )
-    open_ = sorted({run.workflow for run in page.runs if run.status not in FINISHED})
-    return done, refused, [name for name in open_ if not await is_attended(engine, name)]
-
-
-def _as_json(refused: list[tuple[str, str]]) -> list[dict[str, str]]:
+def _as_json(refused: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
     return [{"run": run, "message": message} for run, message in refused]
 
 
-def _summary(deed: Deed, done: list[bool], refused: list[tuple[str, str]], asked: str) -> Iterator[str]:
+def _summary(deed: Deed, done: Sequence[bool], refused: Sequence[tuple[str, str]], asked: str) -> Iterator[str]:
     from . import formatting
 
     if done.count(True) or not done.count(False):

@@ -62,8 +62,10 @@ def filters(function: Callable[..., Any]) -> Callable[..., Any]:
             multiple=True,
             help="Only runs with this status; 'unfinished' means all that have not ended.",
         ),
-        click.option("--workflow", metavar="NAME", help="Only runs of this workflow."),
+        click.option("--workflow", multiple=True, metavar="NAME", help="Only runs of this workflow."),
+        click.option("--not-workflow", multiple=True, metavar="NAME", help="No runs of this workflow."),
         click.option("--version", metavar="VERSION", help="Only runs that were started under this version."),
+        click.option("--queue", metavar="NAME", help="Only runs of this queue."),
         click.option("--parent", metavar="RUN", help="Only children of this run."),
         click.option("--prefix", metavar="TEXT", help="Only runs whose id begins with this."),
         click.option("--tag", type=tag_of, multiple=True, metavar="NAME=VALUE", help="Only runs with this tag."),
@@ -75,6 +77,17 @@ def filters(function: Callable[..., Any]) -> Callable[..., Any]:
             metavar="DATE|AGE",
             help="Only runs last written before this, as 30d or 2026-11-01.",
         ),
+        click.option(
+            "--since",
+            type=instant_of,
+            metavar="DATE|AGE",
+            help="Only runs last written after this, as 1h or 2026-11-01.",
+        ),
+        click.option("--created-before", type=instant_of, metavar="DATE|AGE", help="Only runs created before this."),
+        click.option("--created-after", type=instant_of, metavar="DATE|AGE", help="Only runs created after this."),
+        click.option("--awaits", metavar="SIGNAL", help="Only parked runs that wait for this signal."),
+        click.option("--needs-person", is_flag=True, help="Only runs that a person can move on."),
+        click.option("--open-failures", is_flag=True, help="Only runs that failed or are set aside, and are open."),
     )
     for option in reversed(options):
         function = option(function)
@@ -88,13 +101,21 @@ def is_filtered(given: dict[str, Any]) -> bool:
 
 def query_of(
     *,
-    status: tuple[str, ...],
-    workflow: str | None,
-    version: str | None,
-    parent: str | None,
-    prefix: str | None,
-    tag: tuple[tuple[str, str], ...],
-    before: datetime | None,
+    status: tuple[str, ...] = (),
+    workflow: tuple[str, ...] = (),
+    not_workflow: tuple[str, ...] = (),
+    version: str | None = None,
+    queue: str | None = None,
+    parent: str | None = None,
+    prefix: str | None = None,
+    tag: tuple[tuple[str, str], ...] = (),
+    before: datetime | None = None,
+    since: datetime | None = None,
+    created_before: datetime | None = None,
+    created_after: datetime | None = None,
+    awaits: str | None = None,
+    needs_person: bool = False,
+    open_failures: bool = False,
 ) -> RunQuery:
     """Return the query for the options."""
     from ..model import FINISHED, RunQuery, Status
@@ -104,12 +125,20 @@ def query_of(
     if "unfinished" in status:
         wanted |= set(Status) - FINISHED
     return RunQuery(
-        workflow=workflow,
+        workflows=frozenset(workflow),
+        not_workflows=frozenset(not_workflow),
         version=version,
+        queue=queue,
         status=frozenset(wanted),
         parent=parent,
         id_prefix=prefix,
         tags=dict(tag),
         updated_before=before,
+        updated_after=since,
+        created_before=created_before,
+        created_after=created_after,
+        awaits=awaits,
+        needs_person=needs_person,
+        open_failure=open_failures,
         system=prefix is not None and prefix.startswith(KEEPER_ID),
     )

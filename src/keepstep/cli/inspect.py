@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..views.overview import Locked, Overview
     from ..views.requests import Cancellation, Request
     from ..views.undo import UndoView
-    from ..views.waits import Action, Wait
+    from ..views.waits import Action
 
 #: Steps, agents and models whose spending `show` names, so that a line stays readable; JSON has them all.
 MOST_PARTS = 5
@@ -100,8 +100,9 @@ def _shown(facts: Facts, *, traceback: bool) -> str:
     from ..model import FINISHED
     from ..records.progress import report_in
     from ..views import plain
+    from ..views.commands import commands_about
     from . import formatting
-    from .hints import hint
+    from .hints import hint, hint_of
 
     view, run, newest = facts.view, facts.view.run, facts.view.newest
     given = plain.arguments(run)
@@ -161,14 +162,15 @@ def _shown(facts: Facts, *, traceback: bool) -> str:
         ("", formatting.printable(run.error.traceback if traceback and run.error is not None else frames)),
     ]
     queued = [wait for wait in view.waits if wait.queue and wait.why]
-    hints = [_queue_hint(wait) for wait in queued]
+    hints = [hint_of(command) for wait in queued for command in commands_about(wait)]
     hints += [
         hint(action)
         for action in view.actions
         if not _is_refused(run, facts.undo, action) and not (queued and action.act == "worker")
     ]
     hints += [errors.line("show", child.id) for _, child in view.children]
-    hints += [text for wait in view.waits if wait.kind == "service" for text in _service_hints(wait)]
+    hints += [errors.line("explain", run.id)] if run.error is not None else []
+    hints += [hint_of(one) for wait in view.waits if wait.kind == "service" for one in commands_about(wait)]
     return formatting.facts(pairs) + ("\n\n" + "\n".join(hints) if hints else "")
 
 
@@ -176,19 +178,6 @@ def _which_queue(run: Run) -> str:
     """Return the queue of a run and its key, unless it is the one of runs that name none."""
     name = "" if run.queue == "default" and run.key is None else run.queue
     return f"{name} (key {run.key})" if run.key is not None else name
-
-
-def _queue_hint(wait: Wait) -> str:
-    if wait.why == "unserved":
-        return errors.line("worker", "FILE.py", "--queue", wait.queue)
-    return errors.line("queues", "show", wait.queue)
-
-
-def _service_hints(wait: Wait) -> list[str]:
-    shown = errors.line("services", "show", wait.name)
-    if wait.why != "breaker":
-        return [shown]
-    return [f"{shown}    (tells when it is tried again)", errors.line("services", "close", wait.name)]
 
 
 def _what_is_unread(signal: Signal) -> str:

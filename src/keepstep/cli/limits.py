@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -34,10 +34,7 @@ class _RateLimit(click.ParamType[Any]):
         if value == "none" or not isinstance(value, str):
             return value
         try:
-            count, per, *burst = value.split("/")
-            return Rate(float(count), float(per), *(int(one) for one in burst))
-        except (ValueError, TypeError):
-            self.fail(f"{value!r} is no rate; write COUNT/SECONDS or COUNT/SECONDS/BURST, as in 100/60/10", param, ctx)
+            return Rate.written(value)
         except DefinitionError as error:
             self.fail(str(error), param, ctx)
 
@@ -51,27 +48,6 @@ def unknown_gate(kind: str, name: str, known: Iterable[str]) -> str:
     others = sorted(set(known) - {name})
     there = f"known: {', '.join(others)}" if others else f"no {kind} is known"
     return f"note: no code declares {kind} {name!r}, and no run waits for it; {there}"
-
-
-class Gate(Protocol):
-    """A queue or a service, as far as its changes go."""
-
-    @property
-    def is_set(self) -> bool: ...
-
-    @property
-    def declared(self) -> object: ...
-
-    @property
-    def log(self) -> Sequence[GateChange]: ...
-
-
-def changed_by(gate: Gate) -> str:
-    """Return where the limits come from: the code, a person, or nobody."""
-    if not gate.is_set:
-        return "code" if gate.declared is not None else "nobody"
-    last = next((one for one in reversed(gate.log) if one.act == "set"), None)
-    return last.actor if last is not None else "a person"
 
 
 def log_table(log: Sequence[GateChange], text: Callable[[dict[str, Any] | None], str]) -> list[str]:

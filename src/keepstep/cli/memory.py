@@ -114,20 +114,10 @@ def _history(settings: Settings, namespace: str, key: str) -> None:
 async def _plain(engine: Engine, namespace: str, **query: Any) -> list[dict[str, Any]]:
     """Return versions as plain data: the classes of values need not be known here."""
     from ..engine.memory import Memory
-    from ..views.plain import iso, value_of
+    from ..views.plain import memory_data
 
     documents = await engine.documents.list(Memory(namespace).collection, **query)
-    return [
-        {
-            "key": one.key,
-            "version": one.version,
-            "at": iso(one.at),
-            "deleted": not one.value,
-            "value": value_of(one.value) if one.value else None,
-        }
-        for one in documents
-        if one.value or query.get("all_versions")
-    ]
+    return [memory_data(one) for one in documents if one.value or query.get("all_versions")]
 
 
 def _get(settings: Settings, namespace: str, key: str) -> None:

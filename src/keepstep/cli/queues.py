@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .limits import LIMIT, RATE, changed_by, log_table, unknown_gate
+from .limits import LIMIT, RATE, log_table, unknown_gate
 from .settings import REASON, Settings, command
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def queues(settings: Settings, *, act: str, name: str | None, reason: str, **opt
 
 
 def _list(settings: Settings, name: str | None) -> None:
-    from ..views import plain
+    from ..views import plain, wording
     from . import formatting
 
     async def look(engine: Engine) -> list[QueueInfo]:
@@ -71,7 +71,7 @@ def _list(settings: Settings, name: str | None) -> None:
         if not found:
             return "no queue has limits; declare one with ks.Queue(...), or set some with keepstep queues set NAME"
         rows = [
-            (one.name, str(one.counts.driven), str(one.counts.waiting), str(one.limits), changed_by(one))
+            (one.name, str(one.counts.driven), str(one.counts.waiting), str(one.limits), wording.changed_by(one))
             for one in found
         ]
         return formatting.table(("QUEUE", "DRIVEN", "WAITING", "LIMITS", "FROM"), rows)
@@ -80,11 +80,12 @@ def _list(settings: Settings, name: str | None) -> None:
 
 
 def _shown(info: QueueInfo) -> str:
+    from ..views import wording
     from . import formatting
 
     lines = [f"queue    {info.name}", f"limits   {info.limits}"]
     if info.is_set:
-        lines.append(f"set by   {changed_by(info)}; the code declares: {info.declared or 'nothing'}")
+        lines.append(f"set by   {wording.changed_by(info)}; the code declares: {info.declared or 'nothing'}")
     lines.append(f"runs     {info.counts.driven} driven, {info.counts.waiting} waiting to begin")
     if info.counts.keys:
         lines.append(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
+from ..ports import STARTER
 from . import errors
 from .filters import tag_of
 from .settings import MODULE, Settings, command, shown_url
@@ -186,6 +187,7 @@ class _Driven:
                     raise RunConflict(problem(self.workflow, there), run_id)
                 return handle
         args, kwargs = read_input(self.workflow, self.text, self.words)
+        STARTER.set(os.environ.get("TRACEPARENT"))
         return await engine.start(self.workflow.bind(*args, **kwargs), **self.options)
 
     def _introduce(self, engine: Engine) -> None:
@@ -344,6 +346,7 @@ def start(
     args, kwargs = read_input(workflow, text, words)
 
     async def begin() -> tuple[str, str, bool]:
+        STARTER.set(os.environ.get("TRACEPARENT"))
         async with settings.engine(create=True) as engine:
             handle = await engine.start(
                 workflow.bind(*args, **kwargs),

@@ -58,7 +58,7 @@ def list_(settings: Settings) -> None:
 
 
 def _list(settings: Settings) -> None:
-    from ..views import plain
+    from ..views import plain, wording
     from . import formatting
 
     async def look(engine: Engine) -> list[ScheduleInfo]:
@@ -74,7 +74,7 @@ def _list(settings: Settings) -> None:
                 formatting.one_line(one.name),
                 formatting.one_line(one.workflow),
                 formatting.one_line(str(one.when)),
-                formatting.one_line(_standing(one)),
+                formatting.one_line(wording.schedule_standing(one)),
                 formatting.local(one.next[0]) if one.next and not one.paused else "-",
             )
             for one in found
@@ -84,23 +84,12 @@ def _list(settings: Settings) -> None:
     settings.answer({"schedules": [plain.schedule_data(one) for one in found]}, text)
 
 
-def _standing(one: ScheduleInfo) -> str:
-    """Return how a schedule stands, in a few words."""
-    if one.paused:
-        return "paused"
-    if not one.attended:
-        return "no worker declares it" if one.declared else "no worker knows its workflow"
-    if one.waiting and one.open:
-        return f"waits for {one.open[0]}"
-    return "active" if one.next else "has no further ticks"
-
-
 @command("show")
 @NAME
 @click.option("--ticks", type=click.IntRange(0, 1000), default=5, show_default=True, help="Number of next ticks.")
 def show(settings: Settings, *, name: str, ticks: int) -> None:
     """Show one schedule: its next ticks, its last ones, and its changes."""
-    from ..views import plain
+    from ..views import plain, wording
     from . import formatting
 
     async def look(engine: Engine) -> ScheduleInfo:
@@ -127,7 +116,7 @@ def show(settings: Settings, *, name: str, ticks: int) -> None:
                 ("schedule", formatting.one_line(one.name)),
                 ("workflow", formatting.one_line(one.workflow)),
                 ("when", formatting.one_line(f"{one.when}; {', '.join(rules)}")),
-                ("status", formatting.one_line(_standing(one))),
+                ("status", formatting.one_line(wording.schedule_standing(one))),
                 ("declared", "in code" if one.declared else "by hand"),
                 ("ticks", f"{one.fired} started a run, {one.skipped} did not"),
                 ("open", formatting.one_line(", ".join(one.open))),

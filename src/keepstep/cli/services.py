@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .limits import LIMIT, RATE, changed_by, log_table, unknown_gate
+from .limits import LIMIT, RATE, log_table, unknown_gate
 from .settings import REASON, Settings, command
 
 if TYPE_CHECKING:
@@ -28,12 +28,7 @@ class _BreakerLimit(click.ParamType[Any]):
         if value == "none" or not isinstance(value, str):
             return value
         try:
-            if value == "default":
-                return Breaker()
-            failures, within, open_seconds = value.split("/")
-            return Breaker(int(failures), float(within), float(open_seconds))
-        except ValueError:
-            self.fail(f"{value!r} is no breaker; write FAILURES/WITHIN/OPEN, as in 5/300/60, or default", param, ctx)
+            return Breaker.written(value)
         except DefinitionError as error:
             self.fail(str(error), param, ctx)
 
@@ -85,7 +80,7 @@ def services(settings: Settings, *, act: str, name: str | None, reason: str, **o
 
 
 def _list(settings: Settings, name: str | None) -> None:
-    from ..views import plain
+    from ..views import plain, wording
     from . import formatting
 
     async def look(engine: Engine) -> list[ServiceInfo]:
@@ -97,7 +92,7 @@ def _list(settings: Settings, name: str | None) -> None:
         if not found:
             return "there is no service; declare one with ks.Service(...), or keepstep services set NAME"
         rows = [
-            (one.name, str(_held(one)), str(one.parked), _breaker(one), str(one.limits), changed_by(one))
+            (one.name, str(_held(one)), str(one.parked), _breaker(one), str(one.limits), wording.changed_by(one))
             for one in found
         ]
         return formatting.table(("SERVICE", "PLACES HELD", "PARKED", "BREAKER", "LIMITS", "FROM"), rows)
@@ -116,12 +111,12 @@ def _breaker(info: ServiceInfo) -> str:
 
 
 def _shown(info: ServiceInfo) -> str:
-    from ..views import plain
+    from ..views import plain, wording
     from . import formatting
 
     lines = [f"service  {info.name}", f"limits   {info.limits}"]
     if info.is_set:
-        lines.append(f"set by   {changed_by(info)}; the code declares: {info.declared or 'nothing'}")
+        lines.append(f"set by   {wording.changed_by(info)}; the code declares: {info.declared or 'nothing'}")
     if info.breaker is not None:
         since = "" if info.breaker.opened_at is None else f", opened {formatting.local(info.breaker.opened_at)}"
         lines.append(

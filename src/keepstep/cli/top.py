@@ -1,4 +1,4 @@
-"""The command `top`: rates, queues, services, workers and slow steps of a store, live in the terminal."""
+"""The command `top`: rates, runs that need a person, queues, services, agents and workers, live in the terminal."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 SHARE = 5.0
 #: Characters of a line in a pipe, where nothing is cut.
 _UNBOUNDED = 10_000
+#: Characters between two columns, and those to which the last column may be cut.
+_GAP, _CUT = 2, 12
 #: Keys that end the view.
 _QUIT = ("q", "Q", "\x03", "\x04", "\x1b")
 
@@ -40,7 +43,7 @@ _QUIT = ("q", "Q", "\x03", "\x04", "\x1b")
     help="Interval.",
 )
 def top(settings: Settings, *, once: bool, every: float) -> None:
-    """Watch rates, queues, services, workers and slow steps; q ends it.
+    """Watch rates, runs that need a person, queues, services, agents, workers and slow steps; q ends it.
 
     Rates come with the heartbeats of workers, every 5 seconds. Nothing of a run is read, so no keys are needed.
     """
@@ -52,7 +55,7 @@ def top(settings: Settings, *, once: bool, every: float) -> None:
             taken = sample(store)
             settings.answer(plain.sample_data(taken), lambda: _printed(taken, shown_url(store)))
             return
-        _watch(lambda: _screen(sample(store), shown_url(store)), every)
+        _watch(lambda: _screen(sample(store), shown_url(store), get_terminal_size().columns), every)
 
 
 def _watch(make: Any, every: float) -> None:
@@ -102,11 +105,11 @@ def _printed(sample: Sample, url: str) -> str:
     is_bounded = sys.stdout.isatty() or "COLUMNS" in os.environ
     console = Console(highlight=False, width=None if is_bounded else _UNBOUNDED)
     with console.capture() as taken:
-        console.print(_screen(sample, url))
+        console.print(_screen(sample, url, console.width))
     return "\n".join(line.rstrip() for line in taken.get().splitlines())
 
 
-def _screen(sample: Sample, url: str) -> Group:
+def _screen(sample: Sample, url: str, width: int) -> Group:
     from rich.console import Group
     from rich.text import Text
 
@@ -121,53 +124,75 @@ def _screen(sample: Sample, url: str) -> Group:
         (f"{rates.failures:.1f}", "red" if rates.failures else "green"),
         " failures/s",
     )
-    troubles = [
-        (sample.set_aside, "set aside (keepstep list --status set-aside)"),
-        (sample.halted, "halted, because the store could not save"),
-        (sample.save_failures, "failed saves"),
-    ]
-    shown = "   ".join(f"{count} {what}" for count, what in troubles if count)
-    parts: list[Any] = [head, *([Text(shown, "yellow")] if shown else []), Text("")]
-    for table in _tables(sample):
+    parts: list[Any] = [head, *(Text(line, "yellow") for line in _troubles(sample)), Text("")]
+    for table in _tables(sample, width):
         parts += [table, Text("")]
     return Group(*parts)
 
 
-def _tables(sample: Sample) -> Iterator[Table]:
+def _troubles(sample: Sample) -> Iterator[str]:
+    """Yield what a person should look at, each with the command that shows it."""
+    from ..views.top import MOST_COUNTED
+
+    found = [
+        (sample.needs_person, "waiting for a person", "keepstep list --needs-person"),
+        (sample.open_failures, "failed and still open", "keepstep list --open-failures"),
+        (sample.set_aside, "set aside", "keepstep aside list"),
+        (sample.halted, "halted, because the store could not save", "keepstep doctor"),
+        (sample.save_failures, "failed saves", "keepstep doctor"),
+    ]
+    for count, what, shown_by in found:
+        if count:
+            yield f"{count:,}{'+' if count >= MOST_COUNTED else ''} {what} ({shown_by})"
+    if sample.oldest_at is not None:
+        yield f"the oldest run that waits to begin: {_since(sample.oldest_at, sample)}"
+
+
+def _tables(sample: Sample, width: int) -> Iterator[Table]:
     from . import formatting
 
     queues = [
         (one.name, _or_dash(one.driven), one.counts.waiting, _since(one.counts.oldest_at, sample), _limits(one.limits))
         for one in sample.queues
     ]
-    yield _table("QUEUE", "DRIVEN", "WAITING", "OLDEST", "LIMITS", rows=queues)
+    yield _table("QUEUE", "DRIVEN", "WAITING", "OLDEST", "LIMITS", rows=queues, width=width)
     if sample.services:
         services = [
             (one.name, one.running, one.waiting, one.parked, one.breaker, one.limits) for one in sample.services
         ]
-        yield _table("SERVICE", "RUNNING", "WAITING", "PARKED", "BREAKER", "LIMITS", rows=services)
+        yield _table("SERVICE", "RUNNING", "WAITING", "PARKED", "BREAKER", "LIMITS", rows=services, width=width)
+    if sample.agents:
+        agents = [
+            (one.name, one.hosts, f"{one.tasks} of {one.places or 'any'}", one.completed, one.failed)
+            for one in sample.agents
+        ]
+        yield _table("AGENT", "HOSTS", "TASKS", "COMPLETED", "FAILED", rows=agents, width=width)
     workers = [_worker(one, formatting) for one in sample.workers]
-    yield _table("WORKER", "PID", "STATE", "RUNS", "RUNS/S", "STEPS/S", "FAILURES/S", "BEAT", rows=workers)
+    heads = ("WORKER", "STATE", "RUNS", "STEPS/S", "FAILS/S", "BEAT", "CPU", "MEMORY", "LAG", "RUNS/S", "PROCESS")
+    yield _table(*heads, rows=workers, width=width)
     if sample.slow:
         slow = [
             (name, one.count, formatting.duration(one.seconds / one.count), formatting.duration(one.longest_seconds))
             for name, one in sample.slow
         ]
-        yield _table("SLOW STEP", "TIMES", "MEAN", "LONGEST", rows=slow)
+        yield _table("SLOW STEP", "TIMES", "MEAN", "LONGEST", rows=slow, width=width)
 
 
 def _worker(one: WorkerSample, formatting: Any) -> tuple[object, ...]:
-    worker, rates = one.worker, one.counts.rates
+    worker, rates, used = one.worker, one.counts.rates, one.counts.resources
     state = "dead" if not worker.alive else "claims" if worker.claims else "drains"
     return (
         worker.id,
-        f"{worker.pid} on {worker.host}",
         state,
         worker.leases,
-        f"{rates.runs:.1f}",
         f"{rates.steps:.1f}",
         f"{rates.failures:.1f}",
         formatting.ago(worker.renewed_at),
+        f"{100 * rates.processors:.0f} %",
+        f"{used.resident_bytes / 1e6:.0f} MB" if used.resident_bytes else "-",
+        formatting.duration(max(0.0, used.lag_seconds)),
+        f"{rates.runs:.1f}",
+        f"{worker.pid} on {worker.host}",
     )
 
 
@@ -187,7 +212,8 @@ def _limits(limits: dict[str, Any]) -> str:
     return str(Limits.of(limits))
 
 
-def _table(*heads: str, rows: Sequence[tuple[object, ...]]) -> Table:
+def _table(*heads: str, rows: Sequence[tuple[object, ...]], width: int) -> Table:
+    """Return a table. The last columns are left out where the terminal is too narrow, and the last shown one is cut."""
     from rich.table import Table
     from rich.text import Text
 
@@ -195,13 +221,18 @@ def _table(*heads: str, rows: Sequence[tuple[object, ...]]) -> Table:
 
     table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
     cells = [[formatting.one_line(str(cell)) for cell in row] for row in rows]
-    for number, column in enumerate(zip(heads, *cells, strict=True)):
-        is_last = number == len(heads) - 1  # only the last one is cut in a narrow terminal
-        widest = max(map(len, column))
-        table.add_column(heads[number], no_wrap=True, overflow="ellipsis", min_width=None if is_last else widest)
+    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+    shown = next((count for count in range(len(heads), 1, -1) if _needed(widths[:count]) <= width), 2)
+    for number in range(shown):
+        is_last = number == shown - 1
+        table.add_column(
+            heads[number], no_wrap=True, overflow="ellipsis", min_width=None if is_last else widths[number]
+        )
     for row in cells:
-        table.add_row(*map(Text, row))
+        table.add_row(*map(Text, row[:shown]))
     return table
 
 
-# -- for programs ------------------------------------------------------------------------------------------------------
+def _needed(widths: Sequence[int]) -> int:
+    """Return the width of columns beside each other, of which the last may be cut to a few characters."""
+    return sum(widths[:-1]) + _GAP * (len(widths) - 1) + min(widths[-1], _CUT)

@@ -45,8 +45,13 @@ class Moment(NamedTuple):
 
 async def moments(host: StoredRuns, run: Run) -> list[Moment]:
     """Return the moments of a run, in order, without records that a rewind or a retry has superseded."""
+    return moments_of([record async for record, _ in read_records(host, run)])
+
+
+def moments_of(records: Iterable[Record]) -> list[Moment]:
+    """Return the moments of records, in order, without those that a rewind or a retry has superseded."""
     superseded, found = Superseded(), []
-    async for record, _ in read_records(host, run):
+    for record in records:
         if record.kind == Kind.SUPERSEDED:
             superseded.add(record)
         found.append((record.seq, _moment(record)))
@@ -263,6 +268,10 @@ def _in_order(shape: Shape) -> list[str]:
 
 def shape_of(run: Run, happened: Iterable[Moment]) -> tuple[Shape, dict[str, Mark]]:
     """Return the steps of a function's run in the order in which they ended; repeated calls are one step."""
+    return _row(run.workflow, _steps_of(run, happened))
+
+
+def _steps_of(run: Run, happened: Iterable[Moment]) -> list[tuple[str, str, Mark]]:
     found: list[tuple[str, str, Mark]] = []
     tried: dict[str, None] = {}
     for moment in happened:
@@ -285,7 +294,7 @@ def shape_of(run: Run, happened: Iterable[Moment]) -> tuple[Shape, dict[str, Mar
         found += [(name, "step", Mark(state, 1)) for name in dict.fromkeys(open_)]
         waits = [name for name in run.wakes if not name.startswith(RESERVED)] if run.status == Status.WAITING else []
         found += [(f"wait_for:{name}", "wait", Mark(State.WAITING, 1)) for name in waits]
-    return _row(run.workflow, found)
+    return found
 
 
 def _row(name: str, found: list[tuple[str, str, Mark]]) -> tuple[Shape, dict[str, Mark]]:
@@ -302,3 +311,16 @@ def _row(name: str, found: list[tuple[str, str, Mark]]) -> tuple[Shape, dict[str
         marks[shown] = mark
     arrows = tuple(Arrow(one.name, other.name) for one, other in pairwise(nodes))
     return Shape(name, "run", tuple(nodes), arrows, nodes[0].name if nodes else None), marks
+
+
+def folded_shape_of(run: Run, happened: Iterable[Moment]) -> tuple[Shape, dict[str, Mark]]:
+    """Return the steps of a function's run by name, each once, with an arrow for each way from one to the next."""
+    found = _steps_of(run, happened)
+    kinds, marks = {name: kind for name, kind, _ in reversed(found)}, dict[str, Mark]()
+    for name, _, mark in found:
+        before = marks.get(name)
+        marks[name] = mark if before is None else Mark(mark.state, before.visits + mark.visits)
+    ways = dict.fromkeys((one[0], other[0]) for one, other in pairwise(found) if one[0] != other[0])
+    nodes = tuple(Node(name, kinds[name]) for name in marks)
+    arrows = tuple(Arrow(source, target) for source, target in ways)
+    return Shape(run.workflow, "run", nodes, arrows, nodes[0].name if nodes else None), marks

@@ -21,6 +21,8 @@ _NAME_SIZE, _NOTE_SIZE, _LABEL_SIZE = 13.0, 10.5, 11.0
 _CHARACTER = 0.61
 _NAME_WIDTH, _LABEL_WIDTH = 36, 40
 _MARGIN = 20.0
+#: Margin of a drawing that is an element of a page.
+_EDGE = 6.0
 _HEAD = 34.0
 
 _STYLE = """
@@ -45,13 +47,26 @@ _ARROW_HEAD = (
 
 def svg(shape: Shape, marks: Mapping[str, Mark] | None = None) -> str:
     """Return the drawing. Every name is escaped; a tooltip shows the full text of a shortened one."""
+    return _sheet(shape, marks).text()
+
+
+def figure(shape: Shape, marks: Mapping[str, Mark] | None = None) -> str:
+    """Return the drawing as an element of a page, which brings the colours: it has classes, and no style of its own.
+
+    Each step is a group of the class `node` with the class of its mark, such as `m-timed-out`, and with its name in
+    `data-step`.
+    """
+    return _sheet(shape, marks).figure()
+
+
+def _sheet(shape: Shape, marks: Mapping[str, Mark] | None) -> _Sheet:
     shape = prepared(shape)
     if len(shape.nodes) > DRAWN:
         raise DefinitionError(
             f"{shape.form} {shape.name!r} has {len(shape.nodes)} steps, and a drawing holds at most {DRAWN}; "
             "the forms dot and mermaid have no limit"
         )
-    return _Sheet(shape, marks).text()
+    return _Sheet(shape, marks)
 
 
 class _Sheet:
@@ -60,6 +75,8 @@ class _Sheet:
     def __init__(self, shape: Shape, marks: Mapping[str, Mark] | None) -> None:
         self.shape = shape
         self.marks = marks
+        #: Whether the drawing brings its own colours.
+        self.styled = True
         self.nodes = list({node.name: node for node in reversed(shape.nodes)}.values())[::-1]
         self.index = {node.name: number for number, node in enumerate(self.nodes)}
         self.boxes = [self._box(node) for node in self.nodes]
@@ -123,12 +140,7 @@ class _Sheet:
             _ARROW_HEAD,
             f'<rect {size} fill="#ffffff"/>',
             f'<text class="title" x="{_MARGIN:.0f}" y="{_MARGIN + 10:.0f}">{_xml(head)}</text>',
-            f'<g transform="translate({shift:.1f},{_MARGIN + _HEAD:.1f})">',
-            *(self._line(number, line) for number, line in enumerate(self.lines)),
-            *(self._label(number, line) for number, line in enumerate(self.lines)),
-            *(self._step(node, box) for node, box in zip(self.nodes, self.boxes, strict=False)),
-            self._beginning(),
-            "</g>",
+            *self._parts(shift, _MARGIN + _HEAD),
             *(
                 f'<text class="legend" x="{_MARGIN:.0f}" y="{height - _MARGIN:.0f}">{_xml(words)}</text>'
                 for words in legend
@@ -136,6 +148,30 @@ class _Sheet:
             "</svg>",
         ]
         return "\n".join(part for part in parts if part) + "\n"
+
+    def figure(self) -> str:
+        self.styled = False
+        width, height = self.layout.width + 2 * _EDGE, self.layout.height + 2 * _EDGE
+        parts = [
+            (
+                f'<svg class="figure" width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}"'
+                f' role="img" aria-label="{_xml(title(self.shape))}">'
+            ),
+            _ARROW_HEAD.replace(' fill="#6e7781"', ""),
+            *self._parts(_EDGE, _EDGE),
+            "</svg>",
+        ]
+        return "\n".join(part for part in parts if part)
+
+    def _parts(self, left: float, top: float) -> list[str]:
+        return [
+            f'<g transform="translate({left:.1f},{top:.1f})">',
+            *(self._line(number, line) for number, line in enumerate(self.lines)),
+            *(self._label(number, line) for number, line in enumerate(self.lines)),
+            *(self._step(node, box) for node, box in zip(self.nodes, self.boxes, strict=False)),
+            self._beginning(),
+            "</g>",
+        ]
 
     def _legend(self) -> list[str]:
         if self.marks is None:
@@ -149,19 +185,22 @@ class _Sheet:
         if self.shape.entry not in self.index:
             return ""
         box = self.boxes[self.steps]
-        return f'<circle cx="{box.x:.1f}" cy="{box.y:.1f}" r="6" fill="#1f2328"><title>entry</title></circle>'
+        look = 'fill="#1f2328"' if self.styled else 'class="entry"'
+        return f'<circle cx="{box.x:.1f}" cy="{box.y:.1f}" r="6" {look}><title>entry</title></circle>'
 
     def _step(self, node: Node, box: Box) -> str:
         name, note = self._words(node)
-        style, tooltip = "", one_line(node.name)
+        style, tooltip, group = "", one_line(node.name), "node"
         if self.marks is not None:
             mark = mark_of(node.name, self.marks)
             look = LOOKS[mark.state]
             dashes = ";stroke-dasharray:4 3" if look.dashed else ""
-            style = f' style="fill:{look.fill};stroke:{look.line}{dashes}"'
+            style = f' style="fill:{look.fill};stroke:{look.line}{dashes}"' if self.styled else ""
+            group += f" m-{mark.state.value.replace(' ', '-')}"
             tooltip += f": {mark.state.value}" + (f", {mark.visits} times" if mark.visits > 1 else "")
         middle = box.y + (-2 if note else 4.5)
-        parts = [f"<g><title>{_xml(tooltip)}</title>", *self._outline(node, box, style)]
+        head = "<g>" if self.styled else f'<g class="{group}" data-step="{_xml(one_line(node.name))}">'
+        parts = [f"{head}<title>{_xml(tooltip)}</title>", *self._outline(node, box, style)]
         parts.append(f'<text class="name" x="{box.x:.1f}" y="{middle:.1f}">{_xml(name)}</text>')
         if note:
             parts.append(f'<text class="note" x="{box.x:.1f}" y="{box.y + 13:.1f}">{_xml(note)}</text>')

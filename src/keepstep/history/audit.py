@@ -19,10 +19,13 @@ from ..model.checkpoint import SAYS_CLAIM
 from ..model.run import removed_records
 from ..model.signal import BEAT, CANCEL, PAUSE, RESERVED, RESOLVE, RESUME
 from ..records.data import Data, data_of
-from ..records.record import Record
+from ..records.record import Record, unseal_some
 
 if TYPE_CHECKING:
     from .host import CommandHost
+
+#: Records whose entries are made at once, for a door that shows only how a run ended.
+NEWEST = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,15 @@ async def audit(host: CommandHost, run_id: str) -> list[AuditEntry]:
     tail = sorted(story.entries[recorded:], key=lambda entry: entry.at)
     # Entries without a record can only be ordered by time.
     story.entries[recorded:] = tail
+    return await host.call(lambda: [_redacted(host, entry) for entry in story.entries])
+
+
+async def newest_entries(host: CommandHost, run: Run) -> list[AuditEntry]:
+    """Return the entries of the newest records of a run, at most `NEWEST`; of a short run, those of all records."""
+    story = _Story(host, run)
+    for record, _ in unseal_some(await host.records(run.id, max(run.seq - NEWEST, 0), NEWEST), run.id):
+        story.add(record)
+    story.now(run)
     return [_redacted(host, entry) for entry in story.entries]
 
 

@@ -51,6 +51,11 @@ class Difference:
 async def compare(host: CommandHost, left: tuple[str, int | None], right: tuple[str, int | None]) -> Difference:
     """Compare two sides; each is a run and the number of a record, or None for the newest."""
     one, other = await _side(host, *left), await _side(host, *right)
+    states = await _state(host, one), await _state(host, other)
+    return await host.call(_difference, one, other, *states)
+
+
+def _difference(one: Prefix, other: Prefix, state: Mapping[str, Any], other_state: Mapping[str, Any]) -> Difference:
     old, new = _outcomes(one), _outcomes(other)
     ends = (one.seq, other.seq) == (one.run.seq, other.run.seq)
     return Difference(
@@ -59,8 +64,8 @@ async def compare(host: CommandHost, left: tuple[str, int | None], right: tuple[
         added=tuple(key for key in new if key not in old),
         removed=tuple(key for key in old if key not in new),
         changed={key: (old[key], new[key]) for key in new if key in old and old[key] != new[key]},
-        published=_changed(_published(one), _published(other)),
-        state=_changed(await _state(host, one), await _state(host, other)),
+        published=changed(_published(one), _published(other)),
+        state=changed(state, other_state),
         statuses=(one.run.status.value, other.run.status.value) if ends else None,
     )
 
@@ -116,7 +121,8 @@ def _published(side: Prefix) -> dict[str, Any]:
     return {data_of(record, PublishedData).get("key", ""): _plain(record) for record in shown}
 
 
-def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Pair]:
+def changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Pair]:
+    """Return the keys whose values differ, each with both values, `MISSING` for one that a side does not have."""
     keys = [*old, *(key for key in new if key not in old)]
     return {
         key: (old.get(key, MISSING), new.get(key, MISSING))

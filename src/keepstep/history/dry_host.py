@@ -287,7 +287,7 @@ class _NoEvents:
 
     observed = False
     logged = True
-    observe = emit_record = emit = _ignored
+    observe = emit_record = ended = repeat = emit = _ignored
 
 
 class _NoSignals:

@@ -16,6 +16,7 @@ from ..errors import DefinitionError, RunConflict, RunNotFound
 from ..kernel.children import is_word_of, says_cancelled
 from ..kernel.replay import Entry, check_kept
 from ..kernel.steering import DEADLINE
+from ..kernel.tracing import traceparent_from
 from ..kernel.undo_records import Outline
 from ..model import Kind, Run, Signal, Status
 from ..model.checkpoint import ABOUT_CHILD, ABOUT_UNDO, EDITABLE, ENDS_RUN, ENDS_STEP, MOVES_GRAPH
@@ -348,7 +349,7 @@ class _Copy:
             queue=old.queue,
             priority=old.priority,
             key=old.key,
-            traceparent=old.traceparent,
+            traceparent=traceparent_from(self.host.tracer, old),
             tags={name: text for name, text in old.tags.items() if name != SERIES},
             due_at=now,
             signals=self.signals[-1].seq if self.signals else max(old.signals_from - 1, 0),

@@ -9,7 +9,7 @@ from ..kernel.host import Journal, Redaction, RunKeys, StoredRuns
 
 if TYPE_CHECKING:
     from ..model import Run, Signal
-    from ..ports import Clock, Create, Store
+    from ..ports import Clock, Create, Store, Tracer
     from ..records.record import Record
 
 T = TypeVar("T")
@@ -45,6 +45,10 @@ class CommandHost(StoredRuns, Protocol):
 
     @property
     def encryption(self) -> CommandKeys: ...
+
+    @property
+    def tracer(self) -> Tracer | None:
+        """Gives runs and attempts their trace context; None if nobody traces."""
 
     @property
     def worker_id(self) -> str | None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from ..errors import EncryptionError, KeepstepError
+from ..kernel.callback import CALL, SECRET_BYTES
 from ..model import Checkpoint, ErrorInfo, Run
 from ..model.wakes import sorted_wakes
-from ..records.keys import key_id
+from ..records.keys import is_encrypted, key_id
 from ..records.progress import report_in
 from ..values import VALUES
 
@@ -24,8 +27,9 @@ if TYPE_CHECKING:
     from ..engine.topics import TopicInfo
     from ..history.audit import AuditEntry, Incarnation
     from ..history.diff import Difference
-    from ..model import Event, GateChange, WorkerInfo
+    from ..model import Event, GateChange, Signal, WorkerInfo
     from ..model.agent import AgentHost
+    from ..ports import Document
     from ..records.counts import Counts
     from ..workflows.recovery import RecoveryInfo
     from .aside import AsideRun
@@ -164,6 +168,41 @@ def record_data(one: Checkpoint) -> dict[str, Any]:
     }
 
 
+_SECRET = re.compile(rf"[0-9a-f]{{{2 * SECRET_BYTES}}}")
+
+
+def is_secret(step: str, value: Any) -> bool:
+    """Whether the result of a call is the secret of a callback: its holder may complete the callback."""
+    return CALL in step and isinstance(value, str) and _SECRET.fullmatch(value) is not None
+
+
+def without_secret(one: Checkpoint) -> Checkpoint:
+    """Return a record for a caller who may only read: without the secret of a callback."""
+    if one.value is None or CALL not in one.step or not is_secret(one.step, value_of(one.value)):
+        return one
+    return replace(one, value=None)
+
+
+def signal_data(one: Signal, *, values: bool = False) -> dict[str, Any]:
+    """Return a signal for a program; with `values`, its payload, unless that cannot be read here."""
+    data: dict[str, Any] = {"seq": one.seq, "name": one.name, "id": one.id, "by": one.sender, "at": iso(one.sent_at)}
+    if values:
+        hidden = is_encrypted(one.payload)
+        data |= {"payload": None if hidden else value_of(one.payload), "hidden": hidden}
+    return data
+
+
+def memory_data(one: Document) -> dict[str, Any]:
+    """Return a version of a value in a memory."""
+    return {
+        "key": one.key,
+        "version": one.version,
+        "at": iso(one.at),
+        "deleted": not one.value,
+        "value": value_of(one.value) if one.value else None,
+    }
+
+
 def step_input(one: Checkpoint) -> Any:
     """Return the recorded arguments of a step by name; None if there are none."""
     stored = one.data.get("input")
@@ -229,6 +268,7 @@ def queue_data(info: QueueInfo) -> dict[str, Any]:
         "driven": info.counts.driven,
         "waiting": info.counts.waiting,
         "keys": dict(info.counts.keys),
+        "oldest_at": iso(info.counts.oldest_at),
         "log": gate_log_data(info.log),
     }
 
@@ -354,6 +394,9 @@ def sample_data(sample: Sample) -> dict[str, Any]:
         "save_failures": sample.save_failures,
         "halted": sample.halted,
         "set_aside": sample.set_aside,
+        "needs_person": sample.needs_person,
+        "open_failures": sample.open_failures,
+        "oldest_at": iso(sample.oldest_at),
         "queues": [
             {
                 "queue": one.name,
@@ -374,6 +417,17 @@ def sample_data(sample: Sample) -> dict[str, Any]:
                 "limits": one.limits,
             }
             for one in sample.services
+        ],
+        "agents": [
+            {
+                "agent": one.name,
+                "hosts": one.hosts,
+                "tasks": one.tasks,
+                "places": one.places,
+                "completed": one.completed,
+                "failed": one.failed,
+            }
+            for one in sample.agents
         ],
         "workers": [{**worker_data(one.worker), **counts_data(one.counts)} for one in sample.workers],
         "slow_steps": [
@@ -397,6 +451,14 @@ def counts_data(counts: Counts) -> dict[str, Any]:
         "halted": counts.halted,
         "halted_at": iso(counts.halted_at),
         "halted_by": counts.halted_by or None,
+        "resources": {
+            "resident_bytes": counts.resources.resident_bytes,
+            "processor_seconds": counts.resources.processor_seconds,
+            "processors": counts.rates.processors,
+            "threads": counts.resources.threads,
+            "open_runs": counts.resources.open_runs,
+            "lag_seconds": counts.resources.lag_seconds,
+        },
     }
 
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from ..history.audit import audit, transitions
+from ..history.audit import newest_entries, transitions
 from ..kernel.replay import kept_state
 from ..model import Kind, Run, Signal, Status
 from ..model.run import handed_over
@@ -81,7 +81,7 @@ async def cancellation_of(host: CommandHost, run: Run) -> Cancellation | None:
     """Return the cancellation that ended a run; None if it was not cancelled."""
     if run.status is not Status.CANCELLED:
         return None
-    ends = [entry for entry in transitions(await audit(host, run.id)) if entry.after is Status.CANCELLED]
+    ends = [entry for entry in transitions(await newest_entries(host, run)) if entry.after is Status.CANCELLED]
     return Cancellation(ends[-1].actor, ends[-1].at, ends[-1].reason) if ends else None
 
 

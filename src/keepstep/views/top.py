@@ -1,8 +1,8 @@
-"""A store at a glance, for `keepstep top`: rates, queues, services, workers and slow steps."""
+"""A store at a glance, for `keepstep top`: rates, runs that need a person, queues, services, agents and workers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -14,12 +14,15 @@ from ..records.counts import Counts, Rates, SlowStep, counts_in
 from ..stores.services import breaker_of, limits_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ..model.agent import HostedAgent
     from ..ports import Store
 
 #: Slow steps that are shown, those with the most time first.
 MOST_SLOW = 10
-#: Set-aside runs that are counted at most, so that a sample stays cheap.
-MOST_ASIDE = 1000
+#: Runs of one kind that are counted at most, so that a sample stays cheap.
+MOST_COUNTED = 1000
 #: The queue of runs that name none, which is shown beside those with limits.
 _DEFAULT = "default"
 
@@ -59,8 +62,23 @@ class ServiceSample:
 
 
 @dataclass(frozen=True, slots=True)
+class AgentSample:
+    """One agent: its living hosts, and the tasks that it performs, has completed and has failed there."""
+
+    name: str
+    hosts: int
+    tasks: int
+    places: int | None
+    completed: int
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
-    """The state of a store at one time. `rates` and the sums belong to its living workers."""
+    """The state of a store at one time. `rates` and the sums belong to its living workers.
+
+    `needs_person`, `open_failures` and `set_aside` are counted up to 1,000.
+    """
 
     at: datetime
     rates: Rates
@@ -71,6 +89,14 @@ class Sample:
     save_failures: int
     halted: int
     set_aside: int
+    needs_person: int
+    open_failures: int
+    agents: tuple[AgentSample, ...]
+
+    @property
+    def oldest_at(self) -> datetime | None:
+        """The time since which the first run of all queues could have begun."""
+        return min((one.counts.oldest_at for one in self.queues if one.counts.oldest_at is not None), default=None)
 
 
 def sample(store: Store) -> Sample:
@@ -80,7 +106,6 @@ def sample(store: Store) -> Sample:
     gates = {gate.name: gate for gate in store.list_gates(QUEUE)}
     names = sorted({_DEFAULT, *gates})
     now = store.clock.now()
-    aside = store.list_runs(RunQuery(status=frozenset({Status.SET_ASIDE}), limit=MOST_ASIDE))
     return Sample(
         at=instant(now),
         rates=Rates(
@@ -96,8 +121,33 @@ def sample(store: Store) -> Sample:
         slow=_slowest(living),
         save_failures=sum(one.save_failures for one in living),
         halted=sum(one.halted for one in living),
-        set_aside=len(aside.runs),
+        set_aside=_count(store, RunQuery(status=frozenset({Status.SET_ASIDE}))),
+        needs_person=_count(store, RunQuery(needs_person=True)),
+        open_failures=_count(store, RunQuery(open_failure=True)),
+        agents=tuple(_agents(workers)),
     )
+
+
+def _count(store: Store, query: RunQuery) -> int:
+    return store.list_runs(replace(query, limit=0, count_to=MOST_COUNTED)).count or 0
+
+
+def _agents(workers: Iterable[WorkerSample]) -> Iterator[AgentSample]:
+    """Yield the agents that living workers host, by name."""
+    found: dict[str, list[HostedAgent]] = {}
+    for one in workers:
+        for agent in one.worker.agents if one.worker.alive else ():
+            found.setdefault(agent.name, []).append(agent)
+    for name, hosted in sorted(found.items()):
+        places = [agent.max_tasks for agent in hosted]
+        yield AgentSample(
+            name,
+            len(hosted),
+            sum(agent.tasks for agent in hosted),
+            None if None in places else sum(one or 0 for one in places),
+            sum(agent.record.completed for agent in hosted),
+            sum(agent.record.failed for agent in hosted),
+        )
 
 
 def _service(gate: GateInfo, now: float) -> ServiceSample:
