@@ -8,8 +8,8 @@ import pytest
 
 import keepstep as ks
 from keepstep.web import app, guard
-from keepstep.web.guard import Token
 from keepstep.web.routes import Role
+from keepstep.web.tokens import Token
 from tests.engine.world import until_status
 
 
@@ -209,6 +209,42 @@ async def test_callback_is_completed_by_its_token_alone(world):
         assert (await client.post("/callbacks/nonsense", json={})).status_code == 404
 
 
+@pytest.mark.one_store
+async def test_reader_sees_no_secret_of_a_callback(world):
+    given = []
+
+    @ks.workflow
+    async def program():
+        callback = await ks.callback("paid")
+        given.append(callback.token)
+        return await callback.wait()
+
+    tokens = ["ann:read:" + "a" * 20, "ben:act:" + "b" * 20]
+    async with world.engine() as engine:
+        for run_id in ("r", "s"):
+            await until_status(await engine.start(program, run_id=run_id), "waiting")
+        secret = given[-1].partition(".")[0].removeprefix("cb_")
+        paths = ("/runs/s/records?values=true", "/runs/s/records/2", "/runs/s/records/2/raw", "/runs/r/diff?other=s")
+        pages = ("/runs/s/travel?at=2", "/compare?a=r&b=s")
+        for token, sees in (("a" * 20, False), ("b" * 20, True)):
+            async with client_of(engine, token, tokens=tokens) as client:
+                texts = [(await client.get(path)).text for path in paths]
+                texts += [(await client.get(f"http://localhost{path}")).text for path in pages]
+                assert [secret in text for text in texts] == [sees] * len(texts)
+
+
+@pytest.mark.one_store
+async def test_payloads_of_signals_need_the_role_act(world):
+    tokens = ["ann:read:" + "a" * 20, "ben:act:" + "b" * 20]
+    async with world.engine() as engine:
+        run = await waiting(engine)
+        await run.signal("later", "a payload")
+        for token, status in (("a" * 20, 403), ("b" * 20, 200)):
+            async with client_of(engine, token, tokens=tokens) as client:
+                assert (await client.get("/runs/r/signals")).status_code == 200
+                assert (await client.get("/runs/r/signals?values=true")).status_code == status
+
+
 async def test_queues_services_schedules_workers_and_doctor_are_shown(world):
     ks.Queue("mail", concurrency=2)
     ks.Service("bank", concurrency=1, breaker=ks.Breaker())
@@ -246,6 +282,11 @@ async def test_queues_services_schedules_workers_and_doctor_are_shown(world):
         (("POST", "/runs", {"workflow": "approving", "kwargs": {"run_id": 1}}), 422, "run_id"),
         (("POST", "/runs/r/signal", {"payload": 1}), 422, "name"),
         (("POST", "/runs/r/cancel", {"why": "x"}), 422, "why"),
+        (("POST", "/runs", {"workflow": "approving", "deadline": "0001-01-01T00:00:00+23:00"}), 422, "deadline"),
+        (("POST", "/runs", {"workflow": "approving", "deadline": "9999-12-31T23:59:59-23:59"}), 422, "deadline"),
+        (("GET", "/runs/r/records/" + "9" * 5000, None), 422, "number"),
+        (("GET", "/runs/r/records/0", None), 422, "number"),
+        (("POST", "/runs", {"workflow": "approving", "tags": {f"t{n}": "" for n in range(101)}}), 422, "100 tags"),
         (("GET", "/nowhere", None), 404, "Not Found"),
         (("DELETE", "/runs/r", None), 405, "Not Allowed"),
     ],
@@ -282,6 +323,12 @@ async def test_body_that_is_not_json_is_refused(world):
         ({"origin": "http://localhost"}, 404),
         ({"sec-fetch-site": "cross-site"}, 403),
         ({"sec-fetch-site": "same-origin", "origin": "http://localhost"}, 404),
+        ({"sec-fetch-site": "none"}, 404),
+        ({"sec-fetch-site": "none", "origin": "http://evil.example"}, 403),
+        ({"origin": "http://["}, 403),
+        ({"host": "[::1]:8080"}, 404),
+        ({"host": "[::1]evil"}, 421),
+        ({"host": "localhost:evil"}, 421),
     ],
 )
 async def test_changes_come_only_from_this_site(world, headers, status):
@@ -379,3 +426,23 @@ async def test_health_is_told_without_a_token(world):
     async with world.engine() as engine, client_of(engine, tokens=["t" * 20]) as client:
         assert (await client.get("http://localhost/healthz")).status_code == 200
         assert (await client.get("http://localhost/readyz")).status_code == 200
+
+
+async def test_many_runs_are_counted_and_then_cancelled(world):
+    async with world.engine() as engine, client_of(engine) as client:
+        for number in range(3):
+            await until_status(await engine.start(approving(), number, run_id=f"m{number}"), "waiting")
+        await engine.start(approving(), run_id="other")
+        body = {"filter": {"id_prefix": "m"}, "reason": "no longer needed"}
+        counted = (await client.post("/many/cancel", json=body)).json()
+        assert (counted["matched"], counted["changed"], counted["dry_run"]) == (3, 0, True)
+        done = (await client.post("/many/cancel", json=body | {"dry_run": False})).json()
+        assert done["changed"] + done["asked"] == 3
+        for number in range(3):
+            await until_status(await engine.get(f"m{number}"), "cancelled")
+        assert (await (await engine.get("other")).run()).status.value != "cancelled"
+        unfit = {"filter": {"id_prefix": "other", "status": ["waiting"]}, "dry_run": False}
+        nothing = (await client.post("/many/retry", json=unfit)).json()
+        assert (nothing["matched"], nothing["changed"]) == (0, 0)
+        neither = await client.post("/many/cancel", json={"dry_run": False})
+        assert (neither.status_code, neither.json()["type"]) == (422, "keepstep:unfit")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from ..care.doctor import examine
+from ..engine.start import definition_of
 from ..errors import RunNotFound
 from ..policies import Breaker, Rate
 from ..views import plain
+from ..views.start_form import OPTIONS, command_of, parameters_of, started_by
 from ..views.top import sample
+from ..views.workflows import facts_data, startable, workflow_data, workflow_facts, workflows
 from .api_runs import JSON
 from .api_steering import Act, Done, Reason
 from .routes import Ask, NotJson, Role, get, post
@@ -30,7 +33,10 @@ async def get_queue(ask: Ask) -> JSON:
 
 
 class Limits(msgspec.Struct, forbid_unknown_fields=True):
-    """Limits to change, as the options of `ks.Queue` or `ks.Service`; those that are not named stay."""
+    """Limits to change, as the options of `ks.Queue` or `ks.Service`; those that are not named stay.
+
+    A limit may also be written as on the command line: `none` lifts it, and a rate is `100/60/10`.
+    """
 
     limits: dict[str, Any]
     reason: Reason = ""
@@ -50,11 +56,16 @@ def _given(limits: dict[str, Any]) -> dict[str, Any]:
     """Return the limits with their classes; refuse one that is named like a parameter of the change itself."""
     if taken := {"name", "reason", "self"} & set(limits):
         raise NotJson(f"limits must not have the names {', '.join(sorted(taken))}")
-    given = dict(limits)
+    given = {name: None if value == "none" else value for name, value in limits.items()}
+    for name, value in given.items():
+        if isinstance(value, str) and name in _OBJECTS:
+            given[name] = _OBJECTS[name].written(value)
+        elif isinstance(value, str) and value.isdecimal() and len(value) < 20:
+            given[name] = int(value)
     for name, kind in _OBJECTS.items():
-        if isinstance(given.get(name), dict):
+        if isinstance(value := given.get(name), dict):
             try:
-                given[name] = kind(**given[name])
+                given[name] = kind(**value)
             except TypeError as error:
                 raise NotJson(f"{name}: {error}") from None
     return given
@@ -136,6 +147,13 @@ async def resume_schedule(ask: Ask) -> Done:
     return Done(ask.path["name"], "resume")
 
 
+@post("/schedules/{name}/remove", Done, body=Why, role=Role.ADMIN, status=202)
+async def remove_schedule(ask: Ask) -> Done:
+    """Remove a schedule; its runs go on. One that living workers declare is refused."""
+    await ask.engine.schedules.remove(ask.path["name"], ask.body.reason)
+    return Done(ask.path["name"], "remove")
+
+
 @post("/schedules/{name}/trigger", Done, body=Why, status=202)
 async def trigger_schedule(ask: Ask) -> Done:
     """Start a run of a schedule now."""
@@ -157,10 +175,103 @@ async def backfill_schedule(ask: Ask) -> JSON:
     return {"schedule": name, "ticks": await ask.engine.schedules.backfill(name, body.first, body.last, body.reason)}
 
 
+@get("/agents", JSON)
+async def list_agents(ask: Ask) -> JSON:
+    """List the agents that have a living host or had one lately, with their health."""
+    return {"agents": [plain.agent_data(one) for one in await ask.engine.agents.list()]}
+
+
+@get("/agents/{name}", JSON)
+async def get_agent(ask: Ask) -> JSON:
+    """Return one agent: its health with its parts, its load, and its hosts."""
+    return plain.agent_data(await ask.engine.agents.get(ask.path["name"]))
+
+
+class Drain(Why):
+    """The worker on which the agent is drained; without one, on all."""
+
+    worker: str = ""
+
+
+@post("/agents/{name}/drain", JSON, body=Drain, role=Role.ADMIN)
+async def drain_agent(ask: Ask) -> JSON:
+    """Give an agent no more tasks; its current ones go on."""
+    body = ask.body
+    return plain.agent_data(await ask.engine.agents.drain(ask.path["name"], worker=body.worker, reason=body.reason))
+
+
+@post("/agents/{name}/resume", JSON, body=Why, role=Role.ADMIN)
+async def resume_agent(ask: Ask) -> JSON:
+    """Give a drained agent tasks again, on all its hosts."""
+    return plain.agent_data(await ask.engine.agents.resume(ask.path["name"], reason=ask.body.reason))
+
+
+class Probe(msgspec.Struct, forbid_unknown_fields=True):
+    """Seconds to wait for the hosts."""
+
+    timeout: Annotated[float, msgspec.Meta(ge=0, le=60)] = 15.0
+
+
+@post("/agents/{name}/probe", JSON, body=Probe)
+async def probe_agent(ask: Ask) -> JSON:
+    """Let the hosts of an agent probe it now, and return the agent after that."""
+    return plain.agent_data(await ask.engine.agents.probe(ask.path["name"], timeout=ask.body.timeout))
+
+
+@get("/topics", JSON)
+async def list_topics(ask: Ask) -> JSON:
+    """List the topics, with their subscribers and the publishers that wait."""
+    return {"topics": [plain.topic_data(one) for one in await ask.engine.topics.list()]}
+
+
+class Recent(msgspec.Struct, forbid_unknown_fields=True):
+    """The number of newest messages to return."""
+
+    recent: Annotated[int, msgspec.Meta(ge=0, le=100)] = 10
+
+
+@get("/topics/{name}", JSON, query=Recent)
+async def get_topic(ask: Ask) -> JSON:
+    """Return one topic with its newest messages that are still stored, the oldest of them first."""
+    topics, name = ask.engine.topics, ask.path["name"]
+    found = await topics.get(name)
+    shown: JSON = await ask.shown(plain.topic_data(found, await topics.recent_raw(name, ask.query.recent)), "recent")
+    return shown
+
+
+class Message(msgspec.Struct, forbid_unknown_fields=True):
+    """A message, and the seconds to wait while a subscriber is far behind."""
+
+    value: Any = None
+    timeout: Annotated[float, msgspec.Meta(gt=0, le=60)] = 5.0
+
+
+@post("/topics/{name}/publish", Done, body=Message, status=202)
+async def publish(ask: Ask) -> Done:
+    """Publish a message to a topic, which is created if there is none."""
+    name, body = ask.path["name"], ask.body
+    await ask.engine.topics.publish(name, body.value, timeout=body.timeout)
+    return Done(name, "publish")
+
+
 @get("/channels", JSON)
 async def list_channels(ask: Ask) -> JSON:
     """List the channels of notices."""
     return {"channels": [plain.channel_data(one) for one in await ask.engine.channels.list()]}
+
+
+class Test(msgspec.Struct, forbid_unknown_fields=True):
+    """The text of the notice."""
+
+    text: Annotated[str, msgspec.Meta(max_length=1000)] = "this is a test"
+
+
+@post("/channels/{name}/test", Done, body=Test, status=202)
+async def test_channel(ask: Ask) -> Done:
+    """Send a channel a notice, which is delivered like any other."""
+    name = ask.path["name"]
+    await ask.engine.channels.test(name, ask.engine.redaction.redact(ask.body.text))
+    return Done(name, "test")
 
 
 @get("/workers", JSON)
@@ -192,12 +303,47 @@ async def get_top(ask: Ask) -> JSON:
 
 @get("/workflows", JSON)
 async def list_workflows(ask: Ask) -> JSON:
-    """List the workflows that this server can start, and those that living workers know."""
-    engine = ask.engine
-    known = {name: one.version for name, one in engine.workflows.items() if not one.is_built_in}
-    there: dict[str, list[str]] = {}
-    for worker in await engine.workers():
-        for name in worker.known if worker.alive else ():
-            there.setdefault(name, []).append(worker.id)
-    names = sorted({*known, *there})
-    return {"workflows": [{"name": n, "version": known.get(n), "workers": there.get(n, [])} for n in names]}
+    """List the workflows that this server can start, that living workers know, or that new runs have."""
+    return {"workflows": [workflow_data(one) for one in await workflows(ask.engine)]}
+
+
+@get("/workflows/{name}", JSON)
+async def get_workflow(ask: Ask) -> JSON:
+    """Return one workflow: its versions, runs, durations, common errors and steps, and the fields of its input."""
+    engine, name = ask.engine, ask.path["name"]
+    known = startable(engine).get(name)
+    found = facts_data(await workflow_facts(engine, name))
+    parameters = None if known is None else [msgspec.to_builtins(one) for one in parameters_of(known)]
+    shown: JSON = await ask.shown({**found, "input": parameters})
+    return shown
+
+
+class StartForm(msgspec.Struct, forbid_unknown_fields=True):
+    """A new run by the texts of a form: one for each parameter, and the options of a start.
+
+    With `dry`, nothing is started. `tags` has the form NAME=VALUE, several of them on lines of their own.
+    """
+
+    input: dict[str, str] = {}
+    run_id: str = ""
+    queue: str = ""
+    priority: str = ""
+    delay: str = ""
+    deadline: str = ""
+    key: str = ""
+    dedupe: str = ""
+    tags: str = ""
+    dry: bool = False
+
+
+@post("/workflows/{name}/start", JSON, body=StartForm)
+async def start_by_form(ask: Ask) -> JSON:
+    """Start a run by the texts of a form, or only check them; a problem names each field that does not fit."""
+    engine, body = ask.engine, ask.body
+    workflow = definition_of(startable(engine), ask.path["name"])
+    args, kwargs, options = started_by(workflow, body.input, {name: getattr(body, name) for name in OPTIONS})
+    answer: JSON = await ask.shown({"command": command_of(workflow, body.input, options)})
+    if body.dry:
+        return answer
+    handle = await engine.start(workflow, *args, **options, **kwargs)
+    return {**await ask.shown(plain.run_data(await handle.run())), **answer}

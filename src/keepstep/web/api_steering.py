@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from ..errors import DefinitionError
+from ..errors import AlreadyFinished, DefinitionError, RunConflict
+from ..model import FINISHED, RunQuery, Status
+from ..model.wakes import sorted_wakes
 from ..views import plain
-from ..views.waits import WaitKind, waits_of
+from ..views.explain import prospect_data, retrying
+from ..views.waits import WaitKind, doubts_called, waits_of
 from .api_runs import JSON, Seq
 from .routes import Ask, Role, post
+
+if TYPE_CHECKING:
+    from ..engine.handle import RunHandle
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Reason = Annotated[str, msgspec.Meta(max_length=2000)]
 
 
 class Act(msgspec.Struct, forbid_unknown_fields=True):
-    """An act with its reason. `seq` is the last record that the caller has seen; the act is refused after a newer."""
+    """An act with its reason. `seq` is the last record that the caller has seen; the act is refused after a newer.
+
+    So it is after a newer signal than the last of `signals`: that of another person who has decided.
+    """
 
     reason: Reason = ""
     seq: Seq | None = None
+    signals: Seq | None = None
 
 
 class Done(msgspec.Struct):
@@ -38,6 +48,7 @@ class Signalled(msgspec.Struct, forbid_unknown_fields=True):
     payload: Any = True
     id: str = ""
     seq: Seq | None = None
+    signals: Seq | None = None
 
 
 @post("/runs/{run}/signal", Done, body=Signalled, status=202)
@@ -55,6 +66,7 @@ class Verdict(msgspec.Struct, forbid_unknown_fields=True):
     payload: Any = msgspec.UNSET
     id: str = ""
     seq: Seq | None = None
+    signals: Seq | None = None
 
 
 @post("/runs/{run}/approve", Done, body=Verdict, status=202)
@@ -96,7 +108,8 @@ async def ask_run(ask: Ask) -> JSON:
     """Ask a run, and return its reply."""
     handle = await ask.handle()
     reply = await handle.ask_raw(ask.body.name, ask.body.payload, timeout=ask.body.timeout)
-    return {"run": handle.id, "reply": plain.value_of(reply)}
+    found: JSON = await ask.shown({"run": handle.id, "reply": plain.value_of(reply)}, "reply")
+    return found
 
 
 @post("/runs/{run}/pause", Done, body=Act, status=202)
@@ -115,20 +128,96 @@ async def resume(ask: Ask) -> Done:
     return Done(handle.id, "resume")
 
 
-@post("/runs/{run}/cancel", Done, body=Act, role=Role.ADMIN, status=202)
-async def cancel(ask: Ask) -> Done:
-    """Cancel a run, with its steps, waits and children. This is final."""
-    handle = await ask.handle()
-    await handle.cancel(ask.body.reason)
-    return Done(handle.id, "cancel")
+class Failed(Signalled, kw_only=True):
+    """The error with which the wait for a signal fails, and the name of its class."""
+
+    payload: None = None
+    error: Annotated[str, msgspec.Meta(min_length=1, max_length=10_000)]
+    type: str = ""
 
 
-@post("/runs/{run}/retry", Done, body=Act, status=202)
-async def retry(ask: Ask) -> Done:
-    """Let a failed or set-aside run go on from where it failed."""
+@post("/runs/{run}/fail", Done, body=Failed, status=202)
+async def fail_wait(ask: Ask) -> Done:
+    """Fail the wait of a run for a signal: its code gets a `WaitFailed`."""
+    handle, body = await ask.handle(), ask.body
+    await handle.fail(body.name, body.error, type=body.type, id=body.id)
+    return Done(handle.id, "fail")
+
+
+class Cancelled(Act):
+    """Whether to end the run in the store at once, without its clean-up; `dry_run` only names its open children."""
+
+    force: bool = False
+    dry_run: bool = False
+
+
+#: Open children that are named before a cancel.
+_MOST_CHILDREN = 100
+
+
+@post("/runs/{run}/cancel", JSON, body=Cancelled, role=Role.ADMIN, status=202)
+async def cancel(ask: Ask) -> JSON:
+    """Cancel a run, with its steps, waits and children, and name these children. This is final."""
+    handle, body = await ask.handle(), ask.body
+    newest = await handle.latest()
+    open_ = frozenset(Status) - FINISHED
+    query = RunQuery(parent=newest.id, status=open_, limit=_MOST_CHILDREN, system=True)
+    page = await ask.engine.call(ask.engine.store.list_runs, query)
+    answer: JSON = {"run": handle.id, "act": "cancel", "dry_run": body.dry_run, "not_undone": []}
+    answer |= {"children": [one.id for one in page.runs], "more": page.next is not None}
+    if body.dry_run:
+        return answer
+    if body.force:
+        answer["not_undone"] = await ask.engine.cancel_now(newest.id, body.reason, ask.actor)
+    else:
+        await handle.cancel(body.reason)
+    return answer
+
+
+@post("/runs/{run}/drop", JSON, body=Act, role=Role.ADMIN)
+async def drop(ask: Ask) -> JSON:
+    """Give up a run that is set aside: it ends as cancelled, and its code does not run. This is final."""
     handle = await ask.handle()
-    await handle.retry(ask.body.reason)
-    return Done(handle.id, "retry")
+    await _must_be_aside(handle)
+    left = await ask.engine.cancel_now(handle.id, ask.body.reason, ask.actor)
+    return {"run": handle.id, "act": "drop", "not_undone": left}
+
+
+async def _must_be_aside(handle: RunHandle[Any]) -> None:
+    run = await handle.run()
+    if run.status is not Status.SET_ASIDE:
+        raise RunConflict(f"run {run.id!r} is {run.status.value}, not set aside; cancel it instead", run.id)
+
+
+class Retried(Act):
+    """Whether to retry a run that was handed over, too; `dry_run` changes nothing."""
+
+    force: bool = False
+    dry_run: bool = False
+
+
+@post("/runs/{run}/retry", JSON, body=Retried, status=202)
+async def retry(ask: Ask) -> JSON:
+    """Let a failed or set-aside run go on from where it failed, or tell what that would do."""
+    handle, body = await ask.handle(), ask.body
+    if body.dry_run:
+        newest = await (await handle.latest()).run()
+        found = await retrying(ask.engine, newest)
+        if found is None:
+            raise AlreadyFinished(
+                f"run {newest.id!r} is {newest.status.value}; only a failed or set-aside run can be retried", newest.id
+            )
+        return {"run": newest.id, "act": "retry", "dry_run": True, **prospect_data(found)}
+    await handle.retry(body.reason, force=body.force)
+    return {"run": handle.id, "act": "retry", "dry_run": False}
+
+
+@post("/runs/{run}/consolidate", Done, body=Act, role=Role.ADMIN)
+async def consolidate(ask: Ask) -> Done:
+    """Record the whole state of a graph's run, so that its recovery need not read earlier records."""
+    handle = await ask.handle()
+    await handle.consolidate(ask.body.reason)
+    return Done(handle.id, "consolidate")
 
 
 class Skipped(Act):
@@ -149,6 +238,7 @@ class Back(Act):
 
     to: Seq | None = None
     step: str | None = None
+    force: bool = False
     dry_run: bool = False
 
 
@@ -156,19 +246,35 @@ class Back(Act):
 async def rewind(ask: Ask) -> JSON:
     """Let a run go on from an earlier record, or tell what that would do."""
     handle, body = await ask.handle(), ask.body
-    done = await handle.rewind(body.to, step=body.step, reason=body.reason, actor=ask.actor, dry_run=body.dry_run)
+    done = await handle.rewind(
+        body.to, step=body.step, reason=body.reason, actor=ask.actor, dry_run=body.dry_run, force=body.force
+    )
     answer = {"run": handle.id, "to": done.to, "again": list(done.again), "children": list(done.children)}
     return {**answer, "dry_run": body.dry_run}
 
 
+class Arguments(msgspec.Struct, forbid_unknown_fields=True):
+    """The arguments of a workflow."""
+
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+
+
 class Forked(Act):
-    """The record that the new run begins from, or the step before it; a new id, and values that differ."""
+    """The record that the new run begins from, or the step before it; a new id, and values that differ.
+
+    `input` replaces the arguments: `args` and `kwargs`. `next` is the next step of a graph. Without `copy_signals`, the
+    new run does not get the unread signals.
+    """
 
     at: Seq | None = None
     step: str | None = None
     run_id: str | None = None
+    input: Arguments | None = None
     results: dict[str, Any] = {}
     state: dict[str, Any] | None = None
+    next: str | None = None
+    copy_signals: bool = True
 
 
 @post("/runs/{run}/fork", JSON, body=Forked, role=Role.ADMIN, status=201)
@@ -176,12 +282,28 @@ async def fork(ask: Ask) -> JSON:
     """Make a new run from the beginning of this one, with other results or another state."""
     handle, body = await ask.handle(), ask.body
     given: dict[str, Any] = {"at": body.at, "step": body.step, "run_id": body.run_id, "reason": body.reason}
+    given |= {"next": body.next, "signals": body.copy_signals, "actor": ask.actor}
+    if body.input is not None:
+        given["input"] = await _bound(ask, body.input)
     if body.results:
         given["results"] = body.results
     if body.state is not None:
         given["state"] = body.state
     made = await ask.engine.fork(handle.id, **given)
     return {"run": made.id, "origin": handle.id}
+
+
+async def _bound(ask: Ask, given: Arguments) -> Any:
+    """Return arguments as an input for the run that the path names."""
+    name = (await (await ask.handle()).run()).workflow
+    workflow = ask.engine.workflows.get(name)
+    if workflow is not None:
+        return workflow.bind(*given.args, **given.kwargs)
+    if given.args and given.kwargs:
+        raise DefinitionError(
+            f"input has args and kwargs, and this server does not know workflow {name!r}, which binds them; give one"
+        )
+    return given.kwargs or given.args
 
 
 class Edited(Act):
@@ -216,7 +338,11 @@ class Resolved(Act, kw_only=True):
 async def resolve(ask: Ask) -> Done:
     """Settle an at-most-once step in doubt: `result`, `failed` or `again`."""
     handle, body = await ask.handle(), ask.body
-    await handle.resolve(body.step, body.verdict, body.value, body.reason)
+    found = doubts_called(await handle.run(), body.step)  # by its key or its name
+    if len(found) != 1:
+        names = ", ".join(found or sorted_wakes((await handle.run()).wakes).in_doubt) or "none"
+        raise RunConflict(f"run {handle.id!r} has no single step {body.step!r} in doubt; it has {names}", handle.id)
+    await handle.resolve(found[0], body.verdict, body.value, body.reason)
     return Done(handle.id, "resolve")
 
 
@@ -271,7 +397,8 @@ async def start(ask: Ask) -> JSON:
     handle = await ask.engine.start(
         body.workflow, *body.args, **options, tags=body.tags or None, dedupe=body.dedupe, **body.kwargs
     )
-    return plain.run_data(await handle.run())
+    started: JSON = await ask.shown(plain.run_data(await handle.run()))
+    return started
 
 
 class Completed(msgspec.Struct, forbid_unknown_fields=True):
@@ -280,6 +407,10 @@ class Completed(msgspec.Struct, forbid_unknown_fields=True):
     value: Any = True
     error: str | None = None
     type: str = ""
+
+
+class Beat(msgspec.Struct, forbid_unknown_fields=True):
+    """Nothing but the token."""
 
 
 @post("/callbacks/{token}", Done, body=Completed, role=Role.NONE, status=202)
@@ -291,3 +422,10 @@ async def complete(ask: Ask) -> Done:
     else:
         await ask.engine.complete(token, body.value)
     return Done("", "complete")
+
+
+@post("/callbacks/{token}/beat", Done, body=Beat, role=Role.NONE, status=202)
+async def beat(ask: Ask) -> Done:
+    """Tell the wait of a callback that its answer is still to come."""
+    await ask.engine.beat(ask.path["token"])
+    return Done("", "beat")

@@ -9,20 +9,23 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount
 from starlette.routing import Route as Path
 
-from ..engine.health_port import CONTENT_TYPE
+from ..engine.health_port import CONTENT_TYPE, why_unready
 from ..engine.process import ACTOR
-from ..views.metrics import store_metrics
-from . import api_fleet, api_runs, api_steering  # noqa: F401 - their routes are in the table
-from .guard import Caller, Guard, Token
+from ..ports import STARTER
+from ..views.metrics import StoreMetrics
+from .guard import Guard, protect
 from .openapi import description
+from .pages.render import page_routes
 from .problems import problem, problem_of
-from .routes import ROUTES, Ask, Role, Route, body_of, query_of
-from .stream import events
+from .routes import ROUTES, Ask, Content, Role, Route, body_of, query_of
+from .stream import Stream, Streams
+from .tokens import Caller, Token
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -51,20 +54,27 @@ def build(
             await engine.close()
 
     guard = Middleware(Guard, tokens=given, hosts=list(hosts), read_only=read_only)
+    packed = Middleware(GZipMiddleware, minimum_size=1000, compresslevel=5)  # leaves streams as they are
     routes: list[BaseRoute] = [
         Mount("/api/v1", routes=_api(engine)),
         Path("/openapi.json", _described),
         Path("/healthz", _healthy),
         Path("/readyz", _ready(engine)),
         Path("/metrics", _metrics(engine)),
+        *page_routes(engine, given, read_only=read_only),
     ]
     handlers = {Exception: _failed(engine), 404: _not_found, 405: _not_found}
-    return Starlette(routes=routes, middleware=[guard], exception_handlers=handlers, lifespan=lifespan)
+    return Starlette(routes=routes, middleware=[guard, packed], exception_handlers=handlers, lifespan=lifespan)
 
 
 def _api(engine: Engine) -> list[BaseRoute]:
     routes: list[BaseRoute] = [Path(one.path, _endpoint(engine, one), methods=[one.method]) for one in ROUTES]
-    return [Path("/runs/{run}/events", _watch(engine)), *routes]
+    streams = Streams(engine)
+    live = [
+        Path("/runs/{run}/events", _watch(engine, lambda request: streams.run(request.path_params["run"], request))),
+        Path("/changes", _watch(engine, streams.changes)),
+    ]
+    return [*live, *routes]
 
 
 def _refused(caller: Caller | None, role: Role) -> Response | None:
@@ -83,16 +93,21 @@ def _endpoint(engine: Engine, route: Route) -> Callable[[Request], Awaitable[Res
         if (refusal := _refused(caller, route.role)) is not None:
             return refusal
         token = ACTOR.set(_actor(request, caller))
+        starter = STARTER.set(request.headers.get("traceparent"))
         try:
             query = query_of(route.query, request.query_params.multi_items())
             body = None if route.body is None else body_of(route.body, await request.body())
-            ask = Ask(engine, ACTOR.get(), dict(request.path_params), query, body)
-            found = await route.handler(ask)
+            role = Role.NONE if caller is None else caller.role
+            ask = Ask(engine, ACTOR.get(), role, dict(request.path_params), query, body)
+            found = await ask.answered(route.handler)
+            if isinstance(found, Content):
+                return Response(found.data, route.status, headers=found.headers, media_type=found.media_type)
             return Response(msgspec.json.encode(found), route.status, media_type="application/json")
         except Exception as error:  # noqa: BLE001 - every error becomes problem details
             return problem_of(error, engine.redaction.redact)
         finally:
             ACTOR.reset(token)
+            STARTER.reset(starter)
 
     return answer
 
@@ -108,12 +123,12 @@ def _actor(request: Request, caller: Caller | None) -> str:
     return f"{given} ({name})" if given and given.isprintable() else name
 
 
-def _watch(engine: Engine) -> Callable[[Request], Awaitable[Response]]:
+def _watch(engine: Engine, stream: Callable[[Request], Awaitable[Stream]]) -> Callable[[Request], Awaitable[Response]]:
     async def watch(request: Request) -> Response:
         if (refusal := _refused(request.scope.get("keepstep.caller"), Role.READ)) is not None:
             return refusal
         try:
-            return await events(engine, request.path_params["run"], request)
+            return await stream(request)
         except Exception as error:  # noqa: BLE001 - as above
             return problem_of(error, engine.redaction.redact)
 
@@ -133,21 +148,20 @@ async def _healthy(_: Request) -> Response:
 
 def _ready(engine: Engine) -> Callable[[Request], Awaitable[Response]]:
     async def ready(_: Request) -> Response:
-        try:
-            await engine.call(engine.store.list_workers)
-        except Exception:  # noqa: BLE001 - any error means that the store does not answer
-            return Response("the store does not answer\n", 503, media_type="text/plain")
-        return Response("ok\n", media_type="text/plain")
+        why = await why_unready(engine)
+        return Response(f"{why or 'ok'}\n", 503 if why else 200, media_type="text/plain")
 
     return ready
 
 
 def _metrics(engine: Engine) -> Callable[[Request], Awaitable[Response]]:
+    found = StoreMetrics(engine)
+
     async def metrics(request: Request) -> Response:
         if (refusal := _refused(request.scope.get("keepstep.caller"), Role.READ)) is not None:
             return refusal
         try:
-            text = await engine.call(store_metrics, engine.store)
+            text = await found.text()
         except Exception as error:  # noqa: BLE001 - as above
             return problem_of(error, engine.redaction.redact)
         return Response(text, headers={"content-type": CONTENT_TYPE})
@@ -156,8 +170,14 @@ def _metrics(engine: Engine) -> Callable[[Request], Awaitable[Response]]:
 
 
 def _failed(engine: Engine) -> Callable[[Request, Exception], Response]:
-    return lambda _, error: problem_of(error, engine.redaction.redact)
+    def failed(_: Request, error: Exception) -> Response:
+        answer = problem_of(error, engine.redaction.redact)
+        protect(answer.headers)  # this answer does not pass the guard
+        return answer
+
+    return failed
 
 
 def _not_found(_: Request, error: Any) -> Response:
-    return problem(error.status_code, "not-found" if error.status_code == 404 else "method", f"{error.detail}")
+    kind = "not-found" if error.status_code == 404 else "method"
+    return problem(error.status_code, kind, f"{error.detail}", dict(error.headers or {}))

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..errors import DefinitionError
 from .problems import problem
 from .routes import Role, TooLarge
+from .session import caller_of
+from .tokens import Caller, Token, matching
 
 #: Names of this machine, for which a door may be open without a token.
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
 #: Largest body of a request in bytes: the largest value of a step, and room for its envelope.
 MOST_BYTES = 11_000_000
-#: Fewest characters of a token, so that it cannot be guessed.
-FEWEST_CHARACTERS = 16
+#: Methods that change nothing.
+_READS = frozenset({"GET", "HEAD", "OPTIONS"})
+#: Paths that sign a browser in and out, which changes no run.
+_SESSION = frozenset({"/login", "/logout"})
+
+_HOST = re.compile(r"(?P<name>\[[^\]]*\]|[^:\[\]]*)(?::[0-9]*)?")
 
 _HEADERS = {
     "content-security-policy": (
@@ -31,46 +34,8 @@ _HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Token:
-    """A secret that opens the door, the role that it gives, and the name under which the audit knows its holder."""
-
-    secret: str
-    role: Role = Role.ADMIN
-    name: str = "token"
-
-    def __post_init__(self) -> None:
-        if len(self.secret) < FEWEST_CHARACTERS or not self.secret.isascii() or not self.secret.isprintable():
-            raise DefinitionError(
-                f"a token must have at least {FEWEST_CHARACTERS} printable ASCII characters; "
-                'make one with: python -c "import secrets; print(secrets.token_urlsafe())"'
-            )
-
-    @classmethod
-    def parse(cls, text: str) -> Token:
-        """Return the token of a text: `SECRET`, `ROLE:SECRET` or `NAME:ROLE:SECRET`."""
-        *before, secret = text.rsplit(":", 2)
-        role = before[-1] if before else "admin"
-        roles = [one.name.lower() for one in Role if one is not Role.NONE]
-        if role.lower() not in roles:
-            known = ", ".join(roles)
-            raise DefinitionError(f"a token has the form NAME:ROLE:SECRET, and the roles are {known}; got {role!r}")
-        name = before[0] if len(before) > 1 else "token"
-        return cls(secret, Role[role.upper()], name)
-
-    def __repr__(self) -> str:
-        return f"Token(name={self.name!r}, role={self.role.name})"
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """The caller of a request: its role, and its name for the audit."""
-
-    role: Role
-    name: str
 
 
 class Guard:
@@ -110,30 +75,22 @@ class Guard:
         host = headers.get("host", "")
         if _name_of(host) not in self.hosts:
             return problem(421, "misdirected", f"this server does not answer for the host {host[:100]!r}")
-        writes = method not in ("GET", "HEAD", "OPTIONS")
+        writes = method not in _READS
         if writes and not _is_same_origin(headers, host):
             return problem(403, "cross-site", "a page of another site may not change anything here")
-        scope["keepstep.caller"] = self._caller(headers)
-        if writes and self.read_only:
+        scope["keepstep.caller"] = self._caller(headers, method)
+        if writes and self.read_only and _path_of(scope) not in _SESSION:
             return problem(403, "read-only", "this server is read-only")
         return None
 
-    def _caller(self, headers: Headers) -> Caller | None:
+    def _caller(self, headers: Headers, method: str) -> Caller | None:
         if not self.tokens:
             return Caller(Role.ADMIN, self.anonymous)
         given = _given_token(headers)
         if given is None:
-            return None
-        found = None
-        for token in self.tokens:  # all are compared, so that the time tells nothing
-            if hmac.compare_digest(digest(token.secret), digest(given)):
-                found = Caller(token.role, token.name)
-        return found
-
-
-def digest(secret: str) -> bytes:
-    """Return a digest of a secret, for a comparison that takes equally long for all."""
-    return hashlib.sha256(secret.encode()).digest()
+            return caller_of(self.tokens, headers) if _is_from_browser(headers, method) else None
+        token = matching(self.tokens, given)
+        return None if token is None else Caller(token.role, token.name)
 
 
 def _given_token(headers: Mapping[str, str]) -> str | None:
@@ -142,29 +99,43 @@ def _given_token(headers: Mapping[str, str]) -> str | None:
 
 
 def _name_of(host: str) -> str:
-    """Return a host without its port, in lower case."""
-    name = host.lower()
-    if name.startswith("["):
-        return name.partition("]")[0] + "]"
-    return name.rpartition(":")[0] if name.count(":") == 1 else name
+    """Return a host without its port, in lower case; the whole text if it is not a host and a port."""
+    found = _HOST.fullmatch(host.lower())
+    return host.lower() if found is None else found["name"]
+
+
+def _path_of(scope: Scope) -> str:
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
+
+
+def _is_from_browser(headers: Mapping[str, str], method: str) -> bool:
+    """Whether a cookie may count: a change must tell where it comes from, as every browser of today does."""
+    return method in _READS or "sec-fetch-site" in headers or "origin" in headers
 
 
 def _is_same_origin(headers: Mapping[str, str], host: str) -> bool:
     """Whether a change comes from a page of this server, or from a program that is not a browser."""
-    site = headers.get("sec-fetch-site")
-    if site is not None:
-        return site in ("same-origin", "none")
+    site = headers.get("sec-fetch-site", "none")
+    if site != "none":
+        return site == "same-origin"
     origin = headers.get("origin")
-    return origin is None or urlsplit(origin).netloc.lower() == host.lower()
+    try:
+        return origin is None or urlsplit(origin).netloc.lower() == host.lower()
+    except ValueError:  # not an address
+        return False
+
+
+def protect(headers: MutableHeaders) -> None:
+    """Add the headers that browsers obey to those of an answer, if it does not have its own."""
+    for name, value in _HEADERS.items():
+        headers.setdefault(name, value)
 
 
 def _with_headers(send: Send) -> Send:
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
-            headers = MutableHeaders(scope=message)
-            for name, value in _HEADERS.items():
-                headers.setdefault(name, value)
-            headers.setdefault("cache-control", "no-store")
+            protect(MutableHeaders(scope=message))
         await send(message)
 
     return sending

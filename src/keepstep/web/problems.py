@@ -27,7 +27,9 @@ from ..errors import (
     TimedOut,
     UnknownToken,
 )
-from .routes import Moved, NotJson, TooLarge
+from ..views.seen import Moved
+from ..views.start_form import Unfit
+from .routes import NotAllowed, NotJson, TooLarge
 
 log = logging.getLogger("keepstep")
 
@@ -35,6 +37,7 @@ log = logging.getLogger("keepstep")
 _KINDS: tuple[tuple[type[Exception], int, str], ...] = (
     (Moved, 409, "moved"),
     (NotJson, 422, "unfit"),
+    (NotAllowed, 403, "role"),
     (TooLarge, 413, "too-large"),
     (RunNotFound, 404, "not-found"),
     (UnknownToken, 404, "not-found"),
@@ -47,6 +50,7 @@ _KINDS: tuple[tuple[type[Exception], int, str], ...] = (
     (RecoveryError, 409, "conflict"),
     (RunError, 409, "conflict"),
     (EncryptionError, 403, "encrypted"),
+    (Unfit, 422, "unfit"),
     (NotSerializable, 422, "unfit"),
     (DefinitionError, 422, "refused"),
     (StoreUnavailable, 503, "store"),
@@ -55,28 +59,42 @@ _KINDS: tuple[tuple[type[Exception], int, str], ...] = (
 )
 
 
-class Problem(msgspec.Struct):
-    """Problem details. `type` is stable when `detail` is reworded."""
+class Problem(msgspec.Struct, omit_defaults=True):
+    """Problem details. `type` is stable when `detail` is reworded; `errors` has those of a form by its fields."""
 
     type: str
     title: str
     status: int
     detail: str
+    errors: dict[str, str] = {}
 
 
-def problem(status: int, kind: str, detail: str, headers: dict[str, str] | None = None) -> Response:
+def problem(
+    status: int,
+    kind: str,
+    detail: str,
+    headers: dict[str, str] | None = None,
+    errors: dict[str, str] | None = None,
+) -> Response:
     """Return a response with problem details."""
     title = kind.replace("-", " ")
-    body = msgspec.json.encode(Problem(f"keepstep:{kind}", title, status, detail))
+    body = msgspec.json.encode(Problem(f"keepstep:{kind}", title, status, detail, errors or {}))
     return Response(body, status, headers=headers, media_type="application/problem+json")
 
 
 def problem_of(error: Exception, redact: Any) -> Response:
-    """Return the response to an error. An unexpected one is logged, and its text does not leave the process."""
+    """Return the response to an error."""
+    status, kind, detail = kind_of(error, redact)
+    errors = {name: redact(text) for name, text in error.fields.items()} if isinstance(error, Unfit) else None
+    return problem(status, kind, detail, dict(getattr(error, "headers", None) or {}), errors)
+
+
+def kind_of(error: Exception, redact: Any) -> tuple[int, str, str]:
+    """Return status, type and text of an error. An unexpected one is logged; its text stays in the process."""
     if isinstance(error, HTTPException):
-        return problem(error.status_code, "http", str(error.detail), dict(error.headers or {}))
+        return error.status_code, "http", str(error.detail)
     for kind, status, name in _KINDS:
         if isinstance(error, kind):
-            return problem(status, name, redact(str(error)))
-    log.error("the API failed unexpectedly", exc_info=error)
-    return problem(500, "internal", "an unexpected error; the log of the server has details")
+            return status, name, redact(str(error))
+    log.error("the request failed unexpectedly", exc_info=error)
+    return 500, "internal", "an unexpected error; the log of the server has details"

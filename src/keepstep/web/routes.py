@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_h
 import msgspec
 
 from ..errors import KeepstepError
+from ..views.cut import clean, cut_fields
+from ..views.seen import check_seen, turn
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -25,12 +27,12 @@ class Role(IntEnum):
     ADMIN = 3
 
 
-class Moved(KeepstepError):
-    """The run has new records since the caller decided."""
-
-
 class NotJson(KeepstepError):
     """The body of a request is not JSON, or a parameter does not fit its description."""
+
+
+class NotAllowed(KeepstepError):
+    """The caller lacks the role for what was asked for."""
 
 
 class TooLarge(KeepstepError):
@@ -41,12 +43,28 @@ class Nothing(msgspec.Struct, forbid_unknown_fields=True):
     """No parameters."""
 
 
+@dataclass(frozen=True, slots=True)
+class Content:
+    """An answer that is not JSON for a program: a file to save, or a picture."""
+
+    data: bytes
+    media_type: str
+    #: The name under which a browser saves it; empty for what it shows.
+    name: str = ""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers that keep a browser from showing a stored value as a page."""
+        return {"content-disposition": f'attachment; filename="{self.name}"'} if self.name else {}
+
+
 @dataclass(slots=True)
 class Ask:
     """A request to the API: the engine, the caller, and the inputs of the route."""
 
     engine: Engine
     actor: str
+    role: Role
     path: dict[str, str]
     query: Any
     body: Any
@@ -54,13 +72,33 @@ class Ask:
     async def handle(self) -> RunHandle[Any]:
         """Return a handle on the run that the path names, which acts in the name of the caller.
 
-        If the body tells the number of the record that the caller has seen last, a newer one is a conflict.
+        If the body tells the number of the record that the caller has seen last, a newer one is a conflict. So is a
+        newer signal, if the body tells how many the caller has seen.
         """
         handle = (await self.engine.get(self.path["run"])).by(self.actor)
-        seen = getattr(self.body, "seq", None)
-        if seen is not None and (run := await handle.run()).seq != seen:
-            raise Moved(f"run {run.id!r} has moved on: it has {run.seq} records, and you have seen {seen}; look again")
+        await check_seen(handle, getattr(self.body, "seq", None), getattr(self.body, "signals", None))
         return handle
+
+    async def answered(self, handler: Handler) -> Any:
+        """Return what the handler of the route answers. Acts on the same run take turns.
+
+        A store that was moved or removed takes no acts, although the open file could still be written.
+        """
+        if self.body is not None:
+            await self.engine.call(self.engine.store.list_workers)
+        if "run" not in self.path or not hasattr(self.body, "seq"):
+            return await handler(self)
+        async with turn(self.engine, self.path["run"]):
+            return await handler(self)
+
+    async def shown(self, data: Any, *cut: str) -> Any:
+        """Return an answer for people: without secrets, and with the named fields cut to a size."""
+        return await self.engine.call(_shown, data, cut, self.engine.redaction.redact)
+
+
+def _shown(data: Any, names: tuple[str, ...], redact: Callable[[str], str]) -> Any:
+    found = clean(msgspec.to_builtins(data), redact)
+    return cut_fields(found, names) if names else found
 
 
 Handler = Callable[[Ask], Awaitable[Any]]
@@ -78,6 +116,8 @@ class Route:
     body: type[msgspec.Struct] | None
     answer: Any
     status: int
+    #: The media type of the answer; that of JSON has a schema, too.
+    media_type: str = "application/json"
 
     @property
     def summary(self) -> str:
@@ -96,9 +136,16 @@ ROUTES: list[Route] = []
 H = TypeVar("H", bound=Handler)
 
 
-def get(path: str, answer: Any, *, query: type[msgspec.Struct] = Nothing, role: Role = Role.READ) -> Callable[[H], H]:
+def get(
+    path: str,
+    answer: Any,
+    *,
+    query: type[msgspec.Struct] = Nothing,
+    role: Role = Role.READ,
+    media_type: str = "application/json",
+) -> Callable[[H], H]:
     """Add a route that only reads."""
-    return _added(lambda handler: Route("GET", path, role, handler, query, None, answer, 200))
+    return _added(lambda handler: Route("GET", path, role, handler, query, None, answer, 200, media_type))
 
 
 def post(
@@ -138,6 +185,15 @@ def query_of(kind: type[msgspec.Struct], pairs: list[tuple[str, str]]) -> Any:
 
 def _is_list(hint: Any) -> bool:
     return get_origin(hint) is list or any(get_origin(one) is list for one in get_args(hint))
+
+
+#: Digits of the largest number of a record. Python refuses to read a number of thousands of digits.
+_MOST_DIGITS = 16
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is the number of a record, or 0."""
+    return len(text) <= _MOST_DIGITS and text.isascii() and text.isdecimal() and int(text) < 2**53
 
 
 def body_of(kind: type[msgspec.Struct], data: bytes) -> Any:
