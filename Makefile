@@ -3,7 +3,8 @@
 PYTHON  ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV    ?= .venv
-WORKERS ?= 3
+# More than there are cores, because most tests wait for processes, servers and clocks more than they compute.
+WORKERS ?= 4
 SECONDS ?= 600
 PEERS   ?=
 NAMES   ?= $(basename $(notdir $(wildcard requirements-agents-oldest/*.txt)))
@@ -16,6 +17,9 @@ REACHED := 90
 BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
+# Tests start hundreds of processes. Without bytecode on the disk, each of them would compile the package again.
+test nightly coverage: export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all agents-extra agents-oldest nightly check format coverage bench sim mutants soak fuzz dist clean
 
@@ -25,7 +29,7 @@ help:  ## show this
 demo: $(VENV)/.runtime  ## watch a workflow be killed and go on where it was
 	@$(BIN)/keepstep demo $(ARGS)
 
-test: $(VENV)/.dev  ## run the tests (WORKERS=3, ARGS="-k name")
+test: $(VENV)/.dev $(VENV)/.browser  ## run the tests (WORKERS=4, ARGS="-k name")
 	@$(BIN)/python -m tests.simulation.seeds
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
@@ -101,6 +105,14 @@ clean:  ## remove everything that can be made again
 $(VENV)/.dev: $(VENV)/.runtime requirements-dev.txt requirements-agents.txt
 	@echo "installing what development needs into $(VENV)"
 	@$(PIP) --requirement requirements-dev.txt --requirement requirements-agents.txt
+	@touch $@
+
+# Tests of the pages drive Chromium. Without it they are skipped, and say so.
+$(VENV)/.browser: | $(BIN)/python
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
+		&& echo "installing chromium" && apt-get update -qq \
+		&& DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; } \
+		|| echo "chromium is not installed; tests of the pages will be skipped"
 	@touch $@
 
 # Of what tests need, as little as possible: the rest has frameworks and their versions of its own.

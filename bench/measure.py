@@ -552,6 +552,27 @@ def topics(effort: Effort) -> list[Finding]:
     return findings(effort)
 
 
+def telemetry(effort: Effort) -> list[Finding]:
+    """What telemetry costs many runs at once."""
+    from .telemetry import findings
+
+    return findings(effort)
+
+
+def lists(effort: Effort) -> list[Finding]:
+    """First pages and counts of many runs, on SQLite and on a server; not imported before they are asked for."""
+    from .lists import findings
+
+    return findings(effort)
+
+
+def web(effort: Effort) -> list[Finding]:
+    """The cost of pages: the start of a server, open pages, and a long timeline."""
+    from .web import findings
+
+    return findings(effort)
+
+
 JOBS: dict[str, Callable[[Effort], list[Finding]]] = {
     "j1": j1,
     "j2": j2,
@@ -572,4 +593,7 @@ JOBS: dict[str, Callable[[Effort], list[Finding]]] = {
     "services": services,
     "saver": saver,
     "topics": topics,
+    "lists": lists,
+    "telemetry": telemetry,
+    "web": web,
 }

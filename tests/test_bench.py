@@ -5,6 +5,7 @@ import json
 import statistics
 import xml.etree.ElementTree as ET
 from contextlib import ExitStack
+from datetime import UTC, datetime
 
 import pytest
 
@@ -15,6 +16,7 @@ from bench import (
     floor,
     gauges,
     graphs,
+    lists,
     measure,
     ours,
     peers,
@@ -241,3 +243,14 @@ async def _steps(where):
         runs = (await engine.list()).runs
         records = [one for run in runs for one in await (await engine.get(run.id)).checkpoints()]
     return sum(one.kind == "step completed" for one in records)
+
+
+def test_lists_find_what_was_filled_in(tmp_path):
+    now, url = datetime(2026, 5, 1, tzinfo=UTC), f"sqlite:///{tmp_path / 'runs.db'}"
+    lists.fill(url, 3000, now)
+    found = {name: one[2:] for name, one in asyncio.run(lists.look(url, 3000, now, 1)).items()}
+    assert found["newest"] == (50, 1001)
+    assert found["old workflow"] == (3, 3)
+    assert found["rare status"] == found["wide prefix, set aside"] == (3, 3)
+    assert found["common tag"] == (30, 30)
+    assert found["common tag, failed"] == found["absent workflow"] == (0, 0)

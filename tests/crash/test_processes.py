@@ -20,7 +20,7 @@ from keepstep.model import Claims, Kind, Run, RunQuery, Status
 from keepstep.ports import Create, SystemClock, WouldBlock, instant
 from keepstep.stores.sqlite.store import SQLiteStore
 from keepstep.testing.faults.recorder import Recorder, repeated_in_store
-from tests.nightly import cases
+from tests.nightly import cases, examples
 from tests.soak import LOAD, soak
 from tests.soak_stores import STORES, FewPages, SQLite
 
@@ -134,6 +134,10 @@ def send_unless_finished(process, run, name, payload):
 # -- killed ------------------------------------------------------------------------------------------------------------
 
 
+#: Kills at random moments: each costs a start of a process.
+KILLS = examples(14, nightly=50)
+
+
 @pytest.mark.slow
 def test_kills_at_random_moments_change_no_result(world):
     """A program that is killed again and again, and started again each time, comes to the same end."""
@@ -149,7 +153,7 @@ def test_kills_at_random_moments_change_no_result(world):
                 process.ask("start", workflow=name, args=[3, 0.02] if name == "mixed" else [10, 0.03], run_id=run)
                 if name == "mixed":
                     send_unless_finished(process, run, "bonus", 5)
-            if kills < 25:
+            if kills < KILLS:
                 time.sleep(draw.uniform(0.0, 0.12))
                 process.send(signal.SIGKILL)
                 kills += 1
@@ -159,7 +163,7 @@ def test_kills_at_random_moments_change_no_result(world):
             process.kill()
             continue
         break
-    assert kills == 25
+    assert kills == KILLS
     assert len(world.judge()) == len(runs) + 4
 
 

@@ -20,7 +20,7 @@ import pytest
 
 import keepstep as ks
 from keepstep.model import RunQuery, Status
-from tests.nightly import case
+from tests.nightly import case, cases
 from tests.postgres import empty_store
 
 ROOT = Path(__file__).parents[2]
@@ -87,7 +87,7 @@ asyncio.run(main())
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+@pytest.mark.parametrize("kind", cases(["sqlite", "postgres"], quick=["sqlite"]))
 @pytest.mark.parametrize("tasks, seconds", [case(40, 90, nightly=False), case(1000, 900, nightly=True)])
 def test_each_task_is_performed_once_whoever_is_killed(kind, tasks, seconds, tmp_path):
     if kind == "sqlite":

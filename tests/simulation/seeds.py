@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 #: How many seeds a run of the tests plays, in so many cases.
-SEEDS, CASES = (1000, 20) if os.environ.get("KEEPSTEP_NIGHTLY") else (600, 12)
+SEEDS, CASES = (1000, 20) if os.environ.get("KEEPSTEP_NIGHTLY") else (450, 9)
 
 
 #: The first seed of `make test`, whose result must not depend on anything but the code.

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from ...errors import DefinitionError
-from ...model import Kind, RunQuery, Signal, Status
+from ...model import Kind, Run, RunQuery, Signal, Status
+from ...model.run import HANDED_OVER
 from ...ports import Create, Row, Send, Store, Verdict
-from .ground import Ground, SteppedClock, at, commit, get, queued, record, started
+from ...records.record import StoredError
+from .ground import Ground, SteppedClock, at, commit, get, parked, queued, record, started
 
 
 class Reading(Ground):
@@ -167,6 +169,21 @@ class Reading(Ground):
             (RunQuery(id_prefix="%"), "f"),
             (RunQuery(id_prefix="é"), "g"),
             (RunQuery(workflow="' OR 1=1 --"), ""),
+            (RunQuery(workflows=frozenset({"w", "digest"})), "abcdefg"),
+            (RunQuery(workflows=frozenset({"w", "none"})), "bc"),
+            (RunQuery(workflows=frozenset({"w", "none"}), status=frozenset({Status.RUNNING})), "c"),
+            (RunQuery(workflow="digest", workflows=frozenset({"w"})), ""),
+            (RunQuery(not_workflows=frozenset({"w", "none"})), "adefg"),
+            (RunQuery(not_workflows=frozenset({"digest"}), status=frozenset({Status.QUEUED})), "b"),
+            (RunQuery(not_workflows=frozenset({"digest"}), workflows=frozenset({"w", "digest"})), "bc"),
+            (RunQuery(queue="q' OR 1=1"), "g"),
+            (RunQuery(queue="default", workflow="w"), "bc"),
+            (RunQuery(queue="none"), ""),
+            (RunQuery(updated_after=at(4)), "eg"),
+            (RunQuery(updated_after=at(2), updated_before=at(6)), "d"),
+            (RunQuery(id_prefix="run-", created_after=at(1), status=frozenset({Status.RUNNING})), "cd"),
+            (RunQuery(tags={"team": "x"}, status=frozenset({Status.QUEUED}), workflow="digest"), "fg"),
+            (RunQuery(tags={"team": "x"}, status=frozenset({Status.RUNNING})), ""),
         ],
     )
     def test_a_query_finds_the_runs_that_match_it(self, store: Store, query: RunQuery, expected: str) -> None:
@@ -177,9 +194,118 @@ class Reading(Ground):
         started(store, "run-e", created_at=at(4)).write(status=Status.COMPLETED, release=True, at=at(9))
         other = {"team": "x", "env": "q"}
         commit(store, Create(queued("%f", created_at=at(5), parent="a", tags=other, updated_at=at(2))))
-        commit(store, Create(queued("ég", created_at=at(6), tags={**other, "env": "p"})))
+        commit(store, Create(queued("ég", created_at=at(6), tags={**other, "env": "p"}, queue="q' OR 1=1")))
         assert "".join(sorted(run.id[-1] for run in store.list_runs(query).runs)) == expected
         assert sorted(self._paged(store, replace(query, limit=1))) == list(expected)
+        assert store.list_runs(replace(query, count_to=100)).count == len(expected)
+
+    def test_a_count_is_of_the_whole_filter_and_capped(self, store: Store) -> None:
+        store.commit([Create(queued(f"r{n}", workflow="w" if n % 2 else "digest")) for n in range(9)])
+        started(store, "s", workflow="w")
+        assert store.list_runs(RunQuery()).count is None
+        for query, number in (
+            (RunQuery(), 10),
+            (RunQuery(workflow="w"), 5),
+            (RunQuery(workflow="w", status=frozenset({Status.QUEUED})), 4),
+            (RunQuery(status=frozenset({Status.QUEUED, Status.RUNNING})), 10),
+            (RunQuery(ids=frozenset({"r1", "r2", "s"}), status=frozenset({Status.QUEUED})), 2),
+            (RunQuery(open_failure=True, status=frozenset({Status.QUEUED})), 0),
+        ):
+            page = store.list_runs(replace(query, limit=2, count_to=50))
+            assert (page.count, len(page.runs)) == (number, min(number, 2))
+            rest = store.list_runs(replace(query, limit=0, count_to=3, after=page.next))
+            assert (rest.count, rest.runs) == (min(number, 3), ())
+
+    def test_runs_are_found_by_the_signal_they_wait_for(self, store: Store, clock: SteppedClock) -> None:
+        soon = at(clock.seconds + 3600)
+        parked(store, "a", wakes=("approve", "ks:cancel"), due_at=soon)
+        parked(store, "b", wakes=("ks:cancel", "deny,", 'appr"ove'))
+        parked(store, "answered", wakes=("approve",))
+        commit(store, Send(Signal("answered", "approve")))
+        started(store, "driven")
+
+        def listed(name: str, **query: Any) -> list[str]:
+            found = RunQuery(awaits=name, **query)
+            runs = [run.id for run in store.list_runs(found).runs]
+            assert store.list_runs(replace(found, count_to=9)).count == len(runs)
+            return runs
+
+        assert listed("approve") == listed("approve", status=frozenset({Status.WAITING})) == ["a"]
+        assert listed("deny,") == listed('appr"ove') == ["b"]
+        assert listed("ks:cancel") == ["b", "a"]
+        assert (
+            listed(",") == listed("approv") == listed("") == listed("approve", status=frozenset({Status.FAILED})) == []
+        )
+        clock.advance(3600.0)
+        assert listed("approve") == []
+
+    def test_runs_that_need_a_person_are_found(self, store: Store, clock: SteppedClock) -> None:
+        soon = at(clock.seconds + 3600)
+        parked(store, "signal", wakes=("ks:cancel", "approve"), due_at=soon, workflow="w")
+        parked(store, "verdict", wakes=("ks:resolve:pay#1", "ks:cancel"))
+        parked(store, "stop", wakes=("ks:go:pay#1.before",))
+        started(store, "paused").write(status=Status.PAUSED, release=True, wakes=("ks:resume", "ks:cancel"))
+        self._ended(store, "aside", Status.SET_ASIDE)
+        parked(store, "child", wakes=("ks:child:pay,#1", "ks:cancel"))
+        parked(store, "timer", wakes=("ks:cancel",), due_at=soon)
+        parked(store, "answered", wakes=("approve",))
+        commit(store, Send(Signal("answered", "approve")))
+        self._ended(store, "moved", Status.SET_ASIDE, HANDED_OVER.capitalize())
+        self._ended(store, "failed", Status.FAILED)
+        commit(store, Create(queued("queued")))
+        started(store, "driven")
+
+        def listed(**query: Any) -> list[str]:
+            found = RunQuery(needs_person=True, **query)
+            runs = [run.id for run in store.list_runs(found).runs]
+            assert store.list_runs(replace(found, count_to=9)).count == len(runs)
+            assert sorted(run.id for page in self._pages(store, replace(found, limit=1)) for run in page) == sorted(
+                runs
+            )
+            return runs
+
+        assert listed() == ["aside", "paused", "stop", "verdict", "signal"]
+        assert listed(status=frozenset({Status.WAITING, Status.FAILED})) == ["stop", "verdict", "signal"]
+        assert listed(workflow="w") == listed(awaits="approve") == ["signal"]
+        assert listed(status=frozenset({Status.FAILED})) == []
+
+    def test_failures_are_open_until_a_fork_completes(self, store: Store) -> None:
+        self._ended(store, "failed", Status.FAILED)
+        self._ended(store, "aside", Status.SET_ASIDE)
+        self._ended(store, "moved", Status.SET_ASIDE, HANDED_OVER.capitalize())
+        self._ended(store, "mended", Status.FAILED)
+        self._ended(store, "fork of mended", Status.COMPLETED, origin="mended")
+        self._ended(store, "fork of failed", Status.FAILED, origin="failed")
+        self._ended(store, "completed", Status.COMPLETED)
+        started(store, "driven", origin="aside")
+
+        def listed(**query: Any) -> list[str]:
+            found = RunQuery(open_failure=True, **query)
+            runs = [run.id for run in store.list_runs(found).runs]
+            assert store.list_runs(replace(found, count_to=9)).count == len(runs)
+            return runs
+
+        assert listed() == ["fork of failed", "aside", "failed"]
+        assert listed(status=frozenset({Status.SET_ASIDE, Status.COMPLETED})) == ["aside"]
+        assert listed(status=frozenset({Status.COMPLETED})) == []
+        assert listed(needs_person=True) == ["aside"]
+
+    @staticmethod
+    def _ended(store: Store, run_id: str, status: Status, error: str = "Boom", **fields: Any) -> None:
+        kind = Kind.ERROR if status is Status.SET_ASIDE else Kind.RUN_FINISHED
+        outcome = "success" if status is Status.COMPLETED else "failure"
+        failure = None if status is Status.COMPLETED else StoredError(error, 'no "type":"Copy"')
+        last = record(run_id, kind, outcome=outcome, error=failure)
+        assert started(store, run_id, **fields).write(last, status=status, release=True).verdict is Verdict.DONE
+
+    @staticmethod
+    def _pages(store: Store, query: RunQuery) -> Iterator[tuple[Run, ...]]:
+        while True:
+            page = store.list_runs(query)
+            yield page.runs
+            if page.next is None:
+                return
+            query = replace(query, after=page.next)
 
     @staticmethod
     def _paged(store: Store, query: RunQuery) -> Iterator[str]:
