@@ -121,6 +121,47 @@ async def test_marks_that_turn_text_reach_no_page(world):
             assert "\u202e" not in re.sub(r'(?:id|value|data-[a-z]+)="[^"]*"', "", text), page
 
 
+async def test_marks_in_stored_values_turn_no_page(world):
+    turned = "r\u202egnol\x1b[31m"
+    async with world.engine() as engine, client_of(engine) as client:
+        await (await engine.start(leaking, turned, run_id="r")).result()
+        for page in (one for one in LEAVING if one.startswith("/runs/r")):
+            text = (await client.get(page)).text
+            assert "\u202e" not in re.sub(r'data-[a-z]+="[^"]*"', "", text), page
+            assert "\x1b" not in text, page
+        assert "r\\x202egnol" in (await client.get("/runs/r/tokens")).text
+
+
+async def test_client_that_leaves_within_its_request_is_no_failure(world, caplog):
+    async with world.engine() as engine:
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": "/api/v1/runs",
+            "raw_path": b"/api/v1/runs",
+            "query_string": b"",
+            "root_path": "",
+            "headers": [(b"host", b"localhost")],
+            "client": ("127.0.0.1", 1),
+            "server": ("localhost", 80),
+        }
+        parts = [{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}]
+        sent = []
+
+        async def receive():
+            return parts.pop(0) if len(parts) > 1 else parts[0]
+
+        async def send(message):
+            sent.append(message)
+
+        await app(engine)(scope, receive, send)
+    assert sent[0]["status"] == 400
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 @ks.workflow
 async def leaving_a_long_failure():
     raise ValueError("x" * 5000)

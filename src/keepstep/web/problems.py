@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from ..errors import (
@@ -93,6 +94,8 @@ def kind_of(error: Exception, redact: Any) -> tuple[int, str, str]:
     """Return status, type and text of an error. An unexpected one is logged; its text stays in the process."""
     if isinstance(error, HTTPException):
         return error.status_code, "http", str(error.detail)
+    if isinstance(error, ClientDisconnect):
+        return 400, "http", "the client left before its request had ended"
     for kind, status, name in _KINDS:
         if isinstance(error, kind):
             return status, name, redact(str(error))

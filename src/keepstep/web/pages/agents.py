@@ -9,7 +9,6 @@ from urllib.parse import quote as segment
 from ...policies import health
 from ...views import plain, wording
 from .fleet import act
-from .run import redacted
 from .table import Look, Shown, page
 
 if TYPE_CHECKING:
@@ -28,16 +27,16 @@ _LOOKS = {
 }
 
 
-def _agent(look: Look, info: AgentInfo) -> dict[str, Any]:
+async def _agent(look: Look, info: AgentInfo) -> dict[str, Any]:
     shape, sign = _LOOKS.get(info.status, ("s-dead", "crash"))
     more = {"look": shape, "sign": sign, "living": sum(one.alive for one in info.hosts)}
-    return redacted(look, {**plain.agent_data(info), **more})
+    return await look.redacted({**plain.agent_data(info), **more})
 
 
 @page("/agents")
 async def list_agents(look: Look) -> Shown:
     """Show all agents with their health."""
-    return Shown("agents.html", {"agents": [_agent(look, one) for one in await look.engine.agents.list()]})
+    return Shown("agents.html", {"agents": [await _agent(look, one) for one in await look.engine.agents.list()]})
 
 
 _WORDS = {
@@ -77,7 +76,7 @@ async def show_agent(look: Look) -> Shown:
         acts.append(
             act("Drain", f"{path}/drain", role="admin", text=text, fields=[where], command=command, danger=True)
         )
-    data = {"one": _agent(look, info), "acts": acts, "words": _WORDS.get(info.status, ""), "parts": _parts(info)}
+    data = {"one": await _agent(look, info), "acts": acts, "words": _WORDS.get(info.status, ""), "parts": _parts(info)}
     return Shown("agent.html", data)
 
 
@@ -133,7 +132,7 @@ def _publish(topic: str) -> dict[str, Any]:
     )
 
 
-def _channel(look: Look, info: ChannelInfo) -> dict[str, Any]:
+async def _channel(look: Look, info: ChannelInfo) -> dict[str, Any]:
     test = act(
         "Test",
         f"/channels/{segment(info.name, safe='')}/test",
@@ -143,14 +142,14 @@ def _channel(look: Look, info: ChannelInfo) -> dict[str, Any]:
         command=f"keepstep channels test {quote(info.name)}[ {{text}}]",
         done="The notice is on its way",
     )
-    return {**redacted(look, plain.channel_data(info)), "act": test}
+    return {**await look.redacted(plain.channel_data(info)), "act": test}
 
 
 @page("/messages")
 async def list_messages(look: Look) -> Shown:
     """Show topics and channels."""
-    topics = [redacted(look, plain.topic_data(one)) for one in await look.engine.topics.list()]
-    channels = [_channel(look, one) for one in await look.engine.channels.list()]
+    topics = [await look.redacted(plain.topic_data(one)) for one in await look.engine.topics.list()]
+    channels = [await _channel(look, one) for one in await look.engine.channels.list()]
     return Shown("messages.html", {"topics": topics, "channels": channels})
 
 
@@ -159,5 +158,5 @@ async def show_topic(look: Look) -> Shown:
     """Show one topic: its subscribers, the publishers that wait, and its newest messages."""
     topics, name = look.engine.topics, look.path["name"]
     info = await topics.get(name)
-    one = redacted(look, plain.topic_data(info, await topics.recent_raw(name, MOST_MESSAGES)))
+    one = await look.redacted(plain.topic_data(info, await topics.recent_raw(name, MOST_MESSAGES)))
     return Shown("topic.html", {"one": one, "acts": [_publish(name)]})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -10,7 +11,6 @@ from ...model import Run
 from ...views import plain
 from ...views.comparison import Aligned, Alike, Comparison, Side, compare, seconds
 from ...views.cut import cut
-from .inbox import clean
 from .table import Look, Shown, page
 
 Seq = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
@@ -48,16 +48,18 @@ async def show_comparison(look: Look) -> Shown:
     found = await compare(look.engine, left, await _run(look, b), query.at, query.after)
     calls = [one for one in found.calls if query.show == "all" or one.alike is not Alike.SAME]
     first = (query.page - 1) * ROWS
-    data |= {
-        "found": found,
+    data |= {"found": found, "counts": found.counts, "page": query.page, "pages": -(-len(calls) // ROWS)}
+    stored = await look.engine.off_loop(_stored, look, found, calls[first : first + ROWS])
+    return Shown("compare.html", data | stored)
+
+
+def _stored(look: Look, found: Comparison, calls: Sequence[Aligned]) -> dict[str, Any]:
+    """Return the stored values that the page shows, which may be large."""
+    return {
         "sides": [_side(look, side) for side in (found.left, found.right)],
-        "calls": [_call(look, one) for one in calls[first : first + ROWS]],
-        "page": query.page,
-        "pages": -(-len(calls) // ROWS),
-        "counts": found.counts,
+        "calls": [_call(look, one) for one in calls],
         "values": _values(look, found),
     }
-    return Shown("compare.html", data)
 
 
 async def _run(look: Look, run_id: str) -> Run:
@@ -67,7 +69,7 @@ async def _run(look: Look, run_id: str) -> Run:
 def _side(look: Look, side: Side) -> dict[str, Any]:
     run = side.run
     took = None if run.updated_at is None else (run.updated_at - run.created_at).total_seconds()
-    shown: dict[str, Any] = clean(look, {"input": side.input, "result": plain.value_of(run.output)})
+    shown: dict[str, Any] = look.clean({"input": side.input, "result": plain.value_of(run.output)})
     is_open = side.locked is None
     return {
         "run": run,
@@ -88,7 +90,7 @@ def _call(look: Look, one: Aligned) -> dict[str, Any]:
             sides.append(None)
             continue
         record = record if look.may("act") else plain.without_secret(record)  # noqa: PLW2901 - as it is shown
-        data = clean(look, {"value": plain.value_of(record.value), "error": plain.error_data(record.error)})
+        data = look.clean({"value": plain.value_of(record.value), "error": plain.error_data(record.error)})
         value, left_out = cut(data.get("value"), 2000)
         found = {"seq": record.seq, "outcome": record.outcome.value, "value": value, "left_out": left_out}
         sides.append(
@@ -100,6 +102,6 @@ def _call(look: Look, one: Aligned) -> dict[str, Any]:
 def _values(look: Look, found: Comparison) -> dict[str, dict[str, Any]]:
     shown = {}
     for name in ("state", "published"):
-        pairs = clean(look, getattr(found, name))
+        pairs = look.clean(getattr(found, name))
         shown[name] = {key: (cut(old, 5000), cut(new, 5000)) for key, (old, new) in pairs.items()}
     return shown

@@ -11,7 +11,6 @@ from urllib.parse import quote
 import msgspec
 
 from ...model import Run
-from ...views import cut
 from ...views.inbox import Context, InboxQuery, Item, ItemKind, context_of, decisions_of, inbox
 from ...views.wording import one_line, step_name
 from .table import Look, Shown, page
@@ -46,13 +45,13 @@ async def show_inbox(look: Look) -> Shown:
     found = await inbox(engine, InboxQuery(workflow=query.workflow, before=before), now)
     items = [item for item in found.items if query.kind in (None, item.kind)]
     first = (query.page - 1) * ROWS
-    contexts = [redacted(look, await context_of(engine, item)) for item in items[first : first + ROWS]]
+    contexts = [await redacted(look, await context_of(engine, item)) for item in items[first : first + ROWS]]
     decisions = decisions_of(engine)
     decided = await decisions.recent(now)
     decisions.show(context.item for context in contexts)
     data = {
         "waiting": [(one, asked(one), acts(one)) for one in contexts],
-        "decided": [replace(one, value=clean(look, one.value)) for one in decided],
+        "decided": [replace(one, value=await look.redacted(one.value)) for one in decided],
         "counts": found.counts,
         "total": sum(found.counts.values()),
         "more": found.more,
@@ -66,15 +65,9 @@ async def show_inbox(look: Look) -> Shown:
     return Shown("inbox.html", data)
 
 
-def redacted(look: Look, context: Context) -> Context:
+async def redacted(look: Look, context: Context) -> Context:
     """Return a context without secrets that a redaction pattern finds now, although they were stored before."""
-    names = ("published", "input")
-    return replace(context, **{name: clean(look, getattr(context, name)) for name in names})
-
-
-def clean(look: Look, value: Any) -> Any:
-    """Return a plain value without secrets."""
-    return cut.clean(value, look.engine.redaction.redact)
+    return replace(context, **await look.redacted({"published": context.published, "input": context.input}))
 
 
 def asked(context: Context) -> str:

@@ -12,7 +12,6 @@ from ...policies.service import ServiceLimits
 from ...views import plain
 from ...views.queues import all_queues, is_served
 from .fleet import act, gate_words, limits_rows, with_words
-from .run import redacted
 from .table import Look, Shown, page
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ def _field(name: str, label: str, help_: str, now: Any) -> dict[str, Any]:
 async def _queue(look: Look, info: QueueInfo) -> dict[str, Any]:
     found = {**plain.queue_data(info), **gate_words(info)}
     served = await is_served(look.engine, info.name)
-    return redacted(look, {**found, "served": served, "stopped": info.limits.concurrency == 0})
+    return await look.redacted({**found, "served": served, "stopped": info.limits.concurrency == 0})
 
 
 @page("/queues")
@@ -94,7 +93,7 @@ async def show_queue(look: Look) -> Shown:
     if info.is_set:
         acts.append(_reset("queues", name))
     data = {
-        "one": {**found, "log": redacted(look, with_words(found["log"], Limits))},
+        "one": {**found, "log": await look.redacted(with_words(found["log"], Limits))},
         "limits": limits_rows([*(one for one, *_ in options), "when_full"], info.limits, info.declared),
         "acts": acts,
         "runs": runs.runs,
@@ -118,16 +117,18 @@ def _reset(kind: str, name: str) -> dict[str, Any]:
 # -- services ----------------------------------------------------------------------------------------------------------
 
 
-def _service(look: Look, info: ServiceInfo) -> dict[str, Any]:
+async def _service(look: Look, info: ServiceInfo) -> dict[str, Any]:
     held, need = sum(one.held for one in info.shares), sum(one.need for one in info.shares)
     load = {"held": held, "waiting": max(need - held, 0)}
-    return redacted(look, {**plain.service_data(info), **gate_words(info), **load})
+    return await look.redacted({**plain.service_data(info), **gate_words(info), **load})
 
 
 @page("/services")
 async def list_services(look: Look) -> Shown:
     """Show the services that code has declared or a person has changed."""
-    return Shown("services.html", {"services": [_service(look, one) for one in await look.engine.services.list()]})
+    return Shown(
+        "services.html", {"services": [await _service(look, one) for one in await look.engine.services.list()]}
+    )
 
 
 _BREAKERS = {
@@ -142,7 +143,7 @@ async def show_service(look: Look) -> Shown:
     """Show one service: its breaker, limits, shares, waiting runs and last changes."""
     name = look.path["name"]
     info = await look.engine.services.get(name)
-    one = _service(look, info)
+    one = await _service(look, info)
     path, word = f"/services/{segment(name, safe='')}", quote(name)
     options = (
         ("concurrency", "Concurrency", f"Attempts whose bodies run at once: {_NUMBER}"),
@@ -184,7 +185,7 @@ async def show_service(look: Look) -> Shown:
     if info.is_set or (breaker is not None and breaker.by_hand):
         acts.append(_reset("services", name))
     data = {
-        "one": {**one, "log": redacted(look, with_words(one["log"], ServiceLimits))},
+        "one": {**one, "log": await look.redacted(with_words(one["log"], ServiceLimits))},
         "words": words_now,
         "limits": limits_rows([*(one for one, *_ in options), "when_open"], info.limits, info.declared),
         "acts": acts,

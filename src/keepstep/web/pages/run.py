@@ -12,7 +12,6 @@ import msgspec
 from ...errors import RunNotFound
 from ...records.progress import report_in
 from ...views import plain
-from ...views.cut import clean
 from ...views.explain import explain
 from ...views.finding import near_ids
 from ...views.run_records import published_of
@@ -76,9 +75,14 @@ async def head_of(look: Look, run: Run | None = None) -> dict[str, Any]:
     found = await explain(look.engine, run, datetime.now(UTC), plans=False)
     view = found.view
     path = f"/runs/{quote(run.id, safe='')}"
+    stored = {
+        "tags": dict(view.run.tags),
+        "values": _values(found),
+        "failure": _failure(found),
+        "context": await _context(look, found),
+    }
     return {
         "run": view.run,
-        "tags": redacted(look, dict(view.run.tags)),
         "path": path,
         "view": view,
         "found": found,
@@ -86,9 +90,7 @@ async def head_of(look: Look, run: Run | None = None) -> dict[str, Any]:
         "acts": acts_of(view),
         "tabs": [(f"{path}/{end}" if end else path, name) for end, name in TABS],
         "progress": _progress(view.run),
-        "values": redacted(look, _values(found)),
-        "failure": redacted(look, _failure(found)),
-        "context": redacted(look, await _context(look, found)),
+        **await look.redacted(stored),
     }
 
 
@@ -176,9 +178,3 @@ def _error(error: ErrorInfo) -> dict[str, Any]:
     message = error.message if rest <= 0 else f"{error.message[:MOST_MESSAGE]}… {rest:,} characters more"
     frames = [{"at": frame.brief, "source": frame.source} for frame in error.frames]
     return {"type": error.type, "message": message, "frames": frames, "class": error.error_class}
-
-
-def redacted(look: Look, data: T) -> T:
-    """Return data without secrets that a redaction pattern finds now, although they were stored before."""
-    found: T = clean(data, look.engine.redaction.redact)
-    return found

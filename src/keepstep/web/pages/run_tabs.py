@@ -21,7 +21,7 @@ from ...views.cut import cut
 from ...views.waits import waits_of
 from ...views.wording import waits_in_words
 from ..api_runs import Seq
-from .run import found_run, head_of, redacted
+from .run import found_run, head_of
 from .table import Look, Shown, page
 
 #: Rows of one page of signals or children.
@@ -48,7 +48,7 @@ async def show_graph(look: Look) -> Shown:
     workflow: Any = engine.workflows.get(run.workflow)
     shape = workflow.shape() if hasattr(workflow, "shape") else None
     picture = await engine.call(run_records.picture_of, engine.store, run, shape)
-    drawn = Markup(engine.redaction.redact(picture.svg))  # noqa: S704 - the drawing has escaped every name
+    drawn = Markup(await look.redacted(picture.svg))  # noqa: S704 - the drawing has escaped every name
     known = shape is not None or workflow is not None or not run.fingerprint.startswith("graph:")
     data = {"picture": picture, "drawn": drawn, "known": known}
     return Shown("run_graph.html", await head_of(look, run) | data)
@@ -73,7 +73,7 @@ async def show_state(look: Look) -> Shown:
                 state = position.state(trees_of(engine, run), run.id, level)
                 keys = {key: cut(plain.untagged(thaw(tree))) for key, tree in state.kept().items()}
                 levels.append({"name": level.replace(":", " "), "keys": keys})
-    return Shown("run_state.html", {**head, "levels": redacted(look, levels), "at": at})
+    return Shown("run_state.html", {**head, "levels": await look.redacted(levels), "at": at})
 
 
 @page("/runs/{run}/conversation", query=After)
@@ -81,8 +81,8 @@ async def show_conversation(look: Look) -> Shown:
     """Show the calls of models and tools by agents, and the answers of people, as messages."""
     engine, run = look.engine, await found_run(look)
     found = await engine.call(conversation_of, engine.store, run.id, look.query.after, ROWS)
-    turns = redacted(
-        look, [{**msgspec.structs.asdict(one), "who": _who(one), "text": _text(one.value)} for one in found.turns]
+    turns = await look.redacted(
+        [{**msgspec.structs.asdict(one), "who": _who(one), "text": _text(one.value)} for one in found.turns]
     )
     return Shown("run_conversation.html", {**await head_of(look, run), "turns": turns, "next": found.next})
 
@@ -118,7 +118,7 @@ async def show_tokens(look: Look) -> Shown:
         {"step": one.step, "life": one.life, "attempt": one.attempt, "text": one.text, "missing": one.missing}
         for one in found
     ]
-    return Shown("run_tokens.html", {**head, "streams": redacted(look, shown)})
+    return Shown("run_tokens.html", {**head, "streams": await look.redacted(shown)})
 
 
 @page("/runs/{run}/cost")
@@ -137,7 +137,7 @@ async def show_signals(look: Look) -> Shown:
     """Show the signals of a run: who sent each, and whether it was read."""
     engine, run = look.engine, await found_run(look)
     found = await engine.call(run_records.signals_of, engine.store, run, look.query.after, ROWS)
-    payloads = redacted(look, {one.signal.seq: one.payload for one in found}) if look.may("act") else None
+    payloads = await look.redacted({one.signal.seq: one.payload for one in found}) if look.may("act") else None
     rows = {int(seq): payload for seq, payload in payloads.items()} if payloads is not None else None
     following = found[-1].signal.seq if len(found) == ROWS else None
     return Shown(
@@ -153,8 +153,8 @@ async def show_audit(look: Look) -> Shown:
     data: dict[str, Any] = {"entries": [], "leases": [], "more": 0, "long": run.seq > MANY_RECORDS}
     if not data["long"]:
         entries = await RunHandle(engine, run.id).audit()
-        shown = redacted(look, [plain.audit_data(one) for one in entries[-MOST_ENTRIES:]])
-        leases = redacted(look, [plain.incarnation_data(one) for one in incarnations(entries)])
+        shown = await look.redacted([plain.audit_data(one) for one in entries[-MOST_ENTRIES:]])
+        leases = await look.redacted([plain.incarnation_data(one) for one in incarnations(entries)])
         data |= {"entries": shown[::-1], "leases": leases[::-1], "more": len(entries) - len(shown)}
     return Shown("run_audit.html", head | data)
 
@@ -193,4 +193,4 @@ async def show_values(look: Look) -> Shown:
     engine, run = look.engine, await found_run(look)
     head = await head_of(look, run)
     shown = {} if head["view"].locked else await engine.call(run_records.published_of, engine.store, run)
-    return Shown("run_values.html", {**head, "published": redacted(look, shown)})
+    return Shown("run_values.html", {**head, "published": await look.redacted(shown)})

@@ -13,7 +13,6 @@ import msgspec
 from ...model import Run, RunQuery, Status
 from ...views.commands import list_command
 from ...views.counts import Count, count, counts
-from ...views.cut import clean
 from ...views.pulse import IN_FLIGHT
 from ...views.waits import waits_of
 from ...views.wording import one_line, waits_in_words
@@ -80,13 +79,10 @@ async def list_runs(look: Look) -> Shown:
     given = {name: value for name, value in _parameters(asked).items() if value}
     data = {
         "runs": found.runs,
-        "tags": {run.id: clean(dict(run.tags), engine.redaction.redact) for run in found.runs},
+        "tags": await look.redacted({run.id: dict(run.tags) for run in found.runs}),
         "next": found.next,
         "unreadable": found.unreadable,
-        "why": {
-            name: engine.redaction.redact(text)
-            for name, text in (await engine.call(whys, engine.store, found.runs)).items()
-        },
+        "why": await redacted_whys(look, found.runs),
         "matching": await count(engine, query),
         "presets": [
             replace(one, count=number, is_on=one.parameters == given)
@@ -128,8 +124,7 @@ def _sent(asked: PageFilter, query: RunQuery) -> dict[str, Any]:
 
 async def redacted_whys(look: Look, runs: Sequence[Run]) -> dict[str, str]:
     """Return why each run is where it is, without secrets."""
-    texts = await look.engine.call(whys, look.engine.store, runs)
-    return {name: look.engine.redaction.redact(text) for name, text in texts.items()}
+    return await look.redacted(await look.engine.call(whys, look.engine.store, runs))
 
 
 def whys(store: Store, runs: Sequence[Run]) -> dict[str, str]:

@@ -10,7 +10,6 @@ from urllib.parse import quote as segment
 from ...model import RunQuery
 from ...views import plain, wording
 from .fleet import act
-from .run import redacted
 from .table import Look, Shown, page
 
 if TYPE_CHECKING:
@@ -20,14 +19,14 @@ if TYPE_CHECKING:
 NEXT_TICKS = 8
 
 
-def _schedule(look: Look, info: ScheduleInfo) -> dict[str, Any]:
+async def _schedule(look: Look, info: ScheduleInfo) -> dict[str, Any]:
     standing = wording.schedule_standing(info)
     looks = {"active": ("s-healthy", "completed"), "paused": ("s-paused", "paused")}
     look_, sign = looks.get(standing, ("s-waiting", "warning"))
     if not info.attended:
         look_ = "s-failed"
     words = {"text": str(info.when), "standing": standing, "look": look_, "sign": sign, "problem": _problem(info)}
-    return redacted(look, {**plain.schedule_data(info), **words})
+    return await look.redacted({**plain.schedule_data(info), **words})
 
 
 def _problem(info: ScheduleInfo) -> str:
@@ -42,7 +41,9 @@ def _problem(info: ScheduleInfo) -> str:
 @page("/schedules")
 async def list_schedules(look: Look) -> Shown:
     """Show all schedules."""
-    return Shown("schedules.html", {"schedules": [_schedule(look, one) for one in await look.engine.schedules.list()]})
+    return Shown(
+        "schedules.html", {"schedules": [await _schedule(look, one) for one in await look.engine.schedules.list()]}
+    )
 
 
 @page("/schedules/{name}")
@@ -50,7 +51,7 @@ async def show_schedule(look: Look) -> Shown:
     """Show one schedule: its rules, its next and last ticks, and its changes."""
     engine, name = look.engine, look.path["name"]
     info = await engine.schedules.get(name, ticks=NEXT_TICKS)
-    one = _schedule(look, info)
+    one = await _schedule(look, info)
     ids = frozenset(past.run for past in info.recent if past.run is not None)
     runs = (await engine.call(engine.store.list_runs, RunQuery(ids=ids, limit=len(ids)))).runs if ids else ()
     statuses = {run.id: run.status.value for run in runs}

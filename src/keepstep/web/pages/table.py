@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from ...views.cut import clean, cleaned
 from ..routes import Nothing, Role
 
 if TYPE_CHECKING:
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from ...engine.engine import Engine
     from ...views.counts import Count
     from ..tokens import Caller
+
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -36,6 +40,15 @@ class Look:
     def may(self, role: str) -> bool:
         """Whether the caller may act in a role here."""
         return self.caller.role >= Role[role.upper()] and (not self.read_only or role == "read")
+
+    def clean(self, data: Any) -> Any:
+        """Return plain data as `redacted` does, in a thread that may take its time."""
+        return clean(data, self.engine.redaction.redact)
+
+    async def redacted(self, data: T) -> T:
+        """Return plain data without secrets that a redaction pattern finds now, although they were stored before."""
+        found: T = await cleaned(self.engine, data)
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ from ...views import plain
 from ...views.cut import cut
 from ...views.run_records import records_of
 from ...views.travel import Past, past
-from .inbox import clean
 from .table import Look, Shown, page
 
 if TYPE_CHECKING:
@@ -50,24 +49,30 @@ async def show_past(look: Look) -> Shown:
     data = {
         "run": run,
         "then": then,
-        "record": None if then.record is None else shown(look, then.record),
         "beside": [(one, one.seq in then.gone) for one in then.beside],
+        "picture": await picture(look.engine, run, then.at) if then.locked is None else None,
+        "base": base,
+        "path": f"/runs/{quote(run.id, safe='')}",
+    }
+    return Shown("travel.html", data | await look.engine.off_loop(_stored, look, then))
+
+
+def _stored(look: Look, then: Past) -> dict[str, Any]:
+    """Return the stored values that the page shows, and the acts that begin with them. They may be large."""
+    return {
+        "record": None if then.record is None else shown(look, then.record),
         "calls": [shown(look, one) for one in then.calls],
         "state": _cut(look, then.state),
         "published": _cut(look, then.published),
         "changes": None if then.changes is None else _changes(look, then),
-        "picture": await picture(look.engine, run, then.at) if then.locked is None else None,
         "acts": acts(look, then),
-        "base": base,
-        "path": f"/runs/{quote(run.id, safe='')}",
     }
-    return Shown("travel.html", data)
 
 
 def shown(look: Look, one: Checkpoint) -> dict[str, Any]:
     """Return a record for a page: without secrets, its value cut."""
     one = one if look.may("act") else plain.without_secret(one)
-    found: dict[str, Any] = clean(look, plain.record_data(one))
+    found: dict[str, Any] = look.clean(plain.record_data(one))
     found["value"], found["left_out"] = cut(found.get("value"), 2000)
     found["has_value"] = one.value is not None
     took = (one.finished_at - one.started_at).total_seconds() if one.started_at is not None else None
@@ -77,7 +82,7 @@ def shown(look: Look, one: Checkpoint) -> dict[str, Any]:
 def _cut(look: Look, values: dict[str, Any] | None) -> dict[str, tuple[Any, int]] | None:
     if values is None:
         return None
-    return {key: cut(value) for key, value in clean(look, values).items()}
+    return {key: cut(value) for key, value in look.clean(values).items()}
 
 
 def _changes(look: Look, then: Past) -> dict[str, Any]:
@@ -85,7 +90,7 @@ def _changes(look: Look, then: Past) -> dict[str, Any]:
     assert changes is not None  # noqa: S101 - the caller has looked
     both = {}
     for name in ("state", "published"):
-        pairs = clean(look, getattr(changes, name))
+        pairs = look.clean(getattr(changes, name))
         both[name] = {key: (cut(old, 5000), cut(new, 5000)) for key, (old, new) in pairs.items()}
     calls = [shown(look, one) for one in changes.calls]
     return {**both, "calls": calls, "more": changes.more, "base": changes.base}
@@ -175,7 +180,7 @@ def _fork(then: Past) -> dict[str, Any]:
 
 
 def _fork_with_result(look: Look, record: Checkpoint) -> dict[str, Any]:
-    value, left_out = cut(clean(look, plain.value_of(record.value)))
+    value, left_out = cut(look.clean(plain.value_of(record.value)))
     given = {record.step: None if left_out else value}
     field = {"name": "results", "label": "Result by call", "type": "json", "required": True, "value": given}
     text = f"A new run begins with the records up to {record.seq}, in which {record.step} has this result, and goes on."
@@ -194,7 +199,7 @@ def _fork_with_result(look: Look, record: Checkpoint) -> dict[str, Any]:
 
 
 def _fork_with_input(look: Look, then: Past) -> dict[str, Any]:
-    given = clean(look, plain.arguments(then.run))
+    given = look.clean(plain.arguments(then.run))
     field = {"name": "input", "label": "Arguments", "type": "json", "required": True, "value": given}
     text = "A new run of the same workflow begins with these arguments, and performs every step."
     return _act(

@@ -17,14 +17,13 @@ from ...records.counts import Rates, counts_in
 from ...views import plain, wording
 from ...views.doctor import commands_in, examined
 from .fleet import act
-from .run import redacted
 from .table import Look, Moved, Shown, page
 
 if TYPE_CHECKING:
     from ...model import WorkerInfo
 
 
-def _worker(look: Look, worker: WorkerInfo) -> dict[str, Any]:
+async def _worker(look: Look, worker: WorkerInfo) -> dict[str, Any]:
     counts = counts_in(worker.progress)
     used, alive = counts.resources, worker.alive
     shown = {
@@ -40,7 +39,7 @@ def _worker(look: Look, worker: WorkerInfo) -> dict[str, Any]:
         "workflows": [one for one in worker.known if not is_reserved(one) and agent_of(one) is None],
         "pins": dict(worker.pins),
     }
-    return redacted(look, shown)
+    return await look.redacted(shown)
 
 
 def _rates(rates: Rates) -> dict[str, float]:
@@ -50,7 +49,7 @@ def _rates(rates: Rates) -> dict[str, float]:
 @page("/workers")
 async def list_workers(look: Look) -> Shown:
     """Show the workers that are alive or hold a run."""
-    found = [_worker(look, one) for one in await look.engine.workers()]
+    found = [await _worker(look, one) for one in await look.engine.workers()]
     living = [one for one in found if one["alive"]]
     data = {
         "workers": sorted(found, key=lambda one: (one["alive"], one["id"])),
@@ -93,7 +92,7 @@ async def show_worker(look: Look) -> Shown:
             )
         )
     slow = sorted(counts_in(worker.progress).slow.items(), key=lambda one: -one[1].seconds)
-    return Shown("worker.html", {"one": _worker(look, worker), "acts": acts, "words": words, "slow": slow})
+    return Shown("worker.html", {"one": await _worker(look, worker), "acts": acts, "words": words, "slow": slow})
 
 
 class Check(msgspec.Struct, forbid_unknown_fields=True):
@@ -114,7 +113,7 @@ async def show_doctor(look: Look) -> Shown | Moved:
         findings = [{**plain.finding_data(one), "commands": commands_in(one)} for one in report.findings]
         runs = {status.value: count for status, count in report.runs.items() if count}
         data |= {
-            "findings": redacted(look, findings),
+            "findings": await look.redacted(findings),
             "severities": [
                 (name, word if number != 1 else word.removesuffix("s"), number)
                 for name, word in (("error", "errors"), ("warning", "warnings"), ("note", "notes"))

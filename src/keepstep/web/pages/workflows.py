@@ -19,7 +19,6 @@ from ...views.plain import arguments
 from ...views.queues import all_queues
 from ...views.start_form import parameters_of, texts_of
 from ...views.workflows import facts_data, startable, workflow_data, workflow_facts, workflows
-from .run import redacted
 from .table import Look, Shown, page
 
 if TYPE_CHECKING:
@@ -62,12 +61,12 @@ async def show_workflow(look: Look) -> Shown:
     known = startable(engine).get(name)
     picture, trouble = await _picture(look, known)
     data = {
-        "one": redacted(look, facts_data(facts)),
+        "one": await look.redacted(facts_data(facts)),
         "open": facts.info.open,
         "counts": facts.info.counts,
         "known": known is not None,
         "form": "" if known is None else _form(known),
-        "about": look.engine.redaction.redact(_about(known)),
+        "about": await look.redacted(_about(known)),
         "picture": picture,
         "trouble": trouble,
         "command": _command(known) if known is not None else f"keepstep start FILE.py:{name}",
@@ -110,17 +109,17 @@ async def start_workflow(look: Look) -> Shown:
     if look.query.like and known is not None:
         run = await (await engine.get(look.query.like)).run()
         try:
-            found = redacted(look, arguments(run))
+            found = await look.redacted(arguments(run))
             given = texts_of(known, found["args"], found["kwargs"])
         except (KeepstepError, TypeError):  # another version of the workflow had other parameters
             given = {}
-        tags = "\n".join(f"{tag}={value}" for tag, value in redacted(look, dict(run.tags)).items())
+        tags = "\n".join(f"{tag}={value}" for tag, value in (await look.redacted(dict(run.tags))).items())
         options = {"queue": run.queue, "priority": str(run.priority or ""), "key": run.key or "", "tags": tags}
     data = {
         "name": name,
         "known": known is not None,
         "workers": facts.info.workers,
-        "about": look.engine.redaction.redact(_about(known)),
+        "about": await look.redacted(_about(known)),
         "parameters": [] if known is None else parameters_of(known),
         "given": given,
         "options": options,

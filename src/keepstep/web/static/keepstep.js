@@ -14,6 +14,13 @@ export function made(name, attributes = {}, ...children) {
   return element;
 }
 
+// Stored text without control characters and marks that turn the direction of what follows; `lines` keeps line breaks.
+const HOSTILE = /[\u0000-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
+export function plain(text, lines = false) {
+  const kept = lines ? "\n\t" : "";
+  return String(text).replace(HOSTILE, (one) => (kept.includes(one) ? one : `\\x${one.charCodeAt(0).toString(16).padStart(2, "0")}`));
+}
+
 // A sign of the sheet of signs.
 export function sign(name) {
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg"), use = document.createElementNS("http://www.w3.org/2000/svg", "use");

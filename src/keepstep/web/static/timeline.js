@@ -1,5 +1,5 @@
 // The timeline of a run: columns from the server, only the rows in view are in the page, the whole as a canvas above.
-import { ask, made, sign } from "./keepstep.js";
+import { ask, made, plain, sign } from "./keepstep.js";
 
 const ROW = 26; // height of a row in pixels, as in run.css
 const MORE = 12; // rows drawn beyond the edges of the view
@@ -15,8 +15,6 @@ const WAITS = new Set(["timer", "signal received", "child", "agent completed", "
 const SHOWN = [["all", "All records"], ["open", "Not done"], ["failed", "Failures"], ["waits", "Waits and signals"], ["people", "By people"], ["steps", "Steps only"]];
 
 const root = document.body.dataset.root ?? "";
-// Stored text without marks that turn the direction of what follows.
-const plain = (text) => String(text).replace(/[\u0000-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, (one) => `\\x${one.charCodeAt(0).toString(16).padStart(2, "0")}`);
 function span(ms) {
   if (ms < 1000) return `${Math.round(ms)} ms`;
   if (ms < 59950) return `${(ms / 1000).toFixed(ms < 10000 ? 2 : 1)} s`;
