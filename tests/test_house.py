@@ -11,6 +11,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -51,11 +52,11 @@ LEVEL = {part: number for number, parts in enumerate(LEVELS) for part in parts}
 TESTING = "testing"
 USES_TESTING = {"keepstep.cli.crashtest"}
 
-#: What would let a policy sleep, log or look at a clock.
 #: Stores that need a package which only an extra installs; they are loaded when the scheme of a URL names them.
 OF_EXTRAS = {"psycopg": "keepstep.stores.postgres", "opentelemetry": "keepstep.observers.opentelemetry"}
 #: Modules of agents that need no framework. Every other one is for a framework, and users load it themselves.
 OF_NO_FRAMEWORK = {f"keepstep.agents{one}" for one in ("", ".calls", ".contract", ".threads")}
+#: What would let a policy sleep, log or look at a clock.
 IMPURE = {"time", "logging", "asyncio", "random", "secrets", "threading", "os", "subprocess"}
 
 
@@ -77,7 +78,12 @@ def module_name(path: Path) -> str:
 
 
 MODULES = {module_name(path): path for path in sorted((SRC / PACKAGE).rglob("*.py"))}
-TREES = {name: ast.parse(path.read_text(encoding="utf-8"), str(path)) for name, path in MODULES.items()}
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    """The syntax of every module, read when a test asks, because every process of a test run loads this file."""
+    return {name: ast.parse(path.read_text(encoding="utf-8"), str(path)) for name, path in MODULES.items()}
 
 
 def part_of(module: str) -> str:
@@ -88,7 +94,7 @@ def part_of(module: str) -> str:
 def imports_of(name: str) -> Iterator[Import]:
     """Every import that a module makes, wherever it is written."""
     is_package = MODULES[name].name == "__init__.py"
-    waiting: list[tuple[ast.AST, bool, bool]] = [(TREES[name], False, False)]
+    waiting: list[tuple[ast.AST, bool, bool]] = [(trees()[name], False, False)]
     while waiting:
         node, lazy, typing = waiting.pop()
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -116,9 +122,22 @@ def targets_of(node: ast.Import | ast.ImportFrom, name: str, *, is_package: bool
         yield full if full in MODULES else base
 
 
-IMPORTS = [found for name in MODULES for found in imports_of(name)]
-OURS = [found for found in IMPORTS if found.target.split(".")[0] == PACKAGE]
-FOREIGN = [found for found in IMPORTS if found.target.split(".")[0] not in {PACKAGE, *sys.stdlib_module_names}]
+@cache
+def imports() -> list[Import]:
+    """All imports of all modules."""
+    return [found for name in MODULES for found in imports_of(name)]
+
+
+@cache
+def ours() -> list[Import]:
+    """The imports of the package's own modules."""
+    return [found for found in imports() if found.target.split(".")[0] == PACKAGE]
+
+
+@cache
+def foreign() -> list[Import]:
+    """The imports of other packages than the standard library."""
+    return [found for found in imports() if found.target.split(".")[0] not in {PACKAGE, *sys.stdlib_module_names}]
 
 
 # -- who may import whom -----------------------------------------------------------------------------------------------
@@ -126,9 +145,9 @@ FOREIGN = [found for found in IMPORTS if found.target.split(".")[0] not in {PACK
 
 def test_the_imports_are_seen():
     """Or the tests below would hold for want of anything to look at."""
-    assert any(found.source == "keepstep.ports" and found.target == "keepstep.model" for found in OURS)
-    assert any(found.source == "keepstep.errors" and found.typing for found in OURS)
-    assert any(found.target == "msgspec" for found in FOREIGN)
+    assert any(found.source == "keepstep.ports" and found.target == "keepstep.model" for found in ours())
+    assert any(found.source == "keepstep.errors" and found.typing for found in ours())
+    assert any(found.target == "msgspec" for found in foreign())
 
 
 def test_every_part_has_its_place():
@@ -138,7 +157,7 @@ def test_every_part_has_its_place():
 def test_imports_point_one_way():
     wrong = [
         found
-        for found in OURS
+        for found in ours()
         if part_of(found.source) not in {TESTING, part_of(found.target)}
         and part_of(found.target) != TESTING
         and LEVEL[part_of(found.target)] >= LEVEL[part_of(found.source)]
@@ -149,7 +168,7 @@ def test_imports_point_one_way():
 def test_nothing_imports_testing():
     wrong = [
         found
-        for found in OURS
+        for found in ours()
         if part_of(found.target) == TESTING
         and part_of(found.source) != TESTING
         and not (found.source in USES_TESTING and (found.lazy or found.typing))
@@ -160,7 +179,7 @@ def test_nothing_imports_testing():
 def test_no_module_needs_one_that_needs_it():
     """Imports for types and imports inside functions count: whoever reads the module has to know them, too."""
     needs: dict[str, set[str]] = {name: set() for name in MODULES}
-    for found in OURS:
+    for found in ours():
         if found.source != found.target:
             needs[found.source].add(found.target)
     assert not cycle_in(needs), " → ".join(cycle_in(needs))
@@ -210,7 +229,7 @@ CHANGING = {
 
 def attributes_of(module: str, name: str) -> set[str]:
     """The attributes that a class gives itself when it is made."""
-    [made] = [node for node in ast.walk(TREES[module]) if isinstance(node, ast.ClassDef) and node.name == name]
+    [made] = [node for node in ast.walk(trees()[module]) if isinstance(node, ast.ClassDef) and node.name == name]
     [init] = [node for node in made.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
     return {
         node.attr
@@ -243,7 +262,7 @@ def outside_writes() -> list[str]:
     own = attributes_of("keepstep.kernel.driver", "RunDriver")
     return [
         f"{name}:{line} {ast.unparse(written)}"
-        for name, tree in TREES.items()
+        for name, tree in trees().items()
         if name != "keepstep.kernel.driver"
         for line, written in written_in(tree)
         if written.attr in own
@@ -264,7 +283,7 @@ def test_part_of_a_run_is_written_by_itself_alone(part):
     own = attributes_of(home, name)
     wrong = [
         f"{module}:{line} {ast.unparse(written)}"
-        for module, tree in TREES.items()
+        for module, tree in trees().items()
         for line, written in written_in(tree)
         if written.attr in own and isinstance(written.value, ast.Attribute) and written.value.attr == part
     ]
@@ -279,13 +298,13 @@ def test_writes_would_be_found():
 
 @pytest.mark.parametrize("part", ["model", "errors", "checks", "policies"])
 def test_the_ground_floor_needs_only_the_standard_library(part):
-    assert not [str(found) for found in FOREIGN if part_of(found.source) == part]
+    assert not [str(found) for found in foreign() if part_of(found.source) == part]
 
 
 def test_policies_are_pure():
     wrong = [
         str(found)
-        for found in IMPORTS
+        for found in imports()
         if part_of(found.source) == "policies" and found.target.split(".")[0] in IMPURE and not found.typing
     ]
     assert not wrong
@@ -301,7 +320,7 @@ def test_every_import_on_loading_is_a_dependency():
     optional = {"web", "mcp", TESTING}  # whoever imports these has installed what they need
     wrong = [
         str(found)
-        for found in FOREIGN
+        for found in foreign()
         if not (found.lazy or found.typing)
         and part_of(found.source) not in optional
         and found.target.split(".")[0] not in core
@@ -314,14 +333,14 @@ def test_every_import_on_loading_is_a_dependency():
 def test_modules_that_need_an_extra_are_loaded_on_demand():
     wrong = [
         str(found)
-        for found in IMPORTS
+        for found in imports()
         for store in OF_EXTRAS.values()
         if found.target.startswith(store) and not found.source.startswith(store) and not (found.lazy or found.typing)
     ]
     assert not wrong
     assert not [
         str(found)
-        for found in IMPORTS
+        for found in imports()
         if is_for_a_framework(found.target) and found.target.split(".")[:3] != found.source.split(".")[:3]
     ]
 
@@ -359,7 +378,7 @@ def test_the_meaning_of_a_kind_is_in_one_table():
     """A set of kinds elsewhere is a meaning without a name: give `Trait` a member and the kinds their trait."""
     found = [
         f"{name}:{line}"
-        for name, tree in TREES.items()
+        for name, tree in trees().items()
         if name not in TABLES_OF_KINDS and part_of(name) != TESTING
         for line in sets_of_kinds(tree)
     ]
@@ -490,7 +509,7 @@ def test_help_loads_no_command():
 def test_a_name_is_loaded_from_where_type_checkers_see_it():
     seen = {
         (alias.name, node.module)
-        for block in TREES[PACKAGE].body
+        for block in trees()[PACKAGE].body
         if isinstance(block, ast.If) and ast.unparse(block.test) == "_TYPE_CHECKING"
         for node in block.body
         if isinstance(node, ast.ImportFrom)
@@ -519,7 +538,7 @@ def test_all_public_names_are_listed_and_no_other_is_found():
 
 def test_every_module_starts_with_one_sentence():
     wrong = []
-    for name, tree in TREES.items():
+    for name, tree in trees().items():
         first = (ast.get_docstring(tree) or "").partition("\n")[0]
         if not first:
             wrong.append(f"{name}: say in one sentence what lives there")
@@ -585,12 +604,12 @@ def test_the_readme_is_short():
 
 def test_every_error_is_raised_somewhere():
     """An error that nothing raises promises something that does not exist."""
-    tree = TREES[f"{PACKAGE}.errors"]
+    tree = trees()[f"{PACKAGE}.errors"]
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     bases = {ast.unparse(base) for node in classes for base in node.bases}
     used = {
         node.id if isinstance(node, ast.Name) else node.attr
-        for name, other in TREES.items()
+        for name, other in trees().items()
         if name not in (f"{PACKAGE}.errors", f"{PACKAGE}.policies.classify", PACKAGE)
         for node in ast.walk(other)
         if isinstance(node, ast.Name | ast.Attribute)
