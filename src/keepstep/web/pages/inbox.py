@@ -67,7 +67,8 @@ async def show_inbox(look: Look) -> Shown:
 
 async def redacted(look: Look, context: Context) -> Context:
     """Return a context without secrets that a redaction pattern finds now, although they were stored before."""
-    return replace(context, **await look.redacted({"published": context.published, "input": context.input}))
+    published, given = await look.redacted((context.published, context.input))
+    return replace(context, published=published, input=given)
 
 
 def asked(context: Context) -> str:
