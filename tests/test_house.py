@@ -36,7 +36,7 @@ LEVELS = (
     {"records"},
     {"workflows", "stores", "executors", "observers"},
     {"kernel"},
-    {"history", "drawing"},
+    {"history", "drawing", "bodies"},
     {"care"},
     {"engine"},
     {"agents"},

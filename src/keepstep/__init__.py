@@ -16,6 +16,7 @@ if _TYPE_CHECKING:
         AgentUnavailable,
         AlreadyFinished,
         BatchFailed,
+        BodyLost,
         BreakerOpen,
         BudgetExceeded,
         DefinitionError,
@@ -128,7 +129,7 @@ _HOMES = {
     "kernel.waits": "Request sleep timeout wait_for",
     "errors": (
         "AgentRefused AgentUnavailable "
-        "AlreadyFinished BatchFailed BreakerOpen BudgetExceeded DefinitionError ExecutionError KeepstepError "
+        "AlreadyFinished BatchFailed BodyLost BreakerOpen BudgetExceeded DefinitionError ExecutionError KeepstepError "
         "NotSerializable Permanent QueueFull ReplayMismatch RetryAfter RunCancelled RunConflict RunError RunFailed "
         "RunNotFound RunSetAside RunTimedOut SignalsFull StepError StepFailed StepInDoubt StepTimedOut StoreError "
         "StoreUnavailable TimedOut UnknownToken WaitFailed"
@@ -156,6 +157,7 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names.spli
 #: The parts of the package, which need no import of their own: `keepstep.errors.StoreFull`.
 _PARTS = {
     "agents",
+    "bodies",
     "care",
     "checks",
     "cli",
@@ -189,6 +191,7 @@ __all__ = [
     "Any",
     "Artifact",
     "BatchFailed",
+    "BodyLost",
     "Breaker",
     "BreakerOpen",
     "Budget",

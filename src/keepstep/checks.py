@@ -106,3 +106,17 @@ def check_limit(value: object, what: str, at_least: int = 0) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value <= MOST:
         raise DefinitionError(f"{what} must be a whole number from {at_least} to {MOST}, got {shown(value)}")
     return value
+
+
+def check_executor(value: Any, what: str) -> Any:
+    """Return what `executor=` takes: a name, or an object that opens an executor."""
+    if isinstance(value, str):
+        return check_name(value, "executor")
+    if isinstance(value, type) or not callable(getattr(value, "open", None)):
+        made = f"{value.__name__}(...)" if isinstance(value, type) else "a ks.executors.Process(...)"
+        raise DefinitionError(f"{what} takes a name such as 'process', or {made}, not {value!r}")
+    try:
+        hash(value)
+    except TypeError:
+        raise DefinitionError(f"{what}: {value!r} must be hashable, so that steps can share it") from None
+    return value

@@ -5,7 +5,7 @@ KeepstepError
 ├─ RunError               ask about this run      RunNotFound · RunFailed · RunCancelled · RunTimedOut · RunSetAside
 │                                                 RunConflict · AlreadyFinished · TimedOut · ExecutionError
 │                                                 UnknownToken · SignalsFull · QueueFull
-├─ StepError              catch in the workflow   StepFailed · StepTimedOut · StepInDoubt · BudgetExceeded
+├─ StepError              catch in the workflow   StepFailed · StepTimedOut · StepInDoubt · BodyLost · BudgetExceeded
 │                                                 BreakerOpen · WaitFailed · BatchFailed · AgentUnavailable
 ├─ ReplayMismatch         version the workflow
 ├─ RecoveryError          read its list           LoadFailed · ValidationFailed · RebuildFailed · HandlerFailed
@@ -176,6 +176,10 @@ class StepFailed(StepError):
 
 class StepTimedOut(StepFailed):
     """The step exceeded its timeout."""
+
+
+class BodyLost(StepFailed):
+    """The process or the node that ran the step's body has ended without an outcome."""
 
 
 class StepInDoubt(StepError):

@@ -496,6 +496,9 @@ class Work(Protocol):
         Call it in the context of `execute` or in a copy of it; otherwise the body is in no run.
         """
 
+    def far(self) -> Any:
+        """Return what an executor needs whose bodies run elsewhere: an `executors.task.FarWork`."""
+
     def holds_lease(self) -> bool:
         """Whether the body may still begin. An executor asks on the thread that is about to call the body.
 
@@ -515,8 +518,19 @@ class Work(Protocol):
 class Executor(Protocol):
     """A place where the bodies of steps run. A step takes `inline` for an async function, `thread` for a plain one.
 
-    A step awaits an async body without a timeout directly, unless there is a tracer: `inline` does not receive it.
+    A step awaits an async body without a timeout directly: `inline` does not receive it. An executor may also have
+    `width` (how many bodies may usefully be given to it at once), `at_work` (how many have not ended) and `close()`.
     """
+
+    @property
+    def is_far(self) -> bool:
+        """Whether bodies run in other processes. It then says when each begins, and the time of a body counts then."""
+        return False
+
+    @property
+    def adopts(self) -> bool:
+        """Whether bodies outlive their worker, so that the next one finds them by the names of their tasks."""
+        return False
 
     async def execute(self, work: Work, seconds: float | None) -> Any:
         """Run the body and return its result, or raise what it raised.

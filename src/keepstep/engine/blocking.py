@@ -104,6 +104,8 @@ def open(url: Any = None, *, worker: bool = True, **options: Any) -> Opening:  #
     | `retain` | a `ks.Retain(...)`: which finished runs the worker keeps; all by default |
     | `strict` | refuse to open a damaged store |
     | `artifacts` | the folder of artifacts; by default beside a local store, or that of KEEPSTEP_ARTIFACTS |
+    | `executor` | where plain functions run that name no executor: a name, or an executor object; threads by default |
+    | `executors` | the executors that steps may name, beside those of Keepstep: a dictionary by name |
     | `clock`, `replay_always`, `parts` | for tests: the source of time, a replay after each record, replaced parts |
 
     Other options go to the store.

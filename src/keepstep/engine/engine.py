@@ -60,6 +60,7 @@ from .artifacts import Artifacts
 from .documents import Documents, keep_swept
 from .encryption import Encryption
 from .events import Events
+from .executors import Executors
 from .handle import RunHandle, this_process
 from .journal import Journal
 from .options import check_engine_options, given_queues, given_workflows
@@ -88,6 +89,7 @@ if TYPE_CHECKING:
     from ..policies import Schedule
     from ..policies.classify import Classify
     from ..policies.retention import Retain
+    from ..ports import Executor
     from ..records.counts import Counts
     from ..stores.encrypted import Rekeyed
     from .agents import Agents
@@ -185,6 +187,8 @@ class Engine(Process):
         retain: Retain | Literal[False] | None = None,
         strict: bool = False,
         artifacts: str | os.PathLike[str] | None = None,
+        executor: Any = None,
+        executors: Mapping[str, Any] | None = None,
         parts: Parts | None = None,
         **store_options: Any,
     ) -> None:
@@ -214,7 +218,7 @@ class Engine(Process):
         self.linger_seconds = linger_seconds
         #: Seconds that a replay may stand still before its run is set aside.
         self.stall_seconds = stall_seconds
-        self.parts = parts or Parts()
+        self.parts, self.executors = parts or Parts(), Executors(executors, executor)
         self.forgetting = Forgetting(self) if replay_always else None
         self.encryption = Encryption(keys)
         self.redaction = Redaction(redact or Redactor(), max_value_bytes, self.encryption, on_suspect)
@@ -324,8 +328,8 @@ class Engine(Process):
         step_threads = self.parts.threads if self.forgetting is None else self.forgetting.threads
         self.step_threads = step_threads(STEP_THREADS, "keepstep-step")
         self.hook_threads = self.parts.threads(ASIDE_THREADS, "keepstep-aside")
-        self.executors = {"inline": InlineExecutor(), "thread": ThreadExecutor(self.step_threads)}
-        self.executors.update(self.parts.executors)
+        local: dict[str, Executor] = {"inline": InlineExecutor(), "thread": ThreadExecutor(self.step_threads)}
+        self.executors.use(self, local | dict(self.parts.executors))
 
     async def _admit(self, hosted: list[Hosted]) -> None:
         """Let the agents of a new engine take tasks, or close the engine again."""
@@ -466,6 +470,7 @@ class Engine(Process):
 
     async def _shut(self) -> None:
         self.closed = True
+        await self.executors.close()
         log.removeFilter(self._filter)
         uninstall(self.loop)
         self.notify_waiters()

@@ -41,11 +41,12 @@ if TYPE_CHECKING:
     from ..model.notices import Topic
     from ..policies.classify import Rule
     from ..policies.recovery import Recovery, RecoveryLimit
-    from ..ports import Clock, Executor, Row, Send, Store, Tracer
+    from ..ports import Clock, Row, Send, Store, Tracer
     from ..records.counts import Resources
     from ..workflows.recovery import RecoveryInfo
     from .artifacts import Artifacts
     from .encryption import Encryption
+    from .executors import Executors
     from .heartbeat import Heart
     from .journal import Journal
     from .outage import Outage
@@ -163,7 +164,7 @@ class Process:
     step_threads: Threads
     run_threads: Threads
     hook_threads: Threads
-    executors: dict[str, Executor]
+    executors: Executors
     tracer: Tracer | None
     recovery_limit: RecoveryLimit
     rules: tuple[Rule, ...]

@@ -11,6 +11,8 @@ from ..ports import BodyTimedOut, Work
 class InlineExecutor:
     """Awaits each body in the task of its step."""
 
+    is_far = adopts = False
+
     async def execute(self, work: Work, seconds: float | None) -> Any:
         try:
             async with asyncio.timeout(seconds) as limit:

@@ -33,6 +33,8 @@ class NotBegun(Exception):
 class ThreadExecutor:
     """Runs each body on a thread of a pool."""
 
+    is_far = adopts = False
+
     def __init__(self, pool: Threads) -> None:
         self.pool = pool
 

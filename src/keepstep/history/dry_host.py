@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextvars import Context
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..executors.thread import ThreadPool
@@ -18,7 +17,7 @@ from ..kernel.stall import STALL_SECONDS
 from ..kernel.strands import install, uninstall
 from ..model import Claim, Lease, Status
 from ..policies import RecoveryLimit
-from ..ports import Advance, Answer, Change, Executor, Verdict, boot_seconds
+from ..ports import Advance, Answer, Change, Verdict, boot_seconds
 from ..records.record import MAX_VALUE, born, seal
 from ..values import Redactor
 from .virtual_time import VirtualClock, VirtualLoop
@@ -67,7 +66,7 @@ class DryHost:
     shares: Any = None  # no attempt is made
     agents: Any = None  # no task is given to an agent
     documents: Any = None  # no body runs that would use them
-    executors: Mapping[str, Executor] = MappingProxyType({})  # none, because no body runs
+    executors: Any = None  # no body runs
     fresh_until = math.inf
     linger_seconds = LINGER_SECONDS
     stall_seconds = STALL_SECONDS

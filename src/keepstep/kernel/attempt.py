@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+from collections.abc import Callable
 from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
@@ -15,7 +16,7 @@ import msgspec
 from ..executors.thread import plainly
 from ..model import Kind
 from ..ports import Gate
-from ..records.data import Data, EmittedData, StepData, data_of, new_data
+from ..records.data import Data, EmittedData, PublishedData, StepData, data_of, new_data
 from ..records.facts import IN_EVENTS
 from ..records.record import Record
 from ..values import VALUES
@@ -25,6 +26,7 @@ from .naming import Names, names_in_body
 from .saved import check_size
 
 if TYPE_CHECKING:
+    from ..executors.task import FarWork
     from ..workflows.definition import Step
 
 #: Shortest time in seconds between two records of a body's tokens. Tokens in between share the next record.
@@ -81,6 +83,10 @@ class Attempt(msgspec.Struct, eq=False):
     #: How the body failed, and what of it still runs in a thread; read by gates when they are left.
     failure: BaseException | None = None
     late: asyncio.Future[Any] | None = None
+    #: Whether a body that has begun before may only be awaited, because it may not begin again.
+    only_adopts: bool = False
+    #: Called when the outcome is durable, for an executor that keeps it until then.
+    on_durable: Callable[[], None] | None = None
 
     def call_step(self, step: Step[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> PlainCall[Any]:
         _warn_of_nested(self.call.step.name, step)
@@ -106,6 +112,32 @@ class Attempt(msgspec.Struct, eq=False):
         if found:
             record.data = {**data_of(record, Data), **cast("Data", found)}
 
+    def publish(self, key: str, data: bytes, given: Names | None = None) -> None:
+        """Append a value of the run that is shown to readers. Any thread may call this."""
+        run = self.run
+        run.host.redaction.check(data, key, "published")
+        run.was_published(key, data)
+        record = Record(
+            run.id, Kind.PUBLISHED.value, step=self.key, worker=run.worker, data=new_data(PublishedData, key=key)
+        )
+        record.value = msgspec.Raw(data)
+        if (names := given or names_in_body(self.call)) is not None:
+            names.put_on(record)
+
+        def append() -> None:
+            record.finished_at = run.time()
+            run.append(record)
+
+        run.loop.call_soon_threadsafe(append)
+
+    def report_progress(self, fraction: float, message: str) -> None:
+        """Show readers how far the body is."""
+        self.run.report_progress({"fraction": fraction, "message": message, "step": self.key})
+
+    def spend(self, cost: float, tokens: int, model: str | None, parts: tuple[int, int]) -> None:
+        """Note what the body has used, for the record of the attempt."""
+        self.run.spent.report(self.key, cost, tokens, model, parts)
+
     def call_is(self, operation: str, **more: str) -> None:
         """Note what an agent's framework calls in the body, for the record of the outcome."""
         self.add(new_data(StepData, call={"operation": operation, **more}))
@@ -121,6 +153,12 @@ class Attempt(msgspec.Struct, eq=False):
         """Call the step's function; `StopIteration` becomes a RuntimeError, because no future can hold it."""
         call = self.call
         return plainly(call.step.body, *call.args, **call.kwargs)
+
+    def far(self) -> FarWork:
+        """Return what an executor needs whose bodies run elsewhere."""
+        from .sent import SentAttempt  # noqa: PLC0415 - only for such an executor
+
+        return SentAttempt(self)
 
     def holds_lease(self) -> bool:
         """Whether the run is driven here under a fresh lease. Any thread may call this."""
@@ -140,7 +178,10 @@ class Attempt(msgspec.Struct, eq=False):
 
     def save_progress(self, value: Any) -> None:
         """Keep a value for the next attempt of this step."""
-        data = self.call.step.values.encode(value, f"step {self.key!r}: saved progress")
+        self.save_encoded(self.call.step.values.encode(value, f"step {self.key!r}: saved progress"))
+
+    def save_encoded(self, data: bytes) -> None:
+        """Keep a value in its stored form for the next attempt of this step."""
         check_size(data, self.key)
         self.run.host.redaction.check(data, self.key, "saved progress of step")
         self.run.save_progress(self.key, self.number, data)
@@ -157,9 +198,13 @@ class Attempt(msgspec.Struct, eq=False):
     def emit(self, value: Any) -> None:
         """Add a token for readers. The first is appended at once, the others together after `EMIT_SECONDS`."""
         data = self.run.host.redaction.token(value, VALUES, f"step {self.key!r}: emitted", self.key)
+        self.emit_encoded(data, names_in_body(self.call))
+
+    def emit_encoded(self, data: bytes, names: Names | None) -> None:
+        """Add a token in its stored form."""
         if not self.emitted:
             self.run.loop.call_soon_threadsafe(self._flush_soon, context=self.run.host.context)
-        self.emitted.append((names_in_body(self.call), msgspec.Raw(data)))
+        self.emitted.append((names, msgspec.Raw(data)))
 
     def _flush_soon(self) -> None:
         loop = self.run.loop

@@ -50,7 +50,7 @@ def spend(
         return
     if not scope.in_step:
         raise DefinitionError("ks.spend was called in the workflow itself, which a replay repeats; call it in a step")
-    scope.run.spent.report(scope.key, cost, total, model, parts)
+    scope.spend(cost, total, model, parts)
 
 
 class Guard:

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from ..ports import Answer, Change, Clock, Create, Document, Executor, Row, Send, Tracer
     from ..records.keys import Cipher
     from ..records.record import Record
+    from ..values import Values
     from ..workflows.agent import TaskPlan
     from ..workflows.dag import Dag
-    from ..workflows.definition import Workflow
+    from ..workflows.definition import Step, Workflow
     from ..workflows.graph import Graph
     from ..workflows.recovery import RecoveryInfo
     from .log import RecoveryPlan
@@ -60,6 +61,10 @@ class Redaction(Protocol):
     def check(self, data: bytes, name: str, what: str = "step") -> None: ...
 
     def redact(self, text: str) -> str: ...
+
+    def token(self, value: Any, values: Values, where: str, key: str) -> bytes: ...
+
+    def shown(self, data: bytes, key: str) -> bytes: ...
 
     def tags(self, tags: dict[str, str] | None) -> dict[str, str]: ...
 
@@ -131,6 +136,12 @@ class Conductor(Protocol):
     def walk_dag(self, branch: Any, dag: Dag, inputs: dict[str, Any]) -> Coroutine[Any, Any, dict[str, Any]]: ...
 
     def perform(self, plan: TaskPlan, task: Any) -> Coroutine[Any, Any, Any]: ...
+
+
+class Executors(Protocol):
+    """The places where bodies of steps run."""
+
+    def of(self, step: Step[..., Any], workflow: Workflow[..., Any]) -> Executor: ...
 
 
 class SignalReader(Protocol):
@@ -349,8 +360,8 @@ class Host(StoredRuns, Notices, Protocol):
     def runner(self) -> Conductor: ...
 
     @property
-    def executors(self) -> Mapping[str, Executor]:
-        """The places where bodies of steps run, by name."""
+    def executors(self) -> Executors:
+        """The places where bodies of steps run."""
 
     @property
     def tracer(self) -> Tracer | None:

@@ -19,7 +19,6 @@ from ..records.record import FORMAT_WITH_WAITS, Record
 from ..values import VALUES
 from ..workflows.call import Call
 from .calls import Branch, DurableCall, current_branch
-from .naming import names_in_body
 from .replay import PATCH
 
 if TYPE_CHECKING:
@@ -136,25 +135,12 @@ def publish(key: str, value: Any) -> None:
         return
     check_name(key, "published")
     data = VALUES.encode_shown(value, f"published {key!r}")
+    if scope.in_step:
+        scope.publish(key, data)
+        return
     scope.run.host.redaction.check(data, key, "published")
     scope.run.was_published(key, data)
-    if scope.in_step:
-        shown = new_data(PublishedData, key=key)
-        record = Record(scope.run.id, Kind.PUBLISHED.value, step=scope.key, worker=scope.run.worker, data=shown)
-        record.value = msgspec.Raw(data)
-        if (names := names_in_body(scope.call)) is not None:
-            names.put_on(record)
-        _from_step(scope, record)
-    else:
-        note(scope, Kind.PUBLISHED, scope.key(f"publish:{key}"), data, new_data(PublishedData, key=key))
-
-
-def _from_step(scope: Attempt, record: Record) -> None:
-    def append() -> None:
-        record.finished_at = scope.run.time()
-        scope.run.append(record)
-
-    scope.run.loop.call_soon_threadsafe(append)
+    note(scope, Kind.PUBLISHED, scope.key(f"publish:{key}"), data, new_data(PublishedData, key=key))
 
 
 def emit(value: Any) -> None:
@@ -175,10 +161,12 @@ def progress(fraction: float, message: str = "") -> None:
     scope = CURRENT.get()
     if scope is None:
         return
-    step = scope.key if scope.in_step else ""
     message = scope.run.host.redaction.redact(message)
-    report = {"fraction": max(0.0, min(1.0, float(fraction))), "message": message, "step": step}
-    scope.run.report_progress(report)
+    fraction = max(0.0, min(1.0, float(fraction)))
+    if scope.in_step:
+        scope.report_progress(fraction, message)
+    else:
+        scope.run.report_progress({"fraction": fraction, "message": message, "step": ""})
 
 
 def save_progress(value: Any) -> None:

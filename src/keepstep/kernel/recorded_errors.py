@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..errors import BreakerOpen, BudgetExceeded, StepError, StepFailed, StepInDoubt, StepTimedOut, TimedOut
+from ..errors import BodyLost, BreakerOpen, BudgetExceeded, StepError, StepFailed, StepInDoubt, StepTimedOut, TimedOut
 from ..model import ErrorInfo
 from ..model.frames import add_frames, add_note
 from .ledger import BUDGET
@@ -21,6 +21,7 @@ TIMED_OUT = "ks:timed-out"
 BREAKER_OPEN = "ks:breaker-open"
 _ERRORS: dict[str, type[StepError]] = {
     "ks:step-timed-out": StepTimedOut,
+    "ks:body-lost": BodyLost,
     "ks:in-doubt": StepInDoubt,
     BUDGET: BudgetExceeded,
     BREAKER_OPEN: BreakerOpen,

@@ -102,7 +102,10 @@ class Redaction:
 
     def token(self, value: Any, values: Values, where: str, key: str) -> bytes:
         """Return the stored form of a token. Its texts are redacted, because watchers receive it as an event."""
-        data = values.encode_shown(self.redact(value) if isinstance(value, str) else value, where)
+        return self.shown(values.encode_shown(self.redact(value) if isinstance(value, str) else value, where), key)
+
+    def shown(self, data: bytes, key: str) -> bytes:
+        """Return the stored form of a token with its texts redacted."""
         if self._found(data, key, "token of step") is not None:
             data = msgspec.json.encode(self._masked(msgspec.json.decode(data)))
         self.check(data, key, "token of step")

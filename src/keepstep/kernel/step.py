@@ -14,13 +14,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Callable
 from contextvars import copy_context
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..errors import DefinitionError, KeepstepError, NotSerializable, StepInDoubt, StepTimedOut
+from ..errors import BodyLost, DefinitionError, KeepstepError, NotSerializable, StepInDoubt, StepTimedOut
 from ..model import Kind, Outcome
 from ..model.checkpoint import Trigger
 from ..model.text import one_line
@@ -42,8 +43,8 @@ from .tracing import enter
 from .wakeups import pause_until
 
 if TYPE_CHECKING:
+    from ..ports import Executor
     from ..records.record import Record
-    from ..workflows.definition import Step
     from .calls import StepCall
     from .driver import RunDriver
     from .host import Host
@@ -171,7 +172,9 @@ async def mark(attempt: Attempt) -> bool:
     if call.step.at_most_once and not attempt.marked:
         attempt.marked = True
         if run.take_mark(attempt.key) is not None:  # a mark without an outcome: the step is in doubt
-            if not await resolve(call, attempt.number):
+            if call.step.leaves_doubt and _may_be_adopted(call):
+                attempt.only_adopts = True
+            elif not await resolve(call, attempt.number):
                 return False
         elif run.may_start_body():
             kept = None if call.step.undo is None else call.for_undo()
@@ -179,6 +182,14 @@ async def mark(attempt: Attempt) -> bool:
     if attempt.marked and call.step.service is not None and attempt.place is None and not await pass_service(attempt):
         return False
     return _may_begin(run)
+
+
+def _may_be_adopted(call: StepCall[Any]) -> bool:
+    """Whether a body that the last worker has begun may go on without it."""
+    try:
+        return call.run.host.executors.of(call.step, call.run.workflow).adopts
+    except DefinitionError:  # this worker does not have the executor
+        return False
 
 
 def _may_begin(run: RunDriver) -> bool:
@@ -212,16 +223,17 @@ async def execute(attempt: Attempt) -> Stored | Failed | None:  # noqa: C901 - o
     host, step = run.host, call.step
     attempt.started_at = started_at = datetime.fromtimestamp(host.clock.now(), UTC)
     attempt.first_at = attempt.first_at or started_at
-    if host.events.observed:
-        host.events.observe("step.started", run, step=attempt.key, attempt=attempt.number)
     try:
+        executor = None if step.simple else host.executors.of(step, run.workflow)
+        if host.events.observed and not (executor is not None and executor.is_far):
+            host.events.observe("step.started", run, step=attempt.key, attempt=attempt.number)
         if host.tracer is not None:
             enter(host.tracer, run, attempt.key, attempt.number)
         # a shortcut past the inline executor, for a body without a timeout
-        if step.simple and not (step.record_input or call.branch.records_input):
+        if executor is None and not (step.record_input or call.branch.records_input):
             value = await step.body(*call.args, **call.kwargs)
         else:
-            value = await _body(attempt)
+            value = await _body(attempt, executor or host.executors.of(step, run.workflow))
         if step.transactional:
             return COMMITTED
         stored = _encoded_here(call, value) or await _encoded_off_loop(call, value)
@@ -244,7 +256,7 @@ async def execute(attempt: Attempt) -> Stored | Failed | None:  # noqa: C901 - o
     return stored
 
 
-async def _body(attempt: Attempt) -> Any:
+async def _body(attempt: Attempt, executor: Executor) -> Any:
     """Run the body where its step says, within the time that is left."""
     call, step = attempt.call, attempt.call.step
     if step.undo is not None:
@@ -255,7 +267,7 @@ async def _body(attempt: Attempt) -> Any:
         return await _transact(attempt)
     elapsed = (attempt.started_at - attempt.first_at).total_seconds()  # type: ignore[operator]
     try:
-        return await call.run.host.executors[step.executor].execute(attempt, step.timeout.remaining(elapsed))
+        return await executor.execute(attempt, step.timeout.remaining(elapsed))
     except BodyTimedOut as late:
         attempt.late = late.body
         error = StepTimedOut(f"step {call.key!r} took longer than {late.seconds:g} s", call.key)
@@ -359,7 +371,8 @@ def succeed(attempt: Attempt, outcome: Stored) -> None:
         run.spent.attach(record)
     if attempt.more is not None:
         attempt.attach(record)
-    run.append(record, call, last=True, state=call.after, packed=outcome.packed)
+    then = None if attempt.on_durable is None else _then(attempt)
+    run.append(record, call, then, last=True, state=call.after, packed=outcome.packed)
 
 
 async def fail(attempt: Attempt, outcome: Failed) -> bool:
@@ -373,7 +386,8 @@ async def fail(attempt: Attempt, outcome: Failed) -> bool:
     if attempt.hooks:
         await call_step_hooks(attempt, "error", error=failure)
     late = getattr(failure, "body", None)
-    if isinstance(failure, StepTimedOut | StepInDoubt) and _leaves_doubt(call.step):
+    if isinstance(failure, StepTimedOut | StepInDoubt | BodyLost) and call.step.leaves_doubt:
+        attempt.only_adopts = False
         return await resolve(call, attempt.number, late)
     retry_at = _failed(attempt, failure)
     if retry_at is None:
@@ -387,11 +401,6 @@ async def fail(attempt: Attempt, outcome: Failed) -> bool:
     await _back_off(attempt, retry_at)
     attempt.number += 1
     return True
-
-
-def _leaves_doubt(step: Step[..., Any]) -> bool:
-    """Whether a timeout or a body in doubt leaves it. If a doubt only repeats the step, `retry=` limits how often."""
-    return step.at_most_once and (step.verify is not None or step.in_doubt != "repeat")
 
 
 async def _back_off(attempt: Attempt, until: float) -> None:
@@ -456,10 +465,17 @@ def _failed(attempt: Attempt, failure: BaseException) -> float | None:
         attempt.attach(record)
     elif step.undo_unfinished:
         record.data = {**data_of(record, Data), **call.for_undo()}
-    run.append(record, call if retry_at is None else None)
+    then = None if attempt.on_durable is None else _then(attempt)
+    run.append(record, call if retry_at is None else None, then)
     if not run.host.events.logged:
         _log_failed(attempt, record, None if retry_at is None else retry_at - now)
     return retry_at
+
+
+def _then(attempt: Attempt) -> Callable[[Answer], None]:
+    """Return a callback for the durable outcome, and forget it: a later attempt has its own."""
+    then, attempt.on_durable = attempt.on_durable, None
+    return lambda _: then()  # type: ignore[misc]
 
 
 #: The log message of a failed attempt.

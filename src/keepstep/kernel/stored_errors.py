@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..errors import ExecutionError, StepError, StepTimedOut
+from ..errors import BodyLost, ExecutionError, StepError, StepTimedOut
+from ..model.frames import FAR_TRACEBACK
 from ..model.ids import new_id
 from ..model.text import one_line
 from ..policies.classify import Classifier, ErrorClass, Rule, classify
@@ -39,13 +40,17 @@ MAX_CAUSES = 10
 
 #: The classes of calls, as Python names them in the message of a wrong use.
 _CALLS = re.compile(r"'(?:Step|Plain|Signal|Sleep|Start|Send|Graph)Call'|'ChildResult'")
-_CODES: dict[type, str] = {StepTimedOut: "ks:step-timed-out", ExecutionError: "ks:execution"}
+_CODES: dict[type, str] = {
+    BodyLost: "ks:body-lost",
+    ExecutionError: "ks:execution",
+    StepTimedOut: "ks:step-timed-out",
+}
 
 
 def stored_error(error: BaseException, error_class: str, attempt: int, run: RunDriver) -> StoredError:
     """Return the stored form of an exception, with secrets removed."""
     redact = run.host.redaction.redact
-    text = "".join(traceback.format_exception(error))
+    text = getattr(error, FAR_TRACEBACK, None) or "".join(traceback.format_exception(error))
     if len(text) > MAX_TRACEBACK:
         text = text[: MAX_TRACEBACK // 2] + "\n  …\n" + text[-MAX_TRACEBACK // 2 :]
     return StoredError(

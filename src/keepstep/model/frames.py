@@ -14,6 +14,8 @@ from typing import NamedTuple
 MAX_FRAMES = 8
 #: First line of a note with frames. Notes are part of a traceback, so a run's traceback has the frames of its step too.
 HEADING = "in your code (most recent call last):"
+#: Attribute of an exception that another process has raised: its traceback there.
+FAR_TRACEBACK = "__keepstep_far_traceback__"
 
 
 class Frame(NamedTuple):

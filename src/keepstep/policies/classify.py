@@ -174,7 +174,7 @@ _TYPES: tuple[tuple[ErrorClass, tuple[type[BaseException], ...]], ...] = (
     (ErrorClass.RATE_LIMITED, (errors.RetryAfter,)),
     (ErrorClass.TIMEOUT, (errors.StepTimedOut, errors.RunTimedOut, errors.TimedOut, TimeoutError)),
     (ErrorClass.RESOURCE_EXHAUSTED, (errors.StoreFull, MemoryError)),
-    (ErrorClass.TRANSIENT, (errors.StoreUnavailable, BlockingIOError, InterruptedError)),
+    (ErrorClass.TRANSIENT, (errors.BodyLost, errors.StoreUnavailable, BlockingIOError, InterruptedError)),
     (ErrorClass.NETWORK, (ConnectionError, socket.gaierror, socket.herror)),
     (ErrorClass.AUTHORIZATION, (PermissionError,)),
 )

@@ -14,5 +14,5 @@ __all__ = ["EPOCH", "VirtualClock", "VirtualLoop", "at_work"]
 
 def at_work(engine: Engine) -> bool:
     """Whether a thread of the engine runs a plain def step, workflow or hook, for `VirtualLoop.wait_while`."""
-    busy = engine.step_threads.at_work + engine.hook_threads.at_work
+    busy = engine.step_threads.at_work + engine.hook_threads.at_work + engine.executors.at_work
     return busy > 0 or any(context.thread.busy for context in engine.live.values())

@@ -110,6 +110,7 @@ def step(fn: Any = None, /, **options: Any) -> Any:
     | `undo` | a function or step `undo(result, *args)`, called if the run fails or is cancelled later |
     | `undo_unfinished` | also undo the step if it failed or was cancelled; its result is then None |
     | `cache` | a `ks.Cache(...)`: its result serves equal calls of other runs |
+    | `executor` | where its body runs: `"process"`, `"ray"`, `"dask"`, a name of the worker, or an executor object |
     """
     known = inspect.signature(Step).parameters
     unknown = [name for name in options if name not in known]
@@ -169,6 +170,7 @@ def workflow(
     undo: Callable[..., Any] | None = None,
     queue: Queue | str | None = None,
     recovery: Recovery | str | Callable[..., Any] | None = None,
+    executor: Any = None,
 ) -> _WorkflowDecorator: ...
 def workflow(fn: Any = None, /, **options: Any) -> Any:
     """Make a function a workflow, registered in this process by its name.
@@ -190,6 +192,7 @@ def workflow(fn: Any = None, /, **options: Any) -> Any:
     | `undo` | a function or step `undo(result, *args)`: how a parent that fails undoes a finished child |
     | `queue` | the queue of its runs: a `ks.Queue(...)` or a name; `"default"` by default |
     | `recovery` | a `ks.Recovery(...)`, a name or a function: how a run goes on after its worker has died |
+    | `executor` | where its plain functions run that name no executor, as for a step |
     """
 
     def decorate(function: Callable[..., Any]) -> Workflow[..., Any]:

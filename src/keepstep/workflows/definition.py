@@ -12,7 +12,7 @@ from types import MappingProxyType, MethodType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar, get_args, overload
 from weakref import WeakValueDictionary
 
-from ..checks import MOST_SPENT, check_key, check_name, check_number, check_seconds
+from ..checks import MOST_SPENT, check_executor, check_key, check_name, check_number, check_seconds
 from ..errors import DefinitionError, DuplicateName
 from ..model.agent import agent_of
 from ..model.keepers import is_reserved
@@ -100,6 +100,7 @@ class Step(Generic[P, R]):
         undo: Callable[..., Any] | None = None,
         undo_unfinished: bool = False,
         cache: Cache | None = None,
+        executor: Any = None,
     ) -> None:
         if not callable(fn):
             raise DefinitionError(f"a step must be a function, not {type(fn).__name__}")
@@ -130,6 +131,9 @@ class Step(Generic[P, R]):
         self.cache = cache
         #: The key that the caller gave to this call with `options(key=...)`; empty for a key by position.
         self.call_key = ""
+        #: Where its bodies run, if that is said: a name, or an object that opens an executor.
+        self.where = None if executor is None else check_executor(executor, f"step {self.name!r}: executor=")
+        self._given = fn
         self.streams = inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn)
         self.set_body(fn, is_async=inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn))
         self.ignore = frozenset([ignore] if isinstance(ignore, str) else ignore)
@@ -146,11 +150,17 @@ class Step(Generic[P, R]):
         #: The function that an attempt calls: `fn` or, if that yields its result in parts, one that collects them.
         self.body = streaming_body(fn, self.collect)
         self.is_async = is_async
-        #: Whether an attempt may await the function directly, because no option of the step concerns its body.
-        self.simple = is_async and self.timeout == Timeout() and self.undo is None
+        #: Whether the body may be sent to another process: it is the function that the step was made of.
+        self.is_sent = fn is self._given
+        self.simple = self.is_simple()
+
+    def is_simple(self) -> bool:
+        """Whether an attempt may await the function directly, because no option of the step concerns its body."""
+        return self.executor == "inline" and self.timeout == Timeout() and self.undo is None
 
     def _check(self) -> None:
         self._check_cost()
+        self.check_executor()
         if self.transactional and (self.is_async or self.streams):
             raise DefinitionError(f"step {self.name!r} is transactional, so it must be a plain def fn(tx, ...)")
         if self.collect is not None and not (self.streams and callable(self.collect)):
@@ -170,6 +180,20 @@ class Step(Generic[P, R]):
             raise DefinitionError(f"step {self.name!r} ignores {sorted(unknown)}, which are not its named parameters")
         if self.ignore and len(named) < len(self.parameters):
             raise DefinitionError(f"step {self.name!r} uses ignore=, so all its parameters must be named ones")
+
+    def check_executor(self) -> None:
+        """Refuse an executor that cannot run the body."""
+        if self.where is None:
+            return
+        own = "inline" if self.is_async else "thread"
+        if self.where in ("inline", "thread") and self.where != own:
+            kind = "an async function" if self.is_async else "a plain function"
+            raise DefinitionError(f"step {self.name!r} is {kind}, which runs in executor={own!r}, not {self.where!r}")
+        if self.where != own and (self.transactional or self.ignore):
+            option = "transactional=" if self.transactional else "ignore="
+            raise DefinitionError(
+                f"step {self.name!r} has executor= and {option}, which needs the worker's own process; remove one"
+            )
 
     def _check_cache(self) -> None:
         if self.cache is None:
@@ -218,8 +242,15 @@ class Step(Generic[P, R]):
             raise DefinitionError(f"undo= of step {self.name!r} is called with ({takes}): {error}") from None
 
     @property
-    def executor(self) -> str:
-        """The name of the executor of its bodies."""
+    def leaves_doubt(self) -> bool:
+        """Whether a body that may have run leaves doubt. If a doubt only repeats it, `retry=` limits how often."""
+        return self.at_most_once and (self.verify is not None or self.in_doubt != "repeat")
+
+    @property
+    def executor(self) -> Any:
+        """The executor of its bodies: its name, or an object that opens it."""
+        if self.where is not None and self.is_sent:
+            return self.where
         return "inline" if self.is_async else "thread"
 
     @functools.cached_property
@@ -253,6 +284,7 @@ class Step(Generic[P, R]):
         key: str | None = None,
         retry: Retry | None = None,
         timeout: Timeout | float | timedelta | None = None,
+        executor: Any = None,
     ) -> Step[P, R]:
         """Return the step with other options, for one call: `await fetch.options(timeout=5)(url)`.
 
@@ -271,7 +303,10 @@ class Step(Generic[P, R]):
             other.retry = checked_retry(retry, self.name)
         if timeout is not None:
             other.timeout = Timeout.of(timeout)
-            other.simple = other.is_async and other.timeout == Timeout() and other.undo is None
+        if executor is not None:
+            other.where = check_executor(executor, f"step {self.name!r}: executor=")
+            other.check_executor()
+        other.simple = other.is_simple()
         return other
 
     @overload
@@ -363,6 +398,7 @@ class Workflow(Generic[P, R]):
         undo: Callable[..., Any] | None = None,
         queue: Queue | str | None = None,
         recovery: Recovery | str | Callable[..., Any] | None = None,
+        executor: Any = None,
     ) -> None:
         if not callable(fn):
             raise DefinitionError(f"a workflow must be a function, not {type(fn).__name__}")
@@ -393,6 +429,8 @@ class Workflow(Generic[P, R]):
         self.rules = checked_rules(classify, f"workflow {self.name!r}: classify=")
         #: The step with which a parent undoes a finished run of this workflow.
         self.undo = None if undo is None else undo_step(undo, f"workflow {self.name!r}")
+        #: Where plain functions run that are its steps and name no executor; None leaves it to the worker.
+        self.executor = None if executor is None else check_executor(executor, f"workflow {self.name!r}: executor=")
         #: How its runs go on after their worker has died; None lets them continue.
         self.recovery = Recovery.of(recovery, f"workflow {self.name!r}")
         if queue is not None:

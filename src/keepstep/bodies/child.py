@@ -1,0 +1,177 @@
+"""The process of a worker's pool: it performs one body at a time, and ends at once when its worker does.
+
+One end of a socket is given to it, whose other end only the worker holds. A thread reads it,
+also while a body runs. The socket ends with the worker, whatever has ended that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import logging
+import os
+import queue
+import resource
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from ..executors.task import (
+    Begun,
+    Done,
+    Failed,
+    Frames,
+    FromWorker,
+    Given,
+    Lost,
+    Ready,
+    Release,
+    Report,
+    Run,
+    Stop,
+    ToWorker,
+    framed,
+    read_order,
+)
+from .perform import FarLog, Stopped, perform
+
+#: Exit code of a process whose worker has ended.
+ORPHANED = 70
+#: Bytes that are read from the worker at once.
+CHUNK = 1 << 16
+
+
+class Child:
+    """A process that performs the bodies which its worker sends, one after the other."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
+        self._writing = threading.Lock()
+        self._tasks: queue.SimpleQueue[Run] = queue.SimpleQueue()
+        self._dropped: set[int] = set()
+        #: The body that runs, and the one that is to stop; 0 for none.
+        self._current = 0
+        self._stopping = 0
+        self._cancel: Callable[[], None] | None = None
+        self._main = threading.get_ident()
+        self._is_sending = False
+
+    def run(self) -> None:
+        """Perform bodies until the worker ends."""
+        signal.signal(signal.SIGTERM, self._on_stop)
+        logging.getLogger().addHandler(FarLog(self._tell))
+        threading.Thread(target=self._read, name="keepstep-lifeline", daemon=True).start()
+        self._send(Ready())
+        with asyncio.Runner() as runner:
+            while True:
+                order = self._tasks.get()
+                try:
+                    outcome = self._performed(order, runner.run)
+                except Stopped:
+                    outcome = Lost(order.body, "stopped")
+                self._send(outcome)
+
+    def _performed(self, order: Run, run: Callable[..., Any]) -> Done | Failed | Lost:
+        if order.body in self._dropped:
+            self._dropped.discard(order.body)
+            return Lost(order.body, "stopped", had_begun=False)
+        self._current = order.body
+        try:
+            self._send(Begun(order.body))
+            return msgspec.structs.replace(perform(order.task, self._tell, run, self._running), body=order.body)
+        finally:
+            self._current = 0
+
+    def _tell(self, message: Report) -> None:
+        self._send(msgspec.structs.replace(message, body=self._current))
+
+    def _send(self, message: ToWorker) -> None:
+        """Send a message to the worker, from any thread. A stop waits until all of it is sent."""
+        data = framed(message)
+        if threading.get_ident() != self._main:
+            with self._writing:
+                self._line.sendall(data)
+            return
+        self._is_sending = True
+        try:
+            with self._writing:
+                self._line.sendall(data)
+        finally:
+            self._is_sending = False
+        if self._stopping and self._stopping == self._current and self._cancel is None:
+            self._stopping = 0
+            raise Stopped
+
+    # -- stopping ------------------------------------------------------------------------------------------------------
+
+    def _running(self, cancel: Callable[[], None] | None) -> None:
+        """Note how a body of async code is stopped."""
+        self._cancel = cancel
+        if cancel is not None and self._stopping == self._current:
+            cancel()
+
+    def _stop(self, body: int) -> None:
+        if body == self._current:
+            self._stopping = body
+            signal.pthread_kill(self._main, signal.SIGTERM)
+        else:
+            self._dropped.add(body)
+
+    def _on_stop(self, *_: object) -> None:
+        """Stop the body that runs. The main thread calls this, between two steps of the interpreter."""
+        if self._stopping != self._current or self._is_sending:
+            return
+        if self._cancel is not None:
+            self._cancel()
+        elif self._current:
+            self._stopping = 0
+            raise Stopped
+
+    # -- the lifeline --------------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        frames = Frames()
+        while True:
+            try:
+                data = self._line.recv(CHUNK)
+            except OSError:
+                data = b""
+            if not data:
+                leave()
+            for one in frames.take(data):
+                self._take(read_order(one))
+
+    def _take(self, message: FromWorker) -> None:
+        match message:
+            case Run():
+                self._tasks.put(message)
+            case Stop():
+                self._stop(message.body)
+            case Release():
+                pass  # nothing of a body is kept here
+
+
+def leave() -> None:
+    """End this process and those that its bodies have started."""
+    with contextlib.suppress(OSError):
+        if os.getpgid(0) == os.getpid():  # the leader of a group of its own
+            os.killpg(0, signal.SIGKILL)
+    os._exit(ORPHANED)
+
+
+def main() -> None:
+    """Perform bodies for the worker that holds the other end of the socket, as the first argument describes."""
+    given = msgspec.json.decode(sys.argv[1], type=Given)
+    del sys.argv[1:]
+    faulthandler.enable()
+    if given.memory_bytes:
+        resource.setrlimit(resource.RLIMIT_DATA, (given.memory_bytes, given.memory_bytes))
+    for name, level in given.levels.items():
+        logging.getLogger(name or None).setLevel(level)
+    Child(socket.socket(fileno=given.descriptor)).run()

@@ -1,0 +1,146 @@
+"""The worker's end of a process that it has started for bodies: the process, the socket, and the messages."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from .task import Frames, FromWorker, Given, Ready, ToWorker, framed, read_report
+
+log = logging.getLogger("keepstep")
+
+#: Seconds that a killed process may take to be gone. More means that it hangs in the kernel.
+GONE_SECONDS = 10.0
+_START = "import sys; sys.path[:] = sys.argv[2:]; from keepstep.bodies.{module} import main; main()"
+
+
+class Connection(asyncio.Protocol):
+    """A process in which bodies run, or which speaks to a cluster for them. It ends when the worker does.
+
+    `report` receives its messages, and `ended` is called once, with the reason, when it has ended.
+    """
+
+    def __init__(self, report: Callable[[Any], None], ended: Callable[[str], None]) -> None:
+        self._report = report
+        self._ended = ended
+        self._frames = Frames()
+        self._transport: asyncio.Transport | None = None
+        self._unsent: list[bytes] = []
+        self._process: subprocess.Popen[bytes] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._reaping: asyncio.Future[int] | None = None
+        #: Set when nothing of the process is left.
+        self.gone = asyncio.Event()
+        self.is_ready = False
+
+    @property
+    def pid(self) -> int:
+        return 0 if self._process is None else self._process.pid
+
+    def start(self, module: str, given: Given) -> None:
+        """Start a process with a module of `keepstep.bodies`. Messages wait until it is ready."""
+        mine, theirs = socket.socketpair()
+        given = msgspec.structs.replace(given, descriptor=theirs.fileno(), levels=_levels())
+        text = msgspec.json.encode(given).decode()
+        path = [os.path.abspath(one) for one in sys.path]  # noqa: PTH100 - a Path of "" is "."
+        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001 - as multiprocessing does
+        command = [sys.executable, *flags, "-P", "-c", _START.format(module=module), text, *path]
+        try:
+            # Its own session: a Ctrl-C in the terminal reaches the worker alone, and a kill reaches all it has started.
+            self._process = subprocess.Popen(  # noqa: S603 - this Python, and a module of ours
+                command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
+            )
+        except OSError:
+            mine.close()
+            raise
+        finally:
+            theirs.close()
+        mine.setblocking(False)
+        self._connecting = self._loop.create_task(self._connect(mine))
+
+    async def _connect(self, mine: socket.socket) -> None:
+        await self._loop.create_connection(lambda: self, sock=mine)
+
+    def send(self, message: FromWorker) -> None:
+        """Send a message; after the end of the process it is lost."""
+        data = framed(message)
+        if self._transport is None:
+            self._unsent.append(data)
+        else:
+            self._transport.write(data)
+
+    def kill(self) -> None:
+        """End the process and whatever its bodies have started."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def is_stopped(self) -> bool:
+        """Whether the process is suspended, as by SIGSTOP; False where the system does not tell."""
+        try:
+            state = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii", errors="replace")
+            return state.rpartition(")")[2].split()[0] in "Tt"
+        except (OSError, IndexError):
+            return False
+
+    # -- of the socket -------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+        for data in self._unsent:
+            transport.write(data)  # type: ignore[attr-defined]
+        self._unsent.clear()
+
+    def data_received(self, data: bytes) -> None:
+        for one in self._frames.take(data):
+            try:
+                message: ToWorker = read_report(one)
+            except msgspec.MsgspecError as error:
+                log.error(  # noqa: TRY400 - its traceback is ours, and says nothing
+                    "the process %d for bodies sent what is no message, and is ended: %s", self.pid, error
+                )
+                self.kill()
+                return
+            if isinstance(message, Ready):
+                self.is_ready = True
+            self._report(message)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.kill()  # it may have closed its end and go on
+        self._reaping = self._loop.run_in_executor(None, self._wait)
+        self._reaping.add_done_callback(self._reaped)
+
+    def _wait(self) -> int:
+        assert self._process is not None  # noqa: S101 - a socket is made after its process
+        return self._process.wait(GONE_SECONDS)
+
+    def _reaped(self, waited: asyncio.Future[int]) -> None:
+        self.gone.set()
+        self._ended(_reason(None if waited.exception() is not None else waited.result()))
+
+
+def _levels() -> dict[str, int]:
+    """Return the levels that loggers of this process have been given."""
+    known = logging.root.manager.loggerDict.items()
+    named = {name: one.level for name, one in known if isinstance(one, logging.Logger) and one.level}
+    return {"": logging.root.level, **named}
+
+
+def _reason(code: int | None) -> str:
+    if code is None:
+        return "does not end"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
+    return f"was killed by {name}"
