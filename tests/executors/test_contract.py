@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from keepstep import executors
 from keepstep.testing import executor_contract
 
 
 class TestHere(executor_contract.ExecutorContract):
-    lacks = {
+    lacks: ClassVar = {
         "kills": "a thread cannot be stopped",
         "crashes": "it would end this process",
         "secrets": "the worker's own process refuses them by its own rules",
