@@ -552,6 +552,13 @@ def topics(effort: Effort) -> list[Finding]:
     return findings(effort)
 
 
+def processes(effort: Effort) -> list[Finding]:
+    """Steps in processes beside a bare pool of processes."""
+    from .executors import findings
+
+    return findings(effort)
+
+
 def telemetry(effort: Effort) -> list[Finding]:
     """What telemetry costs many runs at once."""
     from .telemetry import findings
@@ -594,6 +601,7 @@ JOBS: dict[str, Callable[[Effort], list[Finding]]] = {
     "saver": saver,
     "topics": topics,
     "lists": lists,
+    "processes": processes,
     "telemetry": telemetry,
     "web": web,
 }

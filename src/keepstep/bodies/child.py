@@ -83,8 +83,8 @@ class Child:
             return Lost(order.body, "stopped", had_begun=False)
         self._current = order.body
         try:
-            self._send(Begun(order.body))
-            return msgspec.structs.replace(perform(order.task, self._tell, run, self._running), body=order.body)
+            outcome = perform(order.task, self._tell, lambda: self._send(Begun(order.body)), run, self._running)
+            return msgspec.structs.replace(outcome, body=order.body)
         finally:
             self._current = 0
 

@@ -112,15 +112,16 @@ def _same(one: str, other: str) -> bool:
 def perform(
     task: Task,
     tell: Tell,
+    begin: Callable[[], None] = lambda: None,
     run: Callable[..., Any] | None = None,
     running: Callable[[Callable[[], None] | None], None] | None = None,
 ) -> Done | Failed:
-    """Call the body of a task in this thread, and return its outcome.
+    """Call the body of a task in this thread, and return its outcome. `begin` is called when its function is found.
 
     `run` runs a coroutine in a context, for a body of async code. `running` gets a function that stops it from
     elsewhere, and None at its end.
     """
-    return copy_context().run(_performed, task, tell, run or _run_once, running)
+    return copy_context().run(_performed, task, tell, begin, run or _run_once, running)
 
 
 def _run_once(coroutine: Coroutine[Any, Any, Any], *, context: Context) -> Any:
@@ -128,7 +129,7 @@ def _run_once(coroutine: Coroutine[Any, Any, Any], *, context: Context) -> Any:
         return runner.run(coroutine, context=context)
 
 
-def _performed(task: Task, tell: Tell, run: Any, running: Any) -> Done | Failed:
+def _performed(task: Task, tell: Tell, begin: Callable[[], None], run: Any, running: Any) -> Done | Failed:
     values: Values = VALUES
     try:
         step = step_of(task.function)
@@ -136,6 +137,7 @@ def _performed(task: Task, tell: Tell, run: Any, running: Any) -> Done | Failed:
         scope = FarAttempt(task, tell)
         CURRENT.set(scope)
         args, kwargs = _arguments(task, values)
+        begin()
         with _traced(task.traceparent):
             if step.is_async:
                 value = run(_awaited(step, args, kwargs, running), context=copy_context())

@@ -13,8 +13,10 @@ from .connection import Connection
 from .far import Body, FarExecutor
 from .task import Begun, Ended, Given, Lost, Ready, Report, Run, Stop, ToWorker
 
-#: Seconds of an average body up to which a process is sent its next body before it has ended the current one.
-SHORT_SECONDS = 0.02
+#: Seconds of work that a process is sent beyond its current body, so that it need not wait for the worker.
+AHEAD_SECONDS = 0.01
+#: Bodies that a process is sent at most.
+MOST_AHEAD = 8
 #: Seconds between two looks for processes that are suspended or have nothing to do.
 LOOK_SECONDS = 5.0
 #: Processes in a row that end before they are ready. After that, bodies fail instead of waiting for the next one.
@@ -104,8 +106,8 @@ class ProcessPool(FarExecutor):
 
     @property
     def width(self) -> int:
-        """Bodies that may usefully run and wait at once: the next one is sent before the current one has ended."""
-        return 2 * self._limit
+        """Bodies that may usefully run and wait at once: the next ones are sent before the current one has ended."""
+        return MOST_AHEAD * self._limit
 
     @property
     def at_work(self) -> int:
@@ -135,9 +137,9 @@ class ProcessPool(FarExecutor):
                 return child
         if len(self._children) < self._limit:
             return self._started()
-        if self._average <= SHORT_SECONDS:
-            return next((child for child in self._children if len(child.bodies) == 1), None)
-        return None
+        ahead = min(MOST_AHEAD, 1 + int(AHEAD_SECONDS / max(self._average, 1e-6)))
+        least = min(self._children, key=lambda child: len(child.bodies))
+        return least if len(least.bodies) < ahead else None
 
     def _started(self) -> _Child | None:
         try:
@@ -170,8 +172,8 @@ class ProcessPool(FarExecutor):
         if not child.line.is_ready:
             self.false_starts += 1
         for body in reversed(child.bodies):
-            if body.began_at is not None:
-                body.settle(Lost(0, why))
+            if body.began_at is not None or (child.line.is_ready and body is child.bodies[0]):
+                body.settle(Lost(0, why))  # it ran, or its module was being imported
             elif not body.outcome.done():
                 self._waiting.appendleft(body)
         child.bodies.clear()
