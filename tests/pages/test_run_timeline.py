@@ -87,12 +87,14 @@ def test_cut_in_the_stream_loses_and_doubles_nothing(engine, url, open_page):
         before = shown(page)
     run.signal("approved")
     assert run.result(timeout=30) == 6
+    page.wait_for_selector("#cut >> text=The server does not answer. This page shows the state of")
     page.expected.clear()  # Chromium logs the refused connections
     with serving(url, "--port", address.rpartition(":")[2]):
         page.wait_for_selector("h1 .s-completed")
         page.wait_for_selector("ks-timeline .row >> text=run finished")
         assert before == shown(page)[: len(before)]
         assert shown(page) == list(range(1, run.run().seq + 1))
+        page.wait_for_selector("#cut", state="detached")
         page.close()
     page.expected.clear()
 

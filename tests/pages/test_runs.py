@@ -76,7 +76,7 @@ def test_read_role_and_read_only_see_no_acts(populated, serve, open_page):
 
 def test_front_page_tells_what_is_wrong(url, populated, serve, open_page):
     page = open_page(serve())
-    assert "All is well" in page.inner_text("#live")
+    assert "No alarm, but failed runs are open" in page.inner_text("#live")
     assert "no such account" in page.inner_text('[aria-label="Failed and still open"]')
     assert "a-2" in page.inner_text('section[aria-label="Needs a person"]')
     assert axe_violations(page) == []

@@ -174,3 +174,31 @@ async def test_messages_of_a_stream_are_small(world):
     assert max(len(json.dumps(data)) for _, data in found) < 1200
     assert "raceback" not in json.dumps(found)
     assert any(data["error"]["type"] == "ValueError" for kind, data in found if kind == "record" and data["error"])
+
+
+async def test_path_that_leads_nowhere_is_a_page_for_a_browser(world):
+    async with world.engine() as engine, client_of(engine) as client:
+        answer = await client.get("/run/r<b>", headers={"accept": "text/html,*/*"})
+        assert (answer.status_code, answer.headers["content-type"]) == (404, "text/html; charset=utf-8")
+        assert "r&lt;b&gt;" in answer.text
+        assert (await client.get("/run/r")).json()["type"] == "keepstep:not-found"
+
+
+async def test_front_page_does_not_call_open_failures_well(world):
+    async with world.engine() as engine, client_of(engine) as client:
+        await engine.start(leaving_a_failure, run_id="r")
+        await until_status(await engine.get("r"), "failed")
+        text = (await client.get("/")).text
+        assert "failed runs are open" in text
+        assert "All is well" not in text
+
+
+async def test_times_are_told_without_a_script(world):
+    """A live page is fetched again and again: its times must not flicker until the script has rewritten them."""
+    async with world.engine() as engine, client_of(engine) as client:
+        await until_status(await engine.start(waiting_page, run_id="r"), "waiting")
+        text = (await client.get("/runs/r/audit")).text
+        shown = re.findall(r"<time[^>]*>([^<]*)</time>", text)
+        assert shown
+        assert not [one for one in shown if "T" in one]
+        assert any(re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}", one) for one in shown)

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 def server(engine: Engine, **options: Any) -> MCPServer[Any]:
     """Return a server for one client, such as one that speaks over standard input and output.
 
-    The options are those of `keepstep.mcp.server.build`.
+    The options are those of `keepstep.mcp.building.build`.
     """
     try:
-        from .server import build  # noqa: PLC0415 - the extra is only needed here
+        from .building import build  # noqa: PLC0415 - the extra is only needed here
     except ModuleNotFoundError as error:
         raise missing(error) from error
     return build(engine, **options)

@@ -18,7 +18,7 @@ from ..web.guard import Guard
 from ..web.problems import problem
 from ..web.routes import Role
 from ..web.tokens import Caller, Token
-from .server import built
+from .building import built
 
 #: Seconds without a request after which a session of an older client ends.
 IDLE_SECONDS = 1800.0
@@ -61,8 +61,8 @@ def build(
 ) -> ASGIApp:
     """Return an ASGI application that answers at `/mcp`.
 
-    The options are those of `keepstep.mcp.server.build`, and `tokens` and `hosts` those of `keepstep.web.app`. A token
-    of the role `act` has no destructive tools, and one of the role `read` only reads.
+    The options are those of `keepstep.mcp.building.build`, and `tokens` and `hosts` those of `keepstep.web.app`. A
+    token of the role `act` has no destructive tools, and one of the role `read` only reads.
     """
     given = [Token.parse(one) if isinstance(one, str) else one for one in tokens]
     sessions = _Sessions(engine, Role.ADMIN if destructive else Role.ACT if write else Role.READ, pages_url)

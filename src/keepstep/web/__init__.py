@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 def app(engine: Engine, **options: Any) -> Starlette:
     """Return an ASGI application for an engine, to serve or to mount under any prefix.
 
-    The options are those of `keepstep.web.app.build`.
+    The options are those of `keepstep.web.application.build`.
     """
     from ..errors import DefinitionError  # noqa: PLC0415 - loaded when the door is opened
 
     try:
-        from .app import build  # noqa: PLC0415 - the extra is only needed here
+        from .application import build  # noqa: PLC0415 - the extra is only needed here
     except ModuleNotFoundError as error:
         raise DefinitionError(f"{error.name} is not installed; install it with pip install 'keepstep[web]'") from error
     return build(engine, **options)

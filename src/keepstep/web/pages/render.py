@@ -111,6 +111,15 @@ def error_page(look: Look, error: Exception) -> Response:
         return PlainTextResponse(f"{status}: {detail}\n", status)
 
 
+def missing_page(engine: Engine, request: Request) -> Response | None:
+    """Return the page for a path that leads nowhere, to a browser; None for other clients and for strangers."""
+    caller: Caller | None = request.scope.get("keepstep.caller")
+    if caller is None or request.method != "GET" or "text/html" not in request.headers.get("accept", ""):
+        return None
+    look = Look(engine, request, caller, {}, None, read_only=False, is_guarded=False)
+    return respond(look, Shown("error.html", {"status": 404, "detail": f"no page {request.url.path[:200]!r}"}, 404))
+
+
 def respond(look: Look, shown: Shown) -> Response:
     """Return a page as HTML."""
     data = {
@@ -191,6 +200,7 @@ def _templates() -> jinja2.Environment:
         "shown": shown,
         "instant": lambda text: None if text is None else datetime.fromisoformat(text),
         "local": _local,
+        "exact": _exact,
     }
     made.globals |= {"waits_in_words": wording.waits_in_words}
     return made
@@ -236,6 +246,11 @@ def shown(text: Any, lines: bool = False) -> str:
 def _local(at: datetime, zone: str) -> str:
     """Return an instant as people of a time zone write it."""
     return at.astimezone(ZoneInfo(zone)).strftime("%a %d %b %Y, %H:%M:%S")
+
+
+def _exact(text: str) -> str:
+    """Return an instant to the millisecond, in UTC."""
+    return datetime.fromisoformat(text).astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
 
 
 def _attribute(value: Any) -> Markup:

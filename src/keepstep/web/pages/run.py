@@ -113,9 +113,10 @@ def _line(value: Any) -> str:
 def _reasons(found: Explanation) -> list[tuple[str, bool]]:
     """Return the sentences that tell why the run stands where it does, and whether each is an obstacle."""
     stuck = dict.fromkeys(one.text for one in found.obstacles)
-    waits = [one.text for one in found.waits]
+    awaited = [one for one in found.waits if one.wait.kind is not WaitKind.TIME] or found.waits
+    waits = [one.text for one in awaited]
     if len(waits) == 1:  # the summary has told the rest
-        waits = [f"It is the turn of {found.waits[0].turn.value}."]
+        waits = [f"It is the turn of {awaited[0].turn.value}."]
     texts = dict.fromkeys([found.summary, *stuck, *waits])
     return [(text, text in stuck) for text in texts if text]
 

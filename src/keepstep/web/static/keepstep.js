@@ -15,7 +15,7 @@ export function made(name, attributes = {}, ...children) {
 }
 
 // Stored text without control characters and marks that turn the direction of what follows; `lines` keeps line breaks.
-const HOSTILE = /[\u0000-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
+const HOSTILE = /[\u0000-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g;
 export function plain(text, lines = false) {
   const kept = lines ? "\n\t" : "";
   return String(text).replace(HOSTILE, (one) => (kept.includes(one) ? one : `\\x${one.charCodeAt(0).toString(16).padStart(2, "0")}`));
@@ -32,7 +32,7 @@ export function sign(name) {
 }
 
 export function toast(text, wrong = false) {
-  const shown = made("div", { class: wrong ? "toast wrong" : "toast" }, text);
+  const shown = made("div", { class: wrong ? "toast wrong" : "toast" }, plain(text));
   one("#toasts").append(shown);
   setTimeout(() => shown.remove(), wrong ? 12000 : 5000);
 }
@@ -76,11 +76,31 @@ function soon() {
   settling = setTimeout(refresh, SETTLED_MS);
 }
 
+// A page whose stream is cut says so: it shows what was true then.
+const CUT_MS = 1500; // a stream that the server has ended is open again by then, or after one more try
+let cut = 0;
+function isCut(text) {
+  cut = 0;
+  if (one("#cut")) return;
+  const notice = made("p", { class: "notice bad", id: "cut", role: "alert" }, `${text} This page shows the state of ${new Date().toLocaleTimeString()}.`);
+  one("#main").prepend(notice);
+}
+function isOpen() {
+  clearTimeout(cut);
+  cut = 0;
+  if (one("#cut")) { one("#cut").remove(); soon(); }
+}
+
 // One stream a page: other modules listen to `ks:stream` on the document for its messages.
 function listen() {
   const path = document.body.dataset.stream;
   if (!path) return;
   const stream = new EventSource(root + path);
+  stream.addEventListener("open", isOpen);
+  stream.addEventListener("error", () => {
+    if (stream.readyState === EventSource.CLOSED) isCut("The server refuses to send changes; load the page again.");
+    else cut ||= setTimeout(isCut, CUT_MS, "The server does not answer.");
+  });
   for (const kind of ["record", "tokens", "head", "end", "changed", "gone", "damaged"]) {
     stream.addEventListener(kind, (event) => {
       const data = event.data ? JSON.parse(event.data) : null;
@@ -89,7 +109,7 @@ function listen() {
       if (kind === "end" && !path.includes("follow=true") || kind === "gone" || kind === "damaged") stream.close();
     });
   }
-  addEventListener("pagehide", () => stream.close());
+  addEventListener("pagehide", () => { clearTimeout(cut); stream.close(); });
 }
 document.addEventListener("visibilitychange", () => { if (!document.hidden && again) { again = false; refresh(); } });
 
@@ -180,8 +200,8 @@ export function act(spec) {
   const preview = made("div", { class: "preview", "aria-live": "polite" });
   const go = made("button", { class: `button main${spec.danger ? " danger" : ""}` }, spec.verb ?? name);
   const cancel = made("button", { type: "button", class: "button" }, "Close");
-  const form = made("form", { method: "dialog" }, made("h2", { id: "act-title" }, (spec.title ?? name).replace("…", "")),
-    ...(spec.text ? [made("p", {}, spec.text)] : []), ...fields.map(control), preview, wrong,
+  const form = made("form", { method: "dialog" }, made("h2", { id: "act-title" }, plain(spec.title ?? name).replace("…", "")),
+    ...(spec.text ? [made("p", {}, plain(spec.text))] : []), ...fields.map(control), preview, wrong,
     ...(spec.command ? [made("div", { class: "field" }, made("p", { class: "help" }, "The same on the command line:"), line)] : []),
     made("div", { class: "buttons" }, cancel, go));
   dialog.append(form);
@@ -191,8 +211,8 @@ export function act(spec) {
     if (spec.command) {
       const values = { ...spec.given };
       for (const field of fields) { const input = form.elements[field.name]; values[field.name] = input.type === "checkbox" ? input.checked : input.value; }
-      shown.textContent = commandOf(spec.command, values);
-      copy.dataset.copy = shown.textContent;
+      copy.dataset.copy = commandOf(spec.command, values);
+      shown.textContent = plain(copy.dataset.copy, true);
     }
   };
   const look = async () => { // a preview: the same act, asked what it would do

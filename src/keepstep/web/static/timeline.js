@@ -16,7 +16,7 @@ const SHOWN = [["all", "All records"], ["open", "Not done"], ["failed", "Failure
 
 const root = document.body.dataset.root ?? "";
 function span(ms) {
-  if (ms < 1000) return `${Math.round(ms)} ms`;
+  if (ms < 1000) return `${ms < 10 ? +ms.toFixed(1) : Math.round(ms)} ms`;
   if (ms < 59950) return `${(ms / 1000).toFixed(ms < 10000 ? 2 : 1)} s`;
   const minutes = Math.floor(Math.round(ms / 1000) / 60), rest = Math.round(ms / 1000) % 60;
   if (minutes < 60) return rest && minutes < 10 ? `${minutes} min ${rest} s` : `${minutes} min`;
@@ -53,6 +53,7 @@ class Timeline extends HTMLElement {
     this.axis = made("div", { class: "axis", "aria-hidden": "true" }, made("span"), made("span"), made("span"));
     this.space = made("div", { class: "space", role: "presentation" });
     this.view = made("div", { class: "view", tabindex: "0", role: "listbox", "aria-label": "Records" }, this.space);
+    this.nothing = made("p", { class: "nothing dim", role: "status", hidden: true });
     this.pane = made("aside", { class: "record", "aria-label": "Record", hidden: true });
     this.append(
       made("div", { class: "tools", role: "search" },
@@ -61,6 +62,7 @@ class Timeline extends HTMLElement {
         made("label", { class: "check", for: "tl-fold" }, this.fold, " Fold repeats"), this.fit, this.count),
       made("div", { class: "minimap" }, this.canvas, this.brush),
       this.axis,
+      this.nothing,
       made("div", { class: "panes" }, this.view, this.pane));
   }
 
@@ -222,7 +224,7 @@ class Timeline extends HTMLElement {
     if (this.isInDoubt(i)) return ["doubt", "set-aside", "in doubt: a person must tell what happened"];
     if (flags & RETRIED) return ["retried", "recovering", `attempt ${this.data.attempt[i]} failed, is tried again`];
     if (kind === "superseded") return ["person", "fork", "records before it no longer count"];
-    if (kind === "recovered") return ["recovered", "recovering", "recovered"];
+    if (kind === "recovered") return ["recovered", "recovering", ""];
     if (outcome === "failure" || kind === "error") return ["failed", "failed", kind === "error" ? "set aside" : "failed"];
     if (outcome === "cancelled") return ["cancelled", "cancelled", "cancelled"];
     if (flags & UNDO && kind !== "step completed") return ["person", "fork", "undo"];
@@ -266,9 +268,11 @@ class Timeline extends HTMLElement {
     this.rows = fold ? rows.flatMap((row) => (row.items ? (row.items.length < 2 ? row.items : this.open.has(row.key) ? [row, ...row.items] : [row]) : [row])) : rows;
     const now = this.now();
     if (now) this.rows.push(now);
-    this.count.textContent = some === n ? `${n.toLocaleString()} records` : `${some.toLocaleString()} of ${n.toLocaleString()} records`;
+    this.count.textContent = some === n ? `${n.toLocaleString()} ${n === 1 ? "record" : "records"}` : `${some.toLocaleString()} of ${n.toLocaleString()} records`;
     if (this.total > n) this.count.textContent += `, loading ${this.total.toLocaleString()}`;
     this.fit.hidden = !this.zoom;
+    this.nothing.hidden = some > 0 || this.total > n;
+    this.nothing.textContent = n ? "No record fits the filter." : "No records yet: the worker that begins the run writes the first one.";
     const { view } = this, isLong = view.scrollHeight > view.clientHeight;
     const follows = keeps && isLong && view.scrollTop + view.clientHeight > view.scrollHeight - ROW / 2;
     this.space.style.height = `${this.rows.length * ROW}px`;
@@ -393,12 +397,13 @@ class Timeline extends HTMLElement {
     parts.seq.textContent = seq;
     parts.name.textContent = (branch ? `${plain(branch)}/` : "") + this.name(one);
     const links = detail?.child || detail?.continued_as;
-    const says = [words, error && plain(error), isGone && "no longer counts", agent && plain(agent), detail?.actor && `by ${plain(detail.actor)}`, detail?.signal && `signal ${plain(detail.signal)}`, detail?.next && `→ ${plain(detail.next)}`].filter(Boolean);
+    const says = [words !== parts.name.textContent && words, error && plain(error), isGone && "no longer counts", agent && plain(agent), detail?.actor && `by ${plain(detail.actor)}`, detail?.signal && `signal ${plain(detail.signal)}`, detail?.next && `→ ${plain(detail.next)}`].filter(Boolean);
     parts.words.textContent = says.join(" · ");
     if (links) parts.words.append(says.length ? " · " : "", made("span", { class: "to", "data-run": links }, plain(links)));
     const waited = look === "wait" && !data.took[one] && one > 0;
     const start = waited ? Math.min(data.start[one], data.start[one - 1] + data.took[one - 1]) : data.start[one];
-    const took = waited ? data.start[one] - start : data.took[one];
+    // A wait that goes on has no length yet: the time in its record is that in the memory of the worker.
+    const took = waited ? data.start[one] - start : look === "waiting" ? 0 : data.took[one];
     this.bar(parts, start, took, from, length);
     parts.took.textContent = took ? span(took) : "";
   }

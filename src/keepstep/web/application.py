@@ -21,7 +21,7 @@ from ..ports import STARTER
 from ..views.metrics import StoreMetrics
 from .guard import Guard, protect
 from .openapi import description
-from .pages.render import page_routes
+from .pages.render import missing_page, page_routes
 from .problems import problem, problem_of
 from .routes import ROUTES, Ask, Content, Role, Route, body_of, query_of
 from .stream import Stream, Streams
@@ -63,7 +63,8 @@ def build(
         Path("/metrics", _metrics(engine)),
         *page_routes(engine, given, read_only=read_only),
     ]
-    handlers = {Exception: _failed(engine), 404: _not_found, 405: _not_found}
+    missing = _not_found(engine)
+    handlers = {Exception: _failed(engine), 404: missing, 405: missing}
     return Starlette(routes=routes, middleware=[guard, packed], exception_handlers=handlers, lifespan=lifespan)
 
 
@@ -178,6 +179,11 @@ def _failed(engine: Engine) -> Callable[[Request, Exception], Response]:
     return failed
 
 
-def _not_found(_: Request, error: Any) -> Response:
-    kind = "not-found" if error.status_code == 404 else "method"
-    return problem(error.status_code, kind, f"{error.detail}", dict(error.headers or {}))
+def _not_found(engine: Engine) -> Callable[[Request, Any], Response]:
+    def not_found(request: Request, error: Any) -> Response:
+        if error.status_code == 404 and (page := missing_page(engine, request)) is not None:
+            return page
+        kind = "not-found" if error.status_code == 404 else "method"
+        return problem(error.status_code, kind, f"{error.detail}", dict(error.headers or {}))
+
+    return not_found
