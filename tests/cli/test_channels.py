@@ -39,12 +39,12 @@ def test_channels_are_listed_and_tested(keepstep, folder):
         {"channel": "ops", "status": "waiting", "attended": False, **idle}
     ]
     assert keepstep("doctor", "--strict").code == 0, "an idle channel needs no worker"
-    assert keepstep("channels", "test", "ops", "--json").json == {"channel": "ops", "sent": True}
+    assert keepstep("channels", "test", "ops", "hello Ann", "--json").json == {"channel": "ops", "sent": True}
     (gathered,) = [one["code"] for one in keepstep("doctor", "--json").json["findings"]]
     assert gathered == "channel-unattended"
     assert keepstep("worker", "told.py", "--until-idle", "-q").code == 0
     wait_until_told(folder, keepstep)
-    assert (folder / "told").read_text(encoding="utf-8") == "this is a test"
+    assert (folder / "told").read_text(encoding="utf-8") == "hello Ann"
     assert "no worker declares it" in keepstep("channels").out
 
 
@@ -77,4 +77,5 @@ def test_wrong_names_are_refused(keepstep):
     unknown = keepstep("channels", "test", "nobody")
     assert (unknown.code, "no channel 'nobody'" in unknown.err) == (3, True)
     assert keepstep("channels", "test").code == 2
+    assert keepstep("channels", "list", "ops", "text").code == 2
     assert keepstep("channels").out.startswith("no channel")

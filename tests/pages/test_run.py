@@ -185,7 +185,7 @@ def test_step_in_doubt_is_resolved_by_a_click(engine, serve, open_page):
     page = open_page(f"{serve()}/runs/p-1")
     assert "may or may not have happened" in page.inner_text("#live")
     page.wait_for_selector("ks-timeline .l-doubt")
-    page.click(".acts >> text=Resolve pay")
+    page.click(".acts >> text=pay happened")
     page.fill("#act-value", "7")
     page.click("dialog .buttons .main")
     assert run.result(timeout=30) == 7

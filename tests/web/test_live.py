@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 import keepstep as ks
+from keepstep.web import stream as live
 from keepstep.web import watching
 from tests.engine.world import until, until_status
 from tests.web.served import messages, served, stream
@@ -171,6 +173,30 @@ async def test_nothing_is_read_when_nobody_reads(world):
             await one()
             assert engine.waiting.readers
         await until(lambda: not engine.waiting.readers, "the end of the watcher")
+
+
+@ks.step
+async def talkative(_):
+    ks.emit("word " * 3_900)
+
+
+@pytest.mark.one_store
+async def test_reader_that_takes_nothing_is_dropped(world, monkeypatch):
+    """It holds neither memory nor the watcher; what it had not read is still in the store."""
+    monkeypatch.setattr(live, "SEND_SECONDS", 0.2)
+
+    @ks.workflow
+    async def program():
+        await ks.map(talkative, range(600))  # more than the buffers of two sockets hold
+
+    async with world.engine() as engine, served(engine) as client:
+        await (await engine.start(program, run_id="r")).result()
+        with socket.socket() as silent:
+            silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            silent.connect(("127.0.0.1", client.base_url.port))
+            silent.sendall(b"GET /api/v1/runs/r/events?follow=true HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await until(lambda: engine.waiting.readers, "the reader")
+            await until(lambda: not engine.waiting.readers, "the end of the reader that takes nothing")
 
 
 @pytest.mark.one_store

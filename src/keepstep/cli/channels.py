@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 @command("channels")
 @click.argument("act", default="list", type=click.Choice(["list", "test"]), metavar="[ACT]")
 @click.argument("name", required=False, metavar="[NAME]")
-def channels(settings: Settings, *, act: str, name: str | None) -> None:
+@click.argument("text", required=False, metavar="[TEXT]")
+def channels(settings: Settings, *, act: str, name: str | None, text: str | None) -> None:
     """List the channels of the store, or test one.
 
-    ACT is list or test. A test sends the channel a notice; a worker whose code declares the channel delivers it.
+    ACT is list or test. A test sends the channel a notice, with a TEXT if one is given; a worker whose code declares
+    the channel delivers it.
     """
     from ..views import plain
     from . import formatting
@@ -36,11 +38,14 @@ def channels(settings: Settings, *, act: str, name: str | None) -> None:
             if chosen not in known:
                 hint = f"known: {', '.join(known)}" if known else "a worker whose code has ks.Channel(...) creates it"
                 raise errors.Refused(f"no channel {chosen!r}", hint, errors.NOT_FOUND)
-            await engine.channels.test(chosen)
+            await engine.channels.test(chosen, *(() if text is None else (engine.redaction.redact(text),)))
 
         settings.talk(send)
         settings.answer({"channel": name, "sent": True}, f"sent; its worker delivers the notice to {name} in a moment")
         return
+
+    if text is not None:
+        raise click.UsageError("only a test has a text: keepstep channels test NAME TEXT")
 
     async def look(engine: Engine) -> list[ChannelInfo]:
         return [one for one in await engine.channels.list() if name in (None, one.name)]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 #: Characters of a name in a button.
 _NAME = 40
 _JSON = {"name": "payload", "label": "Payload as JSON", "type": "json", "required": True}
-_VALUE = {"name": "value", "label": "Value as JSON", "type": "json"}
+_RESULT = {"name": "value", "label": "Result as JSON", "type": "json", "required": True}
 
 
 def acts_of(view: Overview) -> list[dict[str, Any]]:
@@ -71,7 +71,7 @@ def _fitting(run: Run, action: Action, *, named: bool) -> list[dict[str, Any]]:
         case Act.SIGNAL:
             return [_signal(run, name, named=True)]
         case Act.RESOLVE:
-            return [_resolve(run, name, shown)]
+            return _verdicts(run, name, shown)
         case Act.RESUME:
             return [_act(run, "resume", "Resume", "Let the run go on.")]
         case Act.RETRY:
@@ -119,22 +119,30 @@ def _signal(run: Run, name: str, *, named: bool) -> dict[str, Any]:
     }
 
 
-def _resolve(run: Run, step: str, shown: str) -> dict[str, Any]:
-    verdicts = [["result", "it happened: this is its result"], ["failed", "it failed"], ["again", "do it again"]]
+def _verdicts(run: Run, step: str, shown: str) -> list[dict[str, Any]]:
+    """Return the three verdicts on a step in doubt, which may or may not have happened."""
+    ask = f"Step {shown} may or may not have happened. Look it up at its service first. "
+    happened = "It counts as completed with this result, and its body does not run again."
+    failed = "It counts as failed, and the run receives StepInDoubt. Its body does not run again."
+    again = "Its body runs again. If it has happened, its effect happens twice."
+    return [
+        _verdict(run, step, "result", f"{shown} happened…", ask + happened, fields=[_RESULT]),
+        _verdict(run, step, "failed", f"{shown} failed", ask + failed),
+        _verdict(run, step, "again", f"Run {shown} again", ask + again, danger=True),
+    ]
+
+
+def _verdict(run: Run, step: str, verdict: str, label: str, text: str, **more: Any) -> dict[str, Any]:
+    value = " {value}" if verdict == "result" else ""
     return _act(
         run,
         "resolve",
-        f"Resolve {shown}…",
-        f"Step {shown} may or may not have happened. Look it up at its service, and tell.",
-        title=f"Resolve {shown}",
-        verb="Resolve",
-        body={"step": step, **_seen(run)},
-        fields=[
-            {"name": "verdict", "label": "Verdict", "type": "select", "options": verdicts, "required": True},
-            _VALUE,
-        ],
+        label,
+        text,
+        body={"step": step, "verdict": verdict, **_seen(run)},
         given={"run": run.id, "step": step_name(step)},
-        command="keepstep resolve {run} {step} --{verdict}[ {value}][ --reason {reason}]",
+        command=f"keepstep resolve {{run}} {{step}} --{verdict}{value}[ --reason {{reason}}]",
+        **more,
     )
 
 

@@ -102,7 +102,7 @@ def _acts(info: ScheduleInfo) -> list[dict[str, Any]]:
                 },
                 {"name": "last", "label": "Last tick until", "required": True, "value": plain.iso(now)},
             ],
-            command=f"keepstep schedules backfill {word} {{first}} {{last}}[ --reason {{reason}}]",
+            command=f"keepstep schedules backfill {word} --from {{first}} --to {{last}}[ --reason {{reason}}]",
             done="The past ticks start their runs",
         )
     )

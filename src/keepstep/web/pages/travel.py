@@ -192,7 +192,8 @@ def _fork_with_result(look: Look, record: Checkpoint) -> dict[str, Any]:
         "url": f"/api/v1/runs/{quote(run, safe='')}/fork",
         "role": "admin",
         "fields": [field, _NEW_ID],
-        "command": _line("fork", run, "--result") + f" {shlex.quote(record.step)}=JSON[ --id {{run_id}}]",
+        "command": _line("fork", run, "--result")
+        + f" {shlex.quote(record.step)}=JSON[ --id {{run_id}}][ --reason {{reason}}]",
         "go": "/runs/{run}",
         "done": "Forked with another result",
     }
@@ -227,7 +228,8 @@ def _fork_with_state(then: Past) -> dict[str, Any]:
         text,
         body={"at": then.at},
         fields=fields,
-        command=_line("fork", then.run.id, "--at", str(then.at), "--set") + " KEY=JSON[ --next {next}][ --id {run_id}]",
+        command=_line("fork", then.run.id, "--at", str(then.at))
+        + " --state {state}[ --next {next}][ --id {run_id}][ --reason {reason}]",
         go="/runs/{run}",
     )
 
