@@ -63,8 +63,20 @@ def test_chosen_runs_are_counted_and_then_cancelled(populated, serve, open_page)
 
 def test_list_shows_new_runs_by_itself(populated, serve, open_page):
     page = open_page(f"{serve()}/runs")
+    page.check('[aria-label="Choose a-0"]')
+    page.wait_for_selector("text=1 chosen")
+    page.evaluate(_COUNT_HIDDEN)
     populated.start("counting_page", 1, run_id="c-1").result()
     page.wait_for_selector("#row-c-1 >> text=completed")
+    assert page.is_checked('[aria-label="Choose a-0"]')
+    assert page.evaluate("wasHidden") == 0  # the acts on chosen runs do not flicker
+
+
+_COUNT_HIDDEN = """() => {
+    window.wasHidden = 0;
+    new MutationObserver(() => { if (document.querySelector("#chosen").hidden) window.wasHidden += 1; })
+        .observe(document.body, { subtree: true, childList: true, attributes: true });
+}"""
 
 
 def test_read_role_and_read_only_see_no_acts(populated, serve, open_page):

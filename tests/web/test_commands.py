@@ -81,8 +81,8 @@ async def fill(engine):
 
 
 async def crawled(client):
-    """Open every page that links lead to, and return the acts on them and the addresses that lead nowhere."""
-    asked, seen, acts, wrong = [f"{BASE}/"], set(), {}, []
+    """Open every page that links lead to: the acts and command lines on them, and addresses that lead nowhere."""
+    asked, seen, acts, lines, wrong = [f"{BASE}/"], set(), {}, set(), []
     while asked:
         address = asked.pop()
         if address in seen:
@@ -94,10 +94,11 @@ async def crawled(client):
         for spec in re.findall(r'data-act="([^"]*)"', answer.text):
             found = json.loads(html.unescape(spec))
             acts[found["label"], re.sub(r"\d+", "0", found["command"])] = found
+        lines |= {html.unescape(line) for line in re.findall(r'data-copy="([^"]*)"', answer.text)}
         links = (html.unescape(link) for link in re.findall(r'href="([^"]*)"', answer.text))
         full = (urljoin(address, link).partition("#")[0] for link in links if "/static/" not in link)
         asked += [one for one in full if one.startswith(BASE)]
-    return acts.values(), wrong, seen
+    return acts.values(), lines, wrong, seen
 
 
 def typed(field):
@@ -148,7 +149,7 @@ async def test_acts_show_command_lines_and_links_lead_somewhere(world):
         await fill(engine)
         transport = httpx.ASGITransport(app(engine), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, follow_redirects=True, timeout=30) as client:
-            acts, wrong, seen = await crawled(client)
+            acts, lines, wrong, seen = await crawled(client)
     assert wrong == []
     assert len(seen) > 50
     for act in acts:
@@ -157,5 +158,11 @@ async def test_acts_show_command_lines_and_links_lead_somewhere(world):
                 parse(line)
             except click.UsageError as error:
                 wrong.append((line, error.format_message()))
+    assert wrong == []
+    for line in lines:
+        try:
+            parse(line.replace("--result JSON | --failed | --again", "--failed"))  # a person chooses one
+        except click.UsageError as error:
+            wrong.append((line, error.format_message()))
     assert wrong == []
     assert {act["label"] for act in acts} >= {"Backfill", "Test", "Fork with another state…", "Set limits", "Retry"}

@@ -84,6 +84,8 @@ def commands_in(finding: Finding) -> list[str]:
     found: list[str] = []
     for match in _COMMAND.finditer(finding.advice):
         words = match[0].split(" ")
+        if words[1] == "resolve":  # incomplete without the verdict, which only a person knows; the advice shows it
+            continue
         end = 2
         while end < len(words) and _belongs(words[end], words[end - 1], things, is_first=end == 2):
             end += 1

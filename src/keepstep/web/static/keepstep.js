@@ -59,12 +59,14 @@ export function refresh() {
   const began = performance.now();
   refreshing = htmx.ajax("GET", location.pathname + location.search, { target: "#live", select: "#live", swap: "outerMorph" })
     .catch(() => {})
-    .finally(() => setTimeout(() => {
-      refreshing = null;
+    .finally(() => {
       times();
-      document.dispatchEvent(new CustomEvent("ks:refreshed"));
-      if (again) { again = false; refresh(); }
-    }, Math.max(LIVE_MS, REST * (performance.now() - began))));
+      document.dispatchEvent(new CustomEvent("ks:refreshed")); // at once, so that what scripts have added does not flicker
+      setTimeout(() => {
+        refreshing = null;
+        if (again) { again = false; refresh(); }
+      }, Math.max(LIVE_MS, REST * (performance.now() - began)));
+    });
 }
 
 // Counts of the server are up to two seconds old, so that the last change is looked at once more.
