@@ -79,7 +79,8 @@ def test_prefix_and_token_hold_in_the_process(served):
         (("--host", "0.0.0.0", "--token", "s" * 20), "needs --name HOST"),
         (("--token", "short"), "at least 16"),
         (("--token", "boss:" + "s" * 20), "the roles are read, act, admin"),
-        (("--prefix", "ops"), "--prefix begins with /"),
+        (("--prefix", "ops"), "a prefix has the form /NAME"),
+        (("--prefix", "/runs"), "is the path of a page"),
     ],
 )
 def test_unsafe_server_is_refused(keepstep, words, message):

@@ -11,6 +11,7 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
+from keepstep.errors import DefinitionError
 from keepstep.web import app
 from keepstep.web.prefix import Prefixed
 from tests.web.test_api import waiting
@@ -81,6 +82,16 @@ async def test_api_answers_below_a_prefix(world, mounted):
             assert await run.result(30) == 42
             stream = await client.get(f"{base}/api/v1/runs/r/events")
             assert "event: end" in stream.text
+
+
+@pytest.mark.parametrize(
+    "prefix", ["ops", "//evil.example", "/ops/", "/a/../b", "/a b", "/runs", "/api/v1", "/login/x"]
+)
+async def test_prefix_that_is_no_path_or_a_page_is_refused(world, prefix):
+    async with world.engine() as engine:
+        with pytest.raises(DefinitionError, match="prefix"):
+            Prefixed(app(engine), prefix)
+        assert Prefixed(app(engine), "/ops/keep-step.v1").prefix
 
 
 async def test_head_and_unknown_methods_are_answered(world):

@@ -39,8 +39,6 @@ def serve(
     With files or modules, their workflows can be started.
     """
     tokens, hosts = guarded(host, token, names)
-    if prefix and not prefix.startswith("/"):
-        raise click.UsageError(f"--prefix begins with /, got {prefix!r}")
     chosen = known_workflows(targets, module, debug=settings.debug)
     options: dict[str, Any] = {"tokens": tokens, "hosts": hosts, "read_only": read_only}
     return asyncio.run(_serve(settings, chosen, options, host, port, prefix.rstrip("/")))

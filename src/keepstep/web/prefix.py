@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import re
+
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ..errors import DefinitionError
+
+_PREFIX = re.compile(r"(/[\w~-][\w.~-]*)*", re.ASCII)
 
 
 class Prefixed:
     """An ASGI application that answers below a prefix, whether or not a proxy has taken it out of the path."""
 
     def __init__(self, app: ASGIApp, prefix: str) -> None:
+        if not _PREFIX.fullmatch(prefix):
+            raise DefinitionError(f"a prefix has the form /NAME or /NAME/NAME, got {prefix[:100]!r}")
+        own = {route.path.partition("/")[2].partition("/")[0] for route in getattr(app, "routes", ())}
+        if prefix and prefix.split("/")[1] in own:  # a path that a proxy has shortened could mean both
+            raise DefinitionError(
+                f"the prefix {prefix} is the path of a page; choose one that begins with another name"
+            )
         self.app = app
         self.prefix = prefix
 
