@@ -175,6 +175,35 @@ async def test_nothing_is_read_when_nobody_reads(world):
         await until(lambda: not engine.waiting.readers, "the end of the watcher")
 
 
+@pytest.mark.one_store
+async def test_progress_of_a_step_is_told_while_it_works(world, monkeypatch):
+    monkeypatch.setattr(watching, "PROGRESS_SECONDS", 0.05)
+    going = asyncio.Event()
+
+    @ks.step
+    async def slow():
+        ks.progress(0.25, "row 1")
+        await going.wait()
+        ks.progress(0.5, "row 2")
+        await asyncio.Event().wait()
+
+    @ks.workflow
+    async def program():
+        await slow()
+
+    async with world.engine() as engine, served(engine) as client:
+        await engine.start(program, run_id="r")
+        async with stream(client, "/runs/r/events") as one:
+            for fraction, text in ((0.25, "row 1"), (0.5, "row 2")):
+                while (message := await one())[0] != "head" or (message[2]["progress"] or {}).get("message") != text:
+                    pass
+                assert message[2]["progress"] == {"fraction": fraction, "message": text, "step": "slow#1"}
+                page = await client.get("../../runs/r")
+                assert text in page.text
+                assert f'value="{100 * fraction}"' in page.text
+                going.set()
+
+
 @ks.step
 async def talkative(_):
     ks.emit("word " * 3_900)

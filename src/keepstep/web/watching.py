@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
@@ -15,6 +16,8 @@ import msgspec
 from ..errors import CheckpointCorrupt, StoreError
 from ..model import FINISHED, Kind, Run, RunQuery, Status
 from ..model.event import event_of_record
+from ..records.keys import is_encrypted
+from ..records.progress import report_in
 from ..records.record import checkpoint, unseal_some
 from ..views import plain
 from ..views.cut import clean, cut
@@ -36,6 +39,8 @@ REST = 3.0
 READER_SECONDS = 0.002
 #: Messages and their bytes that a watch keeps for its readers. A reader that is further behind reads the store itself.
 MOST_KEPT, MOST_KEPT_BYTES = 2000, 1_000_000
+#: Seconds between two looks at the progress that a running step reports, which no list of runs has.
+PROGRESS_SECONDS = 1.0
 #: Characters of an error in a message; the record has all of it.
 MOST_ERROR = 500
 #: Records that are read at once.
@@ -68,6 +73,9 @@ class Watch:
         self.status: Status | None = None
         #: The last message, if there is nothing to follow any more: the run is gone or damaged, or the engine closed.
         self.over: bytes | None = None
+        #: What the running step has reported, and when it was read, by the monotonic clock.
+        self.progress: Any = None
+        self.progress_read = 0.0
         self._born: Any = None
         self._facts: Any = None
         self._kept: deque[tuple[int, bytes]] = deque()
@@ -98,6 +106,7 @@ class Watch:
             "due_at": plain.iso(run.due_at),
             "wakes": list(run.wakes),
             "signals": run.signals,
+            "progress": self.progress if run.status.active else None,
         }
         if facts != self._facts:
             self._facts = facts
@@ -247,7 +256,23 @@ class Watching:
         page = store.list_runs(RunQuery(ids=frozenset(ids), limit=len(ids), system=True))
         if any(run.worker is not None for run in page.runs):
             self._alive = {worker.id: worker.alive for worker in store.list_workers()}
+        for run in page.runs:
+            if run.status.active and (watch := self._watches.get(run.id)) is not None:
+                self._read_progress(watch)
         return {run.id: run for run in page.runs}, page.unreadable
+
+    def _read_progress(self, watch: Watch) -> None:
+        now = time.monotonic()
+        if now - watch.progress_read < PROGRESS_SECONDS:
+            return
+        watch.progress_read = now
+        try:
+            run = self._engine.store.get_run(watch.run_id)
+        except CheckpointCorrupt:  # its records tell so
+            return
+        text = None if run is None else report_in(run.progress)
+        report = None if text is None or is_encrypted(text) else plain.value_of(text)
+        watch.progress = clean(report, self._engine.redaction.redact)
 
     async def _update(self, watch: Watch, run: Run) -> None:
         before = watch.head, watch.end

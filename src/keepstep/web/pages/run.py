@@ -80,6 +80,7 @@ async def head_of(look: Look, run: Run | None = None) -> dict[str, Any]:
         "values": _values(found),
         "failure": _failure(found),
         "context": await _context(look, found),
+        "progress": _progress(view.run),
     }
     return {
         "run": view.run,
@@ -89,7 +90,6 @@ async def head_of(look: Look, run: Run | None = None) -> dict[str, Any]:
         "reasons": _reasons(found),
         "acts": acts_of(view),
         "tabs": [(f"{path}/{end}" if end else path, name) for end, name in TABS],
-        "progress": _progress(view.run),
         **await look.redacted(stored),
     }
 
