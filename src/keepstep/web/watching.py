@@ -73,7 +73,7 @@ class Watch:
         self.status: Status | None = None
         #: The last message, if there is nothing to follow any more: the run is gone or damaged, or the engine closed.
         self.over: bytes | None = None
-        #: What the running step has reported, and when it was read, by the monotonic clock.
+        #: The last report of the running step, and when it was read, by the monotonic clock.
         self.progress: Any = None
         self.progress_read = 0.0
         self._born: Any = None
