@@ -519,7 +519,8 @@ class Executor(Protocol):
     """A place where the bodies of steps run. A step takes `inline` for an async function, `thread` for a plain one.
 
     A step awaits an async body without a timeout directly: `inline` does not receive it. An executor may also have
-    `width` (how many bodies may usefully be given to it at once), `at_work` (how many have not ended) and `close()`.
+    `width` (the number of bodies of one map at once, if the map does not say it), `at_work` (how many bodies have not
+    ended) and `close()`.
     """
 
     @property

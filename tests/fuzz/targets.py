@@ -292,7 +292,7 @@ async def read_history(engine: Any, run: Run, rows: list[Row]) -> None:
         found = History(run)
         found.add(rows)
         found.arrange(run)
-        found.has_unasked_before(1)
+        found.unasked_before(1)
         found.open_waits()
     handle = RunHandle[Any](engine, "r")
     with contextlib.suppress(KeepstepError):

@@ -310,7 +310,7 @@ MUTANTS = [
     mutant(
         "outcome not held back",
         "a replay delivers an outcome before the code has asked for a call that was open when it came",
-        ("kernel.delivery:replay_next", "history.has_unasked_before(entry.seq) and", "False and"),
+        ("kernel.delivery:_must_ask_first", "if _moves_by_itself(run)", "if False"),
     ),
     mutant(
         "cancel by the code not recorded",

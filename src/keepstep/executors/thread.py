@@ -22,6 +22,8 @@ class Threads(Protocol):
 
     #: Number of submitted functions that have not returned.
     at_work: int
+    #: Number of functions that it runs at once.
+    limit: int
 
     def submit(self, context: Context, function: Callable[[], Any], /) -> Future[Any]: ...
 
@@ -37,6 +39,8 @@ class ThreadExecutor:
 
     def __init__(self, pool: Threads) -> None:
         self.pool = pool
+        #: Bodies of one map at once by default. A quarter of the pool leaves threads to other maps and runs.
+        self.width = max(1, pool.limit // 4)
 
     async def execute(self, work: Work, seconds: float | None) -> Any:
         while True:
@@ -91,7 +95,7 @@ class ThreadPool:
     """A pool of at most `limit` daemon threads; further work is queued."""
 
     def __init__(self, limit: int, name: str) -> None:
-        self._limit = limit
+        self.limit = limit
         self._name = name
         self._work: queue.SimpleQueue[tuple[Future[Any], Context, Callable[[], Any]]] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -108,7 +112,7 @@ class ThreadPool:
             self._work.put((future, context, function))
             self._waiting += 1
             self.at_work += 1
-            if self._waiting > self._idle and self._threads < self._limit:
+            if self._waiting > self._idle and self._threads < self.limit:
                 self._threads += 1
                 threading.Thread(target=self._loop, name=f"{self._name}-{self._threads}", daemon=True).start()
         return future

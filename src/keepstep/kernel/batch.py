@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from ..errors import BatchFailed
@@ -12,6 +13,8 @@ from ..policies.quorum import Verdict, coverage, degraded
 
 #: Errors of items in a message at most.
 _NAMED = 3
+
+_NO_VALUE: Any = object()
 
 #: How an item ended.
 ItemOutcome = Literal["value", "error", "cancelled", "not begun"]
@@ -44,38 +47,64 @@ class MapResult(list[Any]):
 
 
 class Outcomes:
-    """The outcomes of a batch so far: the values and errors of its items, in the order in which they ended."""
+    """The outcomes of a batch so far: the values of its items, and the errors in the order in which they came.
 
-    def __init__(self, total: int) -> None:
+    `total` is infinite until the last item of an iterator is drawn.
+    """
+
+    def __init__(self, total: float) -> None:
         self.total = total
-        self.results: list[Any] = [None] * total
+        self.ended = 0
         self.errors: dict[int, BaseException] = {}
-        self.order: list[int] = []
+        self._values: list[Any] = []
 
     @property
     def succeeded(self) -> int:
-        return len(self.order) - len(self.errors)
+        return self.ended - len(self.errors)
+
+    @property
+    def results(self) -> list[Any]:
+        """The values in the order of the items; None for an item without a value."""
+        missing = int(self.total) - len(self._values)
+        return [None if value is _NO_VALUE else value for value in (*self._values, *([_NO_VALUE] * missing))]
 
     def add(self, index: int, value: Any, error: BaseException | None) -> None:
         """Take in the outcome of an item."""
-        self.order.append(index)
-        if error is None:
-            self.results[index] = value
-        else:
+        self.ended += 1
+        if error is not None:
             self.errors[index] = error
+            return
+        values = self._values
+        while index >= len(values):
+            values.append(_NO_VALUE)
+        values[index] = value
+
+    def value(self, index: int) -> Any:
+        """Return the value of an item that has ended with one."""
+        return self._values[index]
+
+    def has_value(self, index: int) -> bool:
+        """Whether an item has ended with a value."""
+        return index < len(self._values) and self._values[index] is not _NO_VALUE
 
     def verdict(self, policy: Any, *, collect: bool) -> Verdict:
         """Decide whether enough items have ended; with `collect`, all of them must."""
         failed = len(self.errors)
         if collect and isinstance(policy, All):
-            return Verdict.DONE if len(self.order) == self.total else Verdict.WAIT
-        return policy.enough(self.total, len(self.order) - failed, failed)  # type: ignore[no-any-return]
+            return Verdict.DONE if self.ended == self.total else Verdict.WAIT
+        return policy.enough(self.total, self.ended - failed, failed)  # type: ignore[no-any-return]
+
+    def first(self) -> int:
+        """Return the item that has ended, of a batch that only one may end."""
+        return next(iter(self.errors), max(len(self._values) - 1, 0))
 
     def first_error(self) -> BaseException | None:
-        return next((self.errors[index] for index in self.order if index in self.errors), None)
+        return next(iter(self.errors.values()), None)
 
-    def concluded(self, policy: Any, begun: Collection[int], *, collect: bool) -> list[Any]:
-        """Return or raise the outcome of the batch when the wait is over; `begun` are the items that were begun."""
+    def concluded(self, policy: Any, begun: int, *, collect: bool) -> list[Any]:
+        """Return or raise the outcome of the batch when the wait is over; so many items were begun."""
+        if self.total == math.inf:  # the items that were not drawn are not known
+            self.total = begun
         verdict = policy.enough(self.total, self.succeeded, len(self.errors))
         if verdict is not Verdict.DONE and not collect:
             error = self.first_error()
@@ -87,19 +116,18 @@ class Outcomes:
             return self.results
         return self._result(self.verdict(policy, collect=collect), begun)
 
-    def _result(self, verdict: Verdict, begun: Collection[int]) -> MapResult:
+    def _result(self, verdict: Verdict, begun: int) -> MapResult:
         ended: Ended = "too many failures"
         if verdict is not Verdict.IMPOSSIBLE:
-            ended = "complete" if len(self.order) == self.total else "enough"
-        known, has_begun = set(self.order), set(begun)
-        return MapResult([self._item(index, index in known, index in has_begun) for index in range(self.total)], ended)
+            ended = "complete" if self.ended == self.total else "enough"
+        return MapResult([self._item(index, index < begun) for index in range(int(self.total))], ended)
 
-    def _item(self, index: int, ended: bool, begun: bool) -> BatchItem:
-        if not ended:
-            return BatchItem("cancelled" if begun else "not begun")
+    def _item(self, index: int, begun: bool) -> BatchItem:
+        if self.has_value(index):
+            return BatchItem("value", self._values[index])
         error = self.errors.get(index)
         if error is None:
-            return BatchItem("value", self.results[index])
+            return BatchItem("cancelled" if begun else "not begun")
         return BatchItem("cancelled" if isinstance(error, asyncio.CancelledError) else "error", None, error)
 
     def _failed(self, policy: Tolerate, batch: MapResult) -> BatchFailed:

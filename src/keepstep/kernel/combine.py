@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+import math
+import threading
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sized,
+)
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
-from os import cpu_count
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, overload
 
 from ..checks import check_key
@@ -28,6 +40,7 @@ from .strands import spawn_in
 
 if TYPE_CHECKING:
     from ..policies import WaitPolicy
+    from .host import Host
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -37,30 +50,49 @@ MAX_THREAD_STEPS = 16
 MAX_ASYNC_STEPS = 100
 #: Types of parts that begin nothing by themselves.
 _STEPS = frozenset((StepCall,))
+_NO_MORE: Any = object()
 
 
 class Group(Outcomes):
-    """Calls in progress together. Their outcomes arrive in sequence order; `waiter` is done when the wait is over."""
+    """Calls in progress together. Their outcomes arrive in sequence order; `waiter` is done when the wait is over.
 
-    def __init__(self, run: RunDriver, parts: list[Any], limit: int, policy: Any, *, collect: bool) -> None:
-        super().__init__(len(parts))
+    Parts are drawn when they begin and dropped when they end: only those under way are held, and the values. `place`
+    returns the index of the part that makes the call with a recorded key.
+    """
+
+    def __init__(
+        self,
+        run: RunDriver,
+        parts: list[Any] | Iterator[Any],
+        limit: int,
+        policy: Any,
+        *,
+        collect: bool,
+        total: float | None = None,
+        place: Callable[[str], int | None] | None = None,
+    ) -> None:
+        self.given: list[Any] = parts if isinstance(parts, list) else []
+        super().__init__(len(self.given) if total is None else total)
         self.run = run
-        self.parts = parts
+        self.parts = iter(parts)
         self.limit = limit
         self.policy = policy
         self.collect = collect
+        self.place = place
         self.waiter = CompositeWait(loop=run.loop)
-        self.begun: list[Any] = [None] * self.total
+        self.begun: dict[int, Any] = {}  # parts under way, by index
         self.next = 0
-        self.under_way = 0
         self.tasks_begun = 0
         self.filling = False
         self.over = False
-        self.misuse: DefinitionError | None = None
+        self.broken: Exception | None = None
         self.context = copy_context()  # later parts are begun during a delivery, outside the code's own context
 
     async def go(self, then: Callable[[], None] | None = None) -> None:
         """Begin as many parts as allowed at once, and wait until enough have ended. `then` records a decision."""
+        replays = self.run.history is not None
+        if replays:
+            self.run.groups.append(self)
         self._check()
         self._fill()
         try:
@@ -69,37 +101,68 @@ class Group(Outcomes):
             self._withdraw()
             await self._left()
             raise
+        finally:
+            if replays:
+                self.run.groups.remove(self)
         self._withdraw()
         if then is not None:
             then()  # before the next wait, so that one commit holds the decision and the cancels
         await self._left()
-        if self.misuse is not None:
-            raise self.misuse
+        if self.broken is not None:
+            raise self.broken
 
     async def _left(self) -> None:
         """Wait until the code of cancelled parts has cleaned up."""
         if self.tasks_begun and self.run.nests:
-            leaving = [part for part in self.begun if isinstance(part, asyncio.Future) and not part.done()]
+            leaving = [part for part in self.begun.values() if isinstance(part, asyncio.Future) and not part.done()]
             if leaving:
                 await asyncio.wait(leaving)
 
-    def _fill(self) -> None:
+    def reach(self, key: str) -> bool:
+        """On replay, begin the parts up to the one that has made this call: its worker may have had a higher limit."""
+        index = None if self.place is None else self.place(key)
+        if index is None or index < self.next or self.over:
+            return False
+        self._fill(index)
+        return True
+
+    def _fill(self, upto: int = -1) -> None:
         if self.filling:
             return
         self.filling = True
-        while not self.over and self.under_way < self.limit and self.next < self.total:
+        while not self.over and (len(self.begun) < self.limit or self.next <= upto):
+            part = self._drawn()
+            if part is _NO_MORE:
+                break
             index = self.next
             self.next += 1
-            self.under_way += 1
-            part = self.parts[index]
+            self.begun[index] = None
             try:
                 self._begin(index, self.context.run(part) if callable(part) else part)
             except _Misuse as error:  # a mistake in the code, not the failure of an item
-                self.misuse = DefinitionError(str(error))
-                self._end()
+                self._break(DefinitionError(str(error)))
             except Exception as error:  # noqa: BLE001 - for example, an item that cannot be stored
                 self._part_ended(index, None, error)
         self.filling = False
+
+    def _drawn(self) -> Any:
+        """Return the next part. After the last, the total is known."""
+        if self.next == self.total:
+            return _NO_MORE
+        try:
+            part = self.context.run(next, self.parts, _NO_MORE)
+        except Exception as error:  # noqa: BLE001 - the code of an iterator of the workflow
+            self._break(error)
+            return _NO_MORE
+        if part is _NO_MORE:
+            self.total = self.next
+            self._check()
+        return part
+
+    def _break(self, error: Exception) -> None:
+        """End the wait with an error that is not the failure of an item."""
+        self.broken = error
+        self._end()
 
     def _begin(self, index: int, part: Any) -> None:
         if type(part) is StepCall or isinstance(part, DurableCall):  # the second check is slow
@@ -143,7 +206,7 @@ class Group(Outcomes):
             self._part_ended(index, None if task.exception() else task.result(), task.exception())
 
     def _part_ended(self, index: int, value: Any, error: BaseException | None) -> None:
-        self.under_way -= 1
+        del self.begun[index]
         self.add(index, value, error)
         if not self.over:
             self._check()
@@ -160,18 +223,18 @@ class Group(Outcomes):
 
     def _withdraw(self) -> None:
         self.over = True
-        for part in self.begun:
+        for part in [*self.begun.values()]:
             if type(part) is StepCall or isinstance(part, DurableCall):
                 if part.state == ASKED:
                     part.cancel()
             elif part is not None and not part.done():
                 part.cancel()
-        for part in self.parts[self.next :]:  # never begun
+        for part in self.given[self.next :]:  # never begun
             _give_up(part)
 
     def conclusion(self) -> list[Any]:
         """Return or raise the outcome of a batch."""
-        return self.concluded(self.policy, range(self.next), collect=self.collect)
+        return self.concluded(self.policy, self.next, collect=self.collect)
 
 
 def _give_up(part: Any) -> None:
@@ -183,8 +246,9 @@ def _give_up(part: Any) -> None:
         part.coroutine.close()
 
 
-async def _gathered(branch: Branch, parts: list[Any], limits: Limits, return_exceptions: bool) -> list[Any]:
-    group = Group(branch.run, parts, limits.concurrency, limits.policy, collect=limits.collect or return_exceptions)
+async def _gathered(branch: Branch, path: str, parts: list[Any], limits: Limits, return_exceptions: bool) -> list[Any]:
+    collect, place = limits.collect or return_exceptions, _place_of_given(path, parts) if path else None
+    group = Group(branch.run, parts, limits.concurrency, limits.policy, collect=collect, place=place)
     if parts:
         await group.go()
     if return_exceptions:
@@ -228,12 +292,35 @@ def gather(
     if scope is None or scope.in_step:
         if concurrency is None and wait is None and not collect:
             return _plainly(_plain_gather(parts, return_exceptions))
-        return _plainly(_plain_batch([*parts], limits, return_exceptions=return_exceptions))
+        return _plainly(_plain_batch(parts, len(parts), limits, return_exceptions=return_exceptions))
     listed = [*parts] if _STEPS.issuperset({type(part) for part in parts}) else begun_later(scope.run, parts)
+    path = ""
     if concurrency is not None:  # a part that begins later needs its number now
-        group = scope.child().path
-        listed = [_numbered(scope, group, *pair) for pair in enumerate(listed)]
-    return Task(scope, _gathered(scope, listed, limits, return_exceptions))
+        path = scope.child().path
+        listed = [_numbered(scope, path, *pair) for pair in enumerate(listed)]
+    return Task(scope, _gathered(scope, path, listed, limits, return_exceptions))
+
+
+def _place_of_given(path: str, parts: list[Any]) -> Callable[[str], int | None]:
+    """Return a function that finds the part with a recorded key among calls and numbered coroutines."""
+    keys: dict[str, int] = {}
+
+    def place(key: str) -> int | None:
+        if not keys:
+            keys.update((part.key, index) for index, part in enumerate(parts) if isinstance(part, DurableCall))
+        return keys.get(key, _numbered_place(path, key))
+
+    return place
+
+
+def _numbered_place(path: str, key: str) -> int | None:
+    """Return the number of the part of a group, below this path, that has made a call; None if it is of no part."""
+    name = _name_of_part(path, key)
+    return int(name) if name.isdecimal() else None
+
+
+def _name_of_part(path: str, key: str) -> str:
+    return key[len(path) + 1 :].partition("/")[0] if key.startswith(f"{path}.") else ""
 
 
 def _numbered(branch: Branch, group: str, index: int, part: Any) -> Any:
@@ -273,9 +360,9 @@ class Limits(NamedTuple):
     collect: bool
 
     @classmethod
-    def of(cls, function: Any, items: int, concurrency: int | None, wait: Any, *, collect: bool) -> Limits:
-        """Return the limits that a user gave, with defaults for the others."""
-        return cls(concurrency or _limit(function, items), wait or All(), collect)
+    def of(cls, host: Host | None, function: Any, concurrency: int | None, wait: Any, *, collect: bool) -> Limits:
+        """Return the limits that a user gave, with defaults for the others. `host` is None outside a run."""
+        return cls(concurrency or _width(host, function), wait or All(), collect)
 
 
 @overload
@@ -319,51 +406,62 @@ def map(  # noqa: A001
     With `collect`, nothing is raised. The result then has `items`, `failures`, `ended`, `coverage` and `degraded`; so
     it has with another `wait` than `All`. It works the same outside a run.
 
+    `concurrency` is the number of items at once: by default 100, and a quarter of the threads for a plain def step. An
+    iterator is drawn as items begin, so that it may be long; on replay it must yield the same items. Without a length,
+    `wait` decides by the items drawn so far. A plain def workflow, or `key`, draws all items at the call.
+
     `name` identifies the map in its run, in place of its position in the code. `key` returns the key of an item, in
     place of its index, so that items may be added or reordered while a run is open.
     """
-    items = list(items)
     _check_concurrency(concurrency)
     scope = CURRENT.get()
-    in_threads = scope is not None and not scope.in_step and runs_in_thread(scope.run, function)
+    if scope is None or scope.in_step:
+        limits = Limits.of(None, function, concurrency, wait, collect=collect)
+        return _plainly(_plain_map(function, items if isinstance(items, Iterator) else list(items), limits))
+    run = scope.run
+    in_threads = runs_in_thread(run, function)
     if concurrency is None and in_threads:
         concurrency = MAX_THREAD_STEPS
-    limits = Limits.of(function, len(items), concurrency, wait, collect=collect)
-    if scope is None or scope.in_step:
-        return _plainly(_plain_map(function, items, limits))
+    limits = Limits.of(run.host, function, concurrency, wait, collect=collect)
+    if key is not None or isinstance(items, Sized) or threading.get_ident() != run.thread_id:
+        items = list(items)  # all keys, or those now in a list that may change, or in the thread of plain code
     branch = (
         scope.child() if name is None else scope.named(check_key(name, "map name"))
     )  # at the call, not at the await
-    keys = _keys(items, key)
+    keys = None if key is None else _keys(items, key)
     return Task(scope, mapped(scope, branch.path, function, items, limits, keys=keys, in_threads=in_threads))
 
 
-def _keys(items: list[Any], key: Callable[[Any], str] | None) -> list[str] | None:
-    """Return the keys of the items of a map that `key=` returns; None without it."""
-    if key is None:
-        return None
-    keys = [f"@{check_key(key(item), 'key= of ks.map returned a key that')}" for item in items]
-    if len(set(keys)) < len(keys):
-        twice = next(one for one in keys if keys.count(one) > 1)
-        raise DefinitionError(f"key= of ks.map returned {twice[1:]!r} for two items; each item needs a key of its own")
+def _keys(items: Iterable[Any], key: Callable[[Any], str]) -> dict[str, int]:
+    """Return the keys of the items of a map that `key=` returns, each with the index of its item."""
+    keys: dict[str, int] = {}
+    for index, item in enumerate(items):
+        one = f"@{check_key(key(item), 'key= of ks.map returned a key that')}"
+        if keys.setdefault(one, index) != index:
+            raise DefinitionError(
+                f"key= of ks.map returned {one[1:]!r} for two items; each item needs a key of its own"
+            )
     return keys
 
 
-def _limit(function: Any, items: int) -> int:
+def _width(host: Host | None, function: Any) -> int:
+    """Return how many items of a map may be under way: as many as their executor says, or a bound for tasks."""
     step = bare(function)
-    if isinstance(step, Step) and not step.is_async:
-        return max(1, min(2 * (cpu_count() or 1), MAX_THREAD_STEPS, items))
-    return MAX_ASYNC_STEPS
+    if not isinstance(step, Step):
+        return MAX_ASYNC_STEPS
+    executor = None if host is None else host.executors.get(step.executor)
+    width: int | None = getattr(executor, "width", None)
+    return width or (MAX_ASYNC_STEPS if step.is_async else MAX_THREAD_STEPS)
 
 
 async def mapped(
     branch: Branch,
     group_path: str,
     function: Any,
-    items: list[Any],
+    items: Iterable[Any],
     limits: Limits,
     *,
-    keys: list[str] | None = None,
+    keys: Mapping[str, int] | None = None,
     by_name: bool = False,
     in_threads: bool = False,
 ) -> list[Any]:
@@ -371,9 +469,10 @@ async def mapped(
 
     With `by_name`, each item holds the arguments of a step by name. With `in_threads`, the function is plain code.
     """
+    names = None if keys is None else iter(keys)
 
     def part(index: int, item: Any) -> Any:
-        own = branch.item(group_path, index) if keys is None else branch.scoped(f"{group_path}.{keys[index]}")
+        own = branch.item(group_path, index) if names is None else branch.scoped(f"{group_path}.{next(names)}")
         if isinstance(function, Step):
             return StepCall(own, function, (), item) if by_name else StepCall(own, function, (item,), {})
         if in_threads:
@@ -382,9 +481,15 @@ async def mapped(
         context.run(CURRENT.set, own)
         return spawn_in(branch.run, own, context.run(_coroutine, function, item))
 
-    parts = [lambda index=index, item=item: part(index, item) for index, item in enumerate(items)]
-    group = Group(branch.run, parts, limits.concurrency, limits.policy, collect=limits.collect)
-    if parts:
+    def place(key: str) -> int | None:
+        return _numbered_place(group_path, key) if keys is None else keys.get(_name_of_part(group_path, key))
+
+    total = len(items) if isinstance(items, Sized) else math.inf
+    parts = (partial(part, index, item) for index, item in enumerate(items))
+    group = Group(
+        branch.run, parts, limits.concurrency, limits.policy, collect=limits.collect, total=total, place=place
+    )
+    if total:
         await group.go()
     return group.conclusion()
 
@@ -405,23 +510,32 @@ def _coroutine(function: Any, item: Any) -> Coroutine[Any, Any, Any]:
     raise _Misuse(f"ks.map takes a step or an async function; {name} {why}. Write it as `async def`, with `await`")
 
 
-async def _plain_map(function: Any, items: list[Any], limits: Limits) -> list[Any]:
+async def _plain_map(function: Any, items: list[Any] | Iterator[Any], limits: Limits) -> list[Any]:
     """Run a map outside a run: the same waiting and collecting, without storing anything."""
+    total = len(items) if isinstance(items, list) else math.inf
     try:
-        return await _plain_batch([partial(_plain_part, function, item) for item in items], limits)
+        return await _plain_batch((partial(_plain_part, function, item) for item in items), total, limits)
     except _Misuse as error:
         raise DefinitionError(str(error)) from None
 
 
-async def _plain_batch(parts: list[Any], limits: Limits, *, return_exceptions: bool = False) -> list[Any]:
+async def _plain_batch(
+    parts: Iterable[Any], total: float, limits: Limits, *, return_exceptions: bool = False
+) -> list[Any]:
     """Run awaitables, or functions that make them, outside a run."""
-    outcomes, collect = Outcomes(len(parts)), limits.collect or return_exceptions
-    waiting, under_way = list(enumerate(parts))[::-1], dict[asyncio.Future[Any], int]()
+    outcomes, collect = Outcomes(total), limits.collect or return_exceptions
+    waiting, begun, under_way = iter(parts), 0, dict[asyncio.Future[Any], int]()
     try:
         while outcomes.verdict(limits.policy, collect=collect) is Enough.WAIT:
-            while waiting and len(under_way) < limits.concurrency:
-                index, part = waiting.pop()
-                under_way[asyncio.ensure_future(part() if callable(part) else part)] = index
+            while begun < outcomes.total and len(under_way) < limits.concurrency:
+                part = next(waiting, _NO_MORE)
+                if part is _NO_MORE:
+                    outcomes.total = begun
+                else:
+                    under_way[asyncio.ensure_future(part() if callable(part) else part)] = begun
+                    begun += 1
+            if not under_way:  # the iterator had no more items
+                continue
             done, _ = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
             for task in sorted(done, key=under_way.__getitem__):
                 error = asyncio.CancelledError() if task.cancelled() else task.exception()
@@ -430,12 +544,12 @@ async def _plain_batch(parts: list[Any], limits: Limits, *, return_exceptions: b
         for task in under_way:
             task.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
-        for _, part in waiting:
+        for part in () if isinstance(waiting, Generator) else waiting:
             if asyncio.iscoroutine(part):
                 part.close()
     if return_exceptions:
         return [outcomes.errors.get(index, value) for index, value in enumerate(outcomes.results)]
-    return outcomes.concluded(limits.policy, range(len(parts) - len(waiting)), collect=collect)
+    return outcomes.concluded(limits.policy, begun, collect=collect)
 
 
 def _plain_part(function: Any, item: Any) -> Awaitable[Any]:
@@ -454,12 +568,12 @@ async def _in_plain_thread(function: Any, item: Any) -> Any:
 
 async def _raced(branch: Branch, key: str, parts: list[Any], names: tuple[str, ...]) -> Any:
     group = Group(branch.run, parts, len(parts), _First(), collect=False)
-    await group.go(lambda: decide(branch, key, group.order[0]))
-    winner = group.order[0]
+    await group.go(lambda: decide(branch, key, group.first()))
+    winner = group.first()
     error = group.errors.get(winner)
     if error is not None:
         raise error
-    return Winner(names[winner], group.results[winner]) if names else group.results[winner]
+    return Winner(names[winner], group.value(winner)) if names else group.value(winner)
 
 
 class Winner(NamedTuple):
@@ -523,9 +637,6 @@ class Arrivals(Generic[T]):
         await self._results.aclose()
 
 
-_NO_MORE: Any = object()
-
-
 async def _next(results: AsyncGenerator[T, None]) -> T:
     return await anext(results, _NO_MORE)
 
@@ -557,7 +668,7 @@ async def _arriving(listed: list[Any], names: tuple[str, ...]) -> AsyncGenerator
             error = group.errors.get(index)
             if error is not None:
                 raise error
-            yield Winner(names[index], group.results[index]) if names else group.results[index]
+            yield Winner(names[index], group.value(index)) if names else group.value(index)
     finally:
         group._withdraw()  # noqa: SLF001
 

@@ -24,7 +24,7 @@ from .stop import FINISHING
 if TYPE_CHECKING:
     from ..records.record import Record
     from .driver import RunDriver
-    from .replay import History
+    from .replay import Entry, History
 
 log = logging.getLogger("keepstep")
 
@@ -77,8 +77,7 @@ def replay_next(run: RunDriver) -> bool:
     if record is None:
         _refill(run, history, entry.seq)
         return True
-    if history.has_unasked_before(entry.seq) and _moves_by_itself(run):
-        watch_for_stall(run)
+    if _must_ask_first(run, history, entry.seq):
         return True
     if is_command(entry.key):
         history.order.popleft()
@@ -89,12 +88,8 @@ def replay_next(run: RunDriver) -> bool:
         return True
     call = run.asked.get(entry.key)
     if call is None or (entry.cancelled and call.state != CANCELLED):
-        if not _can_still_ask(run, history):
-            asked = ", ".join(sorted([*run.asked, *(c.key for c in run.held)])) or "nothing"
-            what = "that the code cancelled" if call is not None else "a call of"
-            run.mismatch(f"seq {entry.seq} recorded {what} {entry.key}, but the code now waits for {asked}")
-        else:
-            watch_for_stall(run)
+        if call is not None or not _reaches(run, entry):
+            _not_asked(run, history, entry, call)
         return True
     if is_being_read(run, call, record):
         return True
@@ -104,6 +99,40 @@ def replay_next(run: RunDriver) -> bool:
         run.watch()
         return True
     return False
+
+
+def _must_ask_first(run: RunDriver, history: History, seq: int) -> bool:
+    """Whether the code has yet to make a call that was open when outcome `seq` was delivered, and will make it."""
+    entry = history.unasked_before(seq)
+    if entry is None:
+        return False
+    if _reaches(run, entry):
+        return True
+    if _moves_by_itself(run):
+        watch_for_stall(run)
+        return True
+    return False
+
+
+def _not_asked(run: RunDriver, history: History, entry: Entry, call: Call | None) -> None:
+    """Let the code go on until it waits for the next outcome, or set the run aside if it cannot."""
+    if _can_still_ask(run, history):
+        watch_for_stall(run)
+        return
+    asked = ", ".join(sorted([*run.asked, *(c.key for c in run.held)])) or "nothing"
+    what = "that the code cancelled" if call is not None else "a call of"
+    run.mismatch(f"seq {entry.seq} recorded {what} {entry.key}, but the code now waits for {asked}")
+
+
+def _reaches(run: RunDriver, entry: Entry) -> bool:
+    """Whether a group begins the part of a call that its limit has kept back: it was begun when the limit was higher.
+
+    The part begins at the same outcome as before, so that it sees the same time.
+    """
+    if not any(group.reach(entry.key) for group in run.groups):
+        return False
+    run.watch()
+    return True
 
 
 def _moves_by_itself(run: RunDriver) -> bool:

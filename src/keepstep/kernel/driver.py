@@ -49,6 +49,7 @@ from .undoable import Undoable
 if TYPE_CHECKING:
     from ..model import Claim
     from ..workflows.definition import Workflow
+    from .combine import Group
     from .host import Host
     from .naming import Names
 
@@ -116,6 +117,7 @@ class RunDriver:
         self.moves = 0
         # replay and delivery
         self.history: History | None = None
+        self.groups: list[Group] = []  # that began during the replay and wait
         self.asked: dict[str, Call] = {}
         self.held: dict[Call, Context] = {}  # calls that may not begin yet, with the context variables of their code
         self.unrecorded_cancels = 0

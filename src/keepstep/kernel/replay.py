@@ -638,15 +638,15 @@ class History:
         if entry is not None:
             entry.asked = True
 
-    def has_unasked_before(self, seq: int) -> bool:
-        """Whether the code has yet to make a call that was open when outcome `seq` was delivered."""
+    def unasked_before(self, seq: int) -> Entry | None:
+        """Return a call that was open when outcome `seq` was delivered, and that the code has yet to make."""
         early = self._asked_early
         while early and early[0].knew < seq:
             entry = early[0]
             if not entry.asked and (entry.seq > seq or self._begun.get(entry.key) is entry):
-                return True
+                return entry
             early.popleft()
-        return False
+        return None
 
     def open_waits(self) -> dict[str, datetime]:
         """Return the start times of open waits, by their keys."""

@@ -25,16 +25,18 @@ class Verdict(StrEnum):
 class All:
     """Every branch must succeed."""
 
-    def enough(self, total: int, succeeded: int, failed: int) -> Verdict:
+    def enough(self, total: float, succeeded: int, failed: int) -> Verdict:
         """Whether the wait is over. Without any branches, it is over at once."""
-        return _verdict(total, total, succeeded, failed)
+        if failed:
+            return Verdict.IMPOSSIBLE
+        return Verdict.DONE if succeeded >= total else Verdict.WAIT
 
 
 @dataclass(frozen=True, slots=True)
 class Any:
     """One branch must succeed; the run does not wait for the others."""
 
-    def enough(self, total: int, succeeded: int, failed: int) -> Verdict:
+    def enough(self, total: float, succeeded: int, failed: int) -> Verdict:
         """Whether the wait is over."""
         return _verdict(1, total, succeeded, failed)
 
@@ -48,7 +50,7 @@ class Quorum:
     def __post_init__(self) -> None:
         check_count(self.n, "a quorum")
 
-    def enough(self, total: int, succeeded: int, failed: int) -> Verdict:
+    def enough(self, total: float, succeeded: int, failed: int) -> Verdict:
         """Whether the wait is over."""
         return _verdict(self.n, total, succeeded, failed)
 
@@ -71,7 +73,7 @@ class Tolerate:
             check_number(self.share, "the share of tolerated failures", 0, 1)
         check_count(self.minimum, "the minimum of successes", 0)
 
-    def enough(self, total: int, succeeded: int, failed: int) -> Verdict:
+    def enough(self, total: float, succeeded: int, failed: int) -> Verdict:
         """Whether the wait is over."""
         if self.count is not None and failed > self.count:
             return Verdict.IMPOSSIBLE
@@ -99,7 +101,7 @@ def degraded(total: int, succeeded: int) -> bool:
     return coverage(total, succeeded) < DEGRADED_BELOW
 
 
-def _verdict(needed: int, total: int, succeeded: int, failed: int) -> Verdict:
+def _verdict(needed: int, total: float, succeeded: int, failed: int) -> Verdict:
     if succeeded >= needed:
         return Verdict.DONE
     return Verdict.IMPOSSIBLE if total - failed < needed else Verdict.WAIT

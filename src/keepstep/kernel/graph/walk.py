@@ -320,7 +320,7 @@ class Walk:
             there = "missing" if items is None else f"a value of type {type(items).__name__}"
             problem = f"map {node.name!r} goes over state[{node.over!r}], which is {there}; it must be a list"
             raise TypeError(problem)
-        limits = Limits.of(node.step, len(items), node.concurrency, node.wait, collect=node.collect)
+        limits = Limits.of(self.run.host, node.step, node.concurrency, node.wait, collect=node.collect)
         results = await mapped(inner, inner.path, node.step, list(items), limits)
         return {node.into: list(results)}
 
@@ -340,7 +340,7 @@ class Walk:
             await group.go()
         if node.wait.enough(group.total, group.succeeded, len(group.errors)) is not Verdict.DONE and not node.collect:
             raise group.first_error() or InvalidGraph(f"parallel {node.name!r} has no branch that could succeed")
-        through = [one for index, one in enumerate(walks) if index in group.order and index not in group.errors]
+        through = [one for index, one in enumerate(walks) if group.has_value(index)]
         close.levels, close.given = self._joined(node, through)
         close.target = node.join
         close.passed = sum(one.position.passed for one in through)
@@ -348,8 +348,8 @@ class Walk:
             failed = {node.branches[index]: str(error) for index, error in sorted(group.errors.items())}
             close.change = {
                 node.report: {
-                    "coverage": coverage(group.total, group.succeeded),
-                    "degraded": degraded(group.total, group.succeeded),
+                    "coverage": coverage(len(parts), group.succeeded),
+                    "degraded": degraded(len(parts), group.succeeded),
                     "failed": failed,
                 }
             }
