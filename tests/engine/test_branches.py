@@ -365,9 +365,9 @@ async def test_map_runs_as_many_async_steps_as_its_limit(world, items, expected)
 
 @pytest.mark.live_only
 @pytest.mark.one_store
-@pytest.mark.parametrize("cpus, items, expected", [(2, 10, 4), (20, 24, 16), (4, 3, 3)])
-async def test_map_runs_as_many_threads_as_its_limit(world, monkeypatch, cpus, items, expected):
-    monkeypatch.setattr(combine, "cpu_count", lambda: cpus)
+@pytest.mark.parametrize("threads, items, expected", [(16, 10, 4), (64, 24, 16), (64, 3, 3), (2, 3, 1)])
+async def test_map_runs_as_many_threads_as_a_quarter_of_the_pool(world, monkeypatch, threads, items, expected):
+    monkeypatch.setattr("keepstep.engine.engine.STEP_THREADS", threads)
     peak = Peak(expected)
 
     @ks.step

@@ -765,7 +765,7 @@ class RunDriver:
                     f"{key} was recorded as call {entry.ordinal} of its branch and is now call {call.ordinal}"
                 )
             return entry
-        place = history.places.get((call.branch.path, call.ordinal))
+        place = history.key_at(call.branch.path, call.ordinal)
         if place is not None and place != key and self.workflow.on_change != "compatible":
             self.mismatch(
                 f"call {call.ordinal} of branch {call.branch.path or 'root'} was recorded as {place}, "

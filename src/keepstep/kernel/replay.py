@@ -11,12 +11,14 @@ from datetime import datetime
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ..errors import CheckpointCorrupt, DefinitionError, RunNotFound
 from ..model import Kind, Status
 from ..model.checkpoint import ANSWERS_CALL, ENDS_RUN, NOTE
 from ..model.run import removed_records
 from ..model.undo import is_command, undone_key
-from ..records.data import Data, PatchData, PublishedData, RunStartedData, SupersededData, data_of
+from ..records.data import PatchData, PublishedData, RunStartedData, SupersededData, data_of
 from ..records.record import Record, chain_end, check_origin, origin, unseal, unseal_some
 from ..stores.rules import ENDED, ends_as, with_outcome
 from ..values import large
@@ -32,8 +34,10 @@ if TYPE_CHECKING:
     from ..records.progress import SavedValue
     from .host import StoredRuns
 
-#: Bytes of values kept in memory while a history is consumed. Values beyond this are read again when they are reached.
+#: Bytes of outcomes kept in memory while a history is consumed. Those beyond it are read again when they are reached.
 KEEP_BYTES = 16_000_000
+#: Bytes of memory of an outcome, beside its value.
+RECORD_BYTES = 1000
 
 #: Records after which a reader of a history yields to the loop, about 4 ms.
 REST_AFTER = 100
@@ -280,49 +284,55 @@ def is_keyed(key: str) -> bool:
     return "@" in key
 
 
-class Entry:
-    """One recorded outcome that waits for its call. `record` is None while its value is not in memory."""
+class Entry(msgspec.Struct, gc=False, eq=False):
+    """One recorded outcome that waits for its call. `record` is None while it is not in memory.
 
-    __slots__ = (
-        "asked",
-        "cancelled",
-        "child",
-        "covers",
-        "digest",
-        "given_up",
-        "key",
-        "keyed",
-        "kind",
-        "knew",
-        "ordinal",
-        "record",
-        "seq",
-        "signal",
-    )
+    There may be a million: a struct takes half the memory of an object, and the garbage collector does not visit it.
+    """
 
-    def __init__(self, record: Record) -> None:
-        self.seq = record.seq
-        self.key = record.step
-        self.keyed = is_keyed(record.step)
-        self.ordinal = record.ordinal
-        self.digest = record.digest
-        self.kind = record.kind
-        self.cancelled = record.kind == Kind.STEP_CANCELLED
-        data = data_of(record, Data)
-        self.signal = data.get("signal", 0)  # the message that it is the answer of, if any
-        self.child = data.get("child", "")  # the run that it started, if any
-        self.covers = data.get("covers", False)  # whether a replay needs no record below its key
-        self.record: Record | None = record
-        #: The outcome that the code was given last when it asked; of a cancel from an older version, when it cancelled.
-        self.knew = data.get("opened", record.asked or record.seq - 1)
-        self.asked = False  # whether the code has asked for it again
-        self.given_up = False  # whether the code has cancelled it again
+    seq: int
+    key: str
+    ordinal: int
+    digest: str
+    kind: str
+    #: The outcome that the code was given last when it asked; of a cancel from an older version, when it cancelled.
+    knew: int
+    record: Record | None
+    keyed: bool
+    cancelled: bool
+    signal: int = 0  # the message that it is the answer of, if any
+    child: str = ""  # the run that it started, if any
+    covers: bool = False  # whether a replay needs no record below its key
+    asked: bool = False  # whether the code has asked for it again
+    given_up: bool = False  # whether the code has cancelled it again
+
+    @classmethod
+    def of(cls, record: Record) -> Entry:
+        data, key, kind = record.data or {}, record.step, _KINDS.get(record.kind, record.kind)
+        return cls(
+            record.seq,
+            key,
+            record.ordinal,
+            record.digest,
+            kind,
+            data.get("opened", record.asked or record.seq - 1),
+            record,
+            is_keyed(key),
+            kind == Kind.STEP_CANCELLED,
+            data.get("signal", 0),
+            data.get("child", ""),
+            data.get("covers", False),
+        )
 
     def lies_ahead(self) -> bool:
         """Whether the code has yet to make the call, or to cancel it as before."""
         if is_command(self.key):  # not a call of the code
             return False
         return not self.asked or (self.cancelled and not self.given_up)
+
+
+#: Each kind as one string, for all entries.
+_KINDS = {kind.value: kind.value for kind in Kind}
 
 
 class Tried:
@@ -363,7 +373,7 @@ class History:
         self.marks: dict[str, Record] = {}
         self.saved: dict[str, SavedValue] = {}
         self.entries: dict[str, Entry] = {}
-        self.places: dict[tuple[str, int], str] = {}
+        self._places: dict[int, str] = {}  # keys by the hash of branch and ordinal, which takes little memory
         self.order: deque[Entry] = deque()
         # keys of recorded results, below which a replay needs no record, each with its seq
         self._covering: dict[str, int] = {}
@@ -490,10 +500,10 @@ class History:
             self.signals.update(range(first, last + 1))
 
     def _add_outcome(self, record: Record) -> None:
-        entry = Entry(record)
-        size = len(record.value) if record.value else 0
+        entry = Entry.of(record)
+        size = RECORD_BYTES + (len(record.value) if record.value else 0)
         self._kept += size
-        if self._kept > KEEP_BYTES and size > 1000:
+        if self._kept > KEEP_BYTES and (record.kind == Kind.STEP_COMPLETED or size > 2 * RECORD_BYTES):
             self._kept -= size
             entry.record = None
         self._outcomes.append(entry)
@@ -559,7 +569,7 @@ class History:
         for entry in self.entries.values():
             # A stop is alone in its place, which a branch may share. A call with its own key has no place.
             if entry.ordinal and AT_STOP not in entry.key:
-                self.places[entry.key.rpartition("/")[0], entry.ordinal] = entry.key
+                self._places[hash((entry.key.rpartition("/")[0], entry.ordinal))] = entry.key
         self.order.extend(sorted(self.entries.values(), key=_seq))
         if self.order:
             self.newest_step = self.order[-1].key
@@ -602,7 +612,12 @@ class History:
     def _place(self, key: str, ordinal: int) -> None:
         """Keep the place of a call without an outcome. A call with its own key has none."""
         if ordinal:
-            self.places.setdefault((key.rpartition("/")[0], ordinal), key)
+            self._places.setdefault(hash((key.rpartition("/")[0], ordinal)), key)
+
+    def key_at(self, path: str, ordinal: int) -> str | None:
+        """Return the recorded key of the call with this ordinal in a branch."""
+        key = self._places.get(hash((path, ordinal)))
+        return key if key is not None and key.rpartition("/")[0] == path else None
 
     def _arrange_waits(self, gone: Superseded) -> None:
         """Collect the starts of open waits. If an edit chose another next step, its waits start again."""
@@ -626,7 +641,7 @@ class History:
             key = self._rename(record.step, record.seq)
             known = key in self.entries or key in self._begun or self._is_covered(key, record.seq)
             if record.seq not in gone and not known:
-                self._begun[key] = entry = Entry(record)
+                self._begun[key] = entry = Entry.of(record)
                 entry.record = None
                 if not entry.keyed:
                     early.append(entry)
@@ -663,11 +678,13 @@ class History:
 
     def refill(self, records: Iterable[Record]) -> None:
         """Load values into memory again, for the entries that come next."""
-        wanted = {entry.seq: entry for entry in self.order if entry.record is None}
-        for record in records:
-            entry = wanted.get(record.seq)
-            if entry is not None:
-                entry.record = record
+        found = {record.seq: record for record in records}
+        last = max(found, default=0)
+        for place, entry in enumerate(self.order):
+            if entry.record is None:
+                entry.record = found.get(entry.seq)
+            if entry.seq >= last and place:  # the first may be out of order
+                break
 
 
 def values_of(rows: Iterable[Row], run: str, after: int) -> list[Record]:
@@ -676,7 +693,7 @@ def values_of(rows: Iterable[Row], run: str, after: int) -> list[Record]:
     kept = 0
     for record, _ in unseal(rows, run, after):
         found.append(record)
-        kept += len(record.value) if record.value else 0
+        kept += RECORD_BYTES + (len(record.value) if record.value else 0)
         if kept > KEEP_BYTES:  # a page of compressed values may expand to far more than its size
             break
     return found
