@@ -98,7 +98,7 @@ def show(settings: Settings, *, run_id: str, traceback: bool) -> None:
 
 def _shown(facts: Facts, *, traceback: bool) -> str:
     from ..model import FINISHED
-    from ..records.progress import report_in
+    from ..records.progress import maps_in, report_in
     from ..views import plain
     from ..views.commands import commands_about
     from . import formatting
@@ -156,6 +156,7 @@ def _shown(facts: Facts, *, traceback: bool) -> str:
         ("step inputs", _where_inputs_are(run, facts.inputs)),
         ("undo", formatting.one_line(_what_is_undone(facts.undo)) if facts.undo is not None else ""),
         ("progress", formatting.brief(plain.value_of(report), width) if report is not None else ""),
+        *(("under way", formatting.one_line(one.text)) for one in maps_in(run.progress) if run.status.active),
         *((f"shows {name}", formatting.brief(shown, width)) for name, shown in facts.published.items()),
         ("result", result),
         ("error", formatting.printable(error)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from datetime import UTC, datetime
@@ -9,22 +10,85 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
-from ..model.checkpoint import is_timeout
+from ..model.checkpoint import is_timeout, map_of
 from ..model.signal import RESERVED
+from ..records.progress import MapProgress
 from ..views.waits import actions_for, is_due, waits_of
 from . import formatting
 from .errors import line
 from .hints import hint
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ..model import Event, Run
 
+#: Items of a map that get a line each; from then on, one line tells how many there were.
+MOST_ITEMS = 20
+#: Seconds between two such lines of a map.
+MAP_SECONDS = 5.0
 #: Texts for the signals by which a person controls a run.
 _CONTROL = {
     "ks:pause": "paused by a person: {}",
     "ks:resume": "resumed by a person",
     "ks:cancel": "cancelled by a person",
 }
+
+
+class Maps:
+    """Counts the ended items of maps, so that one line now and then tells of all of them."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, str, str], list[int]] = {}  # done and failed, by run, path and step
+        self._totals: dict[str, MapProgress] = {}
+        self._untold: dict[tuple[str, str, str], float] = {}  # when each map gets its next line
+
+    def take(self, event: Event) -> bool:
+        """Count an event. Return whether it needs no line of its own."""
+        is_done = event.name == "step.completed"
+        if not is_done and (event.name != "step.failed" or event.data.get("retry_at")):
+            return False
+        path = map_of(event.step)
+        if path is None:
+            return False
+        key = event.run, path, event.step.rpartition("/")[2].rpartition("#")[0]
+        counts = self._counts.setdefault(key, [0, 0])
+        counts[0 if is_done else 1] += 1
+        if sum(counts) <= MOST_ITEMS:
+            return False
+        self._untold.setdefault(key, time.monotonic() + MAP_SECONDS)
+        return True
+
+    @property
+    def counts(self) -> bool:
+        """Whether a map has more items than get lines."""
+        return bool(self._untold)
+
+    def is_due(self) -> bool:
+        """Whether a map gets its line now."""
+        return min(self._untold.values(), default=math.inf) <= time.monotonic()
+
+    def totals(self, maps: Iterable[MapProgress]) -> None:
+        """Take the numbers of items of the maps under way, as the worker of the run shows them."""
+        self._totals.update((one.path, one) for one in maps)
+
+    def lines(self, *, all_of_them: bool = False) -> list[tuple[str, str]]:
+        """Return the run and the text of each map whose line is due, or of each with an untold item."""
+        now = time.monotonic()
+        due = [key for key, at in self._untold.items() if all_of_them or at <= now]
+        for key in due:
+            del self._untold[key]
+        return [(key[0], self._text(key)) for key in due]
+
+    def now(self) -> str:
+        """The newest counts, for a status line."""
+        return ", ".join(self._text(key) for key in self._untold)
+
+    def _text(self, key: tuple[str, str, str]) -> str:
+        _, path, step = key
+        done, failed = self._counts[key]
+        known = self._totals.get(path)
+        return MapProgress(formatting.one_line(step), path, done, failed, None if known is None else known.total).text
 
 
 class Lines:
@@ -35,6 +99,7 @@ class Lines:
         self._steps = steps
         self._marks = formatting.marks()
         self._began: dict[tuple[str, str], float] = {}
+        self.maps = Maps()
         self._live: Any = None
         if live if live is not None else sys.stderr.isatty():
             self._live = _Moving()
@@ -46,6 +111,7 @@ class Lines:
         self.stop()
 
     def stop(self) -> None:
+        self._tell_maps(all_of_them=True)
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -61,12 +127,18 @@ class Lines:
             self._step_ended(event)
         else:
             self._other(event)
+        self._tell_maps()
         self._move()
+
+    def _tell_maps(self, *, all_of_them: bool = False) -> None:
+        for run, text in self.maps.lines(all_of_them=all_of_them):
+            self.say("note", text, run, "cyan")
 
     def _step_ended(self, event: Event) -> None:
         began = self._began.pop((event.run, event.step), None)
-        if not self._steps:
+        if not self._steps or self.maps.take(event):
             return
+        self._tell_maps(all_of_them=map_of(event.step) is None)
         took = f"  {formatting.duration(time.monotonic() - began)}" if began is not None else ""
         tried = f"  attempt {event.attempt}" if event.attempt > 1 or event.name == "step.failed" else ""
         step = formatting.one_line(formatting.step_name(event.step))
@@ -141,7 +213,7 @@ class Lines:
     def _move(self) -> None:
         if self._live is not None:
             under_way = [(formatting.step_name(step), began) for (_, step), began in self._began.items()]
-            self._live.show(under_way)
+            self._live.show(under_way, self.maps.now())
 
 
 class _Moving:
@@ -155,13 +227,13 @@ class _Moving:
         self._status = Status("", console=self._console)
         self._on = False
 
-    def show(self, under_way: list[tuple[str, float]]) -> None:
+    def show(self, under_way: list[tuple[str, float]], maps: str = "") -> None:
         if not under_way:
             self.clear()
             return
         names = [formatting.one_line(name, 30).replace("[", r"\[") for name, _ in under_way[:3]]
         more = f" and {len(under_way) - 3} more" if len(under_way) > 3 else ""
-        self._status.update(", ".join(names) + more)
+        self._status.update(maps or ", ".join(names) + more)
         if not self._on:
             self._on = True
             self._status.start()

@@ -156,7 +156,10 @@ class _Driven:
                 handle = self.handle = await self._begin(engine)
                 self._introduce(engine)
                 await self._tell_wait()
+                looks = asyncio.ensure_future(self._look_at_maps())
+                self.notes.add(looks)
                 ended = asyncio.ensure_future(handle.result())
+                ended.add_done_callback(lambda _: looks.cancel())
                 await stop.or_(ended, seconds=seconds)
                 if not ended.done():
                     ended.cancel()
@@ -203,6 +206,15 @@ class _Driven:
             task = asyncio.ensure_future(self._tell_wait())
             self.notes.add(task)
             task.add_done_callback(self.notes.discard)
+
+    async def _look_at_maps(self) -> None:
+        """Read now and then how many items the maps of the run have."""
+        from ..records.progress import maps_in
+
+        while self.handle is not None and self.lines is not None:
+            await asyncio.sleep(1.0)
+            if self.lines.maps.counts:
+                self.lines.maps.totals(maps_in((await self.handle.run()).progress))
 
     async def _tell_wait(self) -> None:
         if self.handle is not None and self.lines is not None:

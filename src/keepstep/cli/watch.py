@@ -13,6 +13,7 @@ from .settings import RUN, Settings, command, find
 if TYPE_CHECKING:
     from ..engine.engine import Engine
     from ..model import Event, Status
+    from .progress import Maps
 
 
 @command("watch")
@@ -22,20 +23,36 @@ if TYPE_CHECKING:
 def watch(settings: Settings, *, run_id: str, after: int, full: bool) -> int:
     """Print the events of a run until it ends; the exit code says how it ended.
 
-    With --json, one object per line.
+    With --json, one object per line. Without it and --full, one line now and then tells of many items of a map.
     """
+    from ..model.checkpoint import map_of
+    from ..records.progress import maps_in
     from ..views.plain import event_data
+    from .progress import Maps
 
     async def follow(engine: Engine) -> Status:
-        handle = await find(engine, run_id)
+        handle, maps = await find(engine, run_id), Maps()
         async for event in handle.watch(after):
-            text = json.dumps(event_data(event), ensure_ascii=False) if settings.json else _as_line(event, full=full)
-            click.echo(text)
+            if settings.json:
+                click.echo(json.dumps(event_data(event), ensure_ascii=False))
+                continue
+            if full or not maps.take(event):
+                _tell(maps, all_of_them=map_of(event.step) is None)
+                click.echo(_as_line(event, full=full))
+            elif maps.is_due():
+                maps.totals(maps_in((await handle.run()).progress))
+                _tell(maps)
+        _tell(maps, all_of_them=True)
         return await handle.status()
 
     status = settings.talk(follow)
     ends = {"failed": errors.FAILED, "cancelled": errors.CANCELLED, "set aside": errors.SET_ASIDE}
     return ends.get(status.value, errors.OK)
+
+
+def _tell(maps: Maps, *, all_of_them: bool = False) -> None:
+    for _, text in maps.lines(all_of_them=all_of_them):
+        click.echo(text)
 
 
 def _as_line(event: Event, *, full: bool) -> str:

@@ -28,6 +28,7 @@ from ..errors import DefinitionError
 from ..policies import All
 from ..policies.quorum import Verdict as Enough
 from ..ports import CURRENT
+from ..records.progress import MapProgress
 from ..workflows.call import Call, PlainCall
 from ..workflows.definition import Step
 from .batch import MapResult, Outcomes
@@ -48,6 +49,8 @@ U = TypeVar("U")
 #: Default number of parallel steps in threads. Threads are expensive, tasks are cheap.
 MAX_THREAD_STEPS = 16
 MAX_ASYNC_STEPS = 100
+#: Items from which on readers of a run see how far a map has come.
+SHOWN_FROM = 100
 #: Types of parts that begin nothing by themselves.
 _STEPS = frozenset((StepCall,))
 _NO_MORE: Any = object()
@@ -429,7 +432,7 @@ def map(  # noqa: A001
         scope.child() if name is None else scope.named(check_key(name, "map name"))
     )  # at the call, not at the await
     keys = None if key is None else _keys(items, key)
-    return Task(scope, mapped(scope, branch.path, function, items, limits, keys=keys, in_threads=in_threads))
+    return Task(scope, mapped(scope, branch.path, function, items, limits, keys=keys, name=name, in_threads=in_threads))
 
 
 def _keys(items: Iterable[Any], key: Callable[[Any], str]) -> dict[str, int]:
@@ -462,10 +465,11 @@ async def mapped(
     limits: Limits,
     *,
     keys: Mapping[str, int] | None = None,
+    name: str | None = None,
     by_name: bool = False,
     in_threads: bool = False,
 ) -> list[Any]:
-    """Call a step or a function for every item, each in its own branch below the path.
+    """Call a step or a function for every item, each in its own branch below the path. Readers see its `name`.
 
     With `by_name`, each item holds the arguments of a step by name. With `in_threads`, the function is plain code.
     """
@@ -489,9 +493,23 @@ async def mapped(
     group = Group(
         branch.run, parts, limits.concurrency, limits.policy, collect=limits.collect, total=total, place=place
     )
-    if total:
-        await group.go()
+    shown = total >= SHOWN_FROM
+    if shown:
+        label = str(name or getattr(bare(function), "name", None) or getattr(function, "__name__", "items"))
+        branch.run.map_begun(group_path, partial(_progress, group, label, group_path))
+    try:
+        if total:
+            await group.go()
+    finally:
+        if shown:
+            branch.run.map_ended(group_path)
     return group.conclusion()
+
+
+def _progress(group: Group, name: str, path: str) -> MapProgress:
+    """Return how far a map has come, in any thread."""
+    total = None if group.total == math.inf else int(group.total)
+    return MapProgress(name, path, group.succeeded, len(group.errors), total)
 
 
 class _Misuse(Exception):

@@ -25,10 +25,10 @@ from msgspec import UNSET, Raw
 
 from ..errors import DefinitionError, KeepstepError
 from ..model import ErrorInfo, Kind, Status
-from ..model.checkpoint import NO_STEP
+from ..model.checkpoint import NO_STEP, map_of
 from ..model.trace import trace_id
 from ..ports import CURRENT, Advance, Answer, Traced, Verdict, instant
-from ..records.progress import SavedValue
+from ..records.progress import MapProgress, SavedValue
 from ..records.record import Record, chain_end, claimed
 from ..values import large
 from .call_states import ASKED, PATIENCE, Body, Call, Detached
@@ -61,7 +61,7 @@ REFUSED_SECONDS = 0.5
 LONGEST_REFUSED_SECONDS = 60.0
 #: Number of outcomes after which a replay yields to the event loop, so that other runs make progress.
 BREATHE_EVERY = 32
-#: Number of steps from which on a warning advises to continue as a new run.
+#: Number of steps outside of maps from which on a warning advises to continue as a new run.
 MANY_STEPS = 10_000
 
 #: Tasks of detached runs whose code ignores every cancel. The references keep them from being garbage-collected.
@@ -144,6 +144,7 @@ class RunDriver:
         self.patches: dict[str, bool] = {}
         self.given_keys: set[str] = set()  # keys that the code has given to calls and branches
         self.steps = 0
+        self.rounds = 0  # steps outside of maps
         self.spent = Spent(run.created_at)
         self.progress = StepsProgress()
         #: Whether the run's spending must be counted: for a budget, for a parent's budget, or for the stored state.
@@ -195,6 +196,7 @@ class RunDriver:
         self.skips = history.recoveries.skips(history.superseded.__contains__)
         self.inbox.loaded(history.signals)
         self.steps = history.steps
+        self.rounds = sum(map_of(key) is None for key in history.entries)
         self.exact_time, self.nests, self.typed = history.exact_time, history.nests, history.typed
         self.wait_starts, self.patches = history.wait_starts, history.patches
         self.edits = history.edits
@@ -462,6 +464,15 @@ class RunDriver:
         self.progress.report = report
         self.host.report_progress(self.id, self.progress)
 
+    def map_begun(self, path: str, look: Callable[[], MapProgress]) -> None:
+        """Show readers how far a map has come, with each heartbeat."""
+        self.progress.maps[path] = look
+        self.host.report_progress(self.id, self.progress)
+
+    def map_ended(self, path: str) -> None:
+        """Show a map no longer."""
+        self.progress.maps.pop(path, None)
+
     def save_progress(self, key: str, attempt: int, value: bytes) -> None:
         """Keep a value for the next attempt of a step, which may be made by another worker."""
         if not self.stop.detached:
@@ -512,8 +523,11 @@ class RunDriver:
         self.arrived.popleft()
         self.moves += 1
         self.steps += 1
-        if self.steps == MANY_STEPS and not self.carries_state:
-            log.warning("run %s has made %d steps; continue it as a new run with ks.continue_as", self.id, self.steps)
+        if map_of(record.step) is None:  # a map cannot be continued as a new run, and it ends
+            self.rounds += 1
+            if self.rounds == MANY_STEPS and not self.carries_state:
+                advice = "continue it as a new run with ks.continue_as"
+                log.warning("run %s has made %d steps; %s", self.id, self.rounds, advice)
         if not self.deliver(call, record):
             return False
         # The code may end a branch and ask for nothing more.

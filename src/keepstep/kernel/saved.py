@@ -1,8 +1,8 @@
-"""The progress of a run's steps: the newest report for readers, and the values saved for their next attempts."""
+"""The progress of a run's steps: the newest report for readers, its maps, and values saved for next attempts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -10,11 +10,13 @@ import msgspec
 from ..errors import NotSerializable
 from ..ports import Answer
 from ..records.data import ProgressData, data_of
-from ..records.progress import SavedValue, progress_text
+from ..records.progress import MapProgress, SavedValue, progress_text
 from ..records.record import Record
 
 #: Largest saved value in bytes. Every heartbeat of the worker writes the saved values of all steps under way.
 MOST_SAVED_BYTES = 100_000
+#: Maps of a run that a heartbeat shows.
+MOST_MAPS = 10
 
 
 def check_size(value: bytes, key: str) -> None:
@@ -29,10 +31,12 @@ def check_size(value: bytes, key: str) -> None:
 class StepsProgress:
     """The progress of one run in memory. Bodies in threads write it, and the thread of the heartbeat reads it."""
 
-    __slots__ = ("_queued", "_recorded", "report", "values")
+    __slots__ = ("_queued", "_recorded", "maps", "report", "values")
 
     def __init__(self) -> None:
         self.report: Mapping[str, Any] | None = None
+        #: Tells how far each large map under way has come, by its path.
+        self.maps: dict[str, Callable[[], MapProgress]] = {}
         #: Newest saved values, by the keys of their steps.
         self.values: dict[str, SavedValue] = {}
         self._queued: dict[str, SavedValue] = {}  # those in drafts or records
@@ -79,7 +83,8 @@ class StepsProgress:
 
     def text(self) -> bytes:
         """Return the text for the heartbeat, in any thread."""
-        return progress_text(self.report, self.unrecorded())
+        maps = [look() for look in list(self.maps.values())[:MOST_MAPS]]
+        return progress_text(self.report, self.unrecorded(), maps)
 
 
 def saved_value(record: Record) -> SavedValue:

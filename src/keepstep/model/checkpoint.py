@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -239,3 +240,14 @@ class Checkpoint:
     previous: str
     checksum: str
     data: Mapping[str, Any] = field(default_factory=dict)
+
+
+_OF_ITEM = re.compile(r"(.+?)\.(?:\d+|@[^/]*)/")
+
+
+def map_of(key: str) -> str | None:
+    """Return the path of the outermost map whose item made the call with this key; None if none did."""
+    if "." not in key:
+        return None
+    found = _OF_ITEM.match(key)
+    return None if found is None else found[1]

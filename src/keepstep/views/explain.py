@@ -19,6 +19,7 @@ from ..model.checkpoint import ABOUT_CHILD, DID_WORK, DONE_AGAIN, ENDS_STEP, PAS
 from ..model.run import handed_over
 from ..model.undo import UNDONE, is_command, waits_for_answer
 from ..policies.classify import ErrorClass
+from ..records.progress import maps_in
 from ..records.record import checkpoint, unseal_some
 from . import plain
 from .commands import Command, commands_about, commands_for, explain_command
@@ -386,6 +387,7 @@ def _summary(found: Explanation, now: datetime) -> str:
         case Status.RUNNING | Status.RECOVERING if not found.obstacles:
             verb = "drives the run" if run.status is Status.RUNNING else "recovers the run"
             more = f" {failure.text}" if failure is not None else ""
+            more += "".join(f" {one_line(one.text, 4 * _NAME)}." for one in maps_in(run.progress))
             return f"Worker {_name(run.worker or '')} {verb}; its newest record is {_age(run, now)} old.{more}"
         case _ if found.obstacles:
             return " ".join(dict.fromkeys(one.text for one in found.obstacles))

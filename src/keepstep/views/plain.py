@@ -9,12 +9,14 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ..errors import EncryptionError, KeepstepError
 from ..kernel.callback import CALL, SECRET_BYTES
 from ..model import Checkpoint, ErrorInfo, Run
 from ..model.wakes import sorted_wakes
 from ..records.keys import is_encrypted, key_id
-from ..records.progress import report_in
+from ..records.progress import maps_in, report_in
 from ..values import VALUES
 
 if TYPE_CHECKING:
@@ -116,6 +118,7 @@ def run_data(run: Run, *, whole: bool = False) -> dict[str, Any]:
             "continued_as": run.continued_as,
             "blocked": list(sorted_wakes(run.wakes).not_ready),
             "progress": value_of(report_in(run.progress)),
+            "maps": [msgspec.to_builtins(one) for one in maps_in(run.progress)],
         }
     return value
 
