@@ -571,6 +571,13 @@ def telemetry(effort: Effort) -> list[Finding]:
     return findings(effort)
 
 
+def large_map(effort: Effort) -> list[Finding]:
+    """A map of 100,000 items: memory, speed and bytes."""
+    from .maps import findings
+
+    return findings(effort)
+
+
 def lists(effort: Effort) -> list[Finding]:
     """First pages and counts of many runs, on SQLite and on a server; not imported before they are asked for."""
     from .lists import findings
@@ -607,6 +614,7 @@ JOBS: dict[str, Callable[[Effort], list[Finding]]] = {
     "topics": topics,
     "lists": lists,
     "processes": processes,
+    "map": large_map,
     "telemetry": telemetry,
     "web": web,
 }

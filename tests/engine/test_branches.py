@@ -10,7 +10,6 @@ import threading
 import pytest
 
 import keepstep as ks
-from keepstep.kernel import combine
 from tests.engine.lives import PollInterval, live_then_many_lives
 from tests.engine.world import steps_of, until
 

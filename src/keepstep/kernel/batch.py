@@ -57,6 +57,7 @@ class Outcomes:
         self.ended = 0
         self.errors: dict[int, BaseException] = {}
         self._values: list[Any] = []
+        self._has_more = False  # whether an iterator may have further items
 
     @property
     def succeeded(self) -> int:
@@ -104,7 +105,7 @@ class Outcomes:
     def concluded(self, policy: Any, begun: int, *, collect: bool) -> list[Any]:
         """Return or raise the outcome of the batch when the wait is over; so many items were begun."""
         if self.total == math.inf:  # the items that were not drawn are not known
-            self.total = begun
+            self.total, self._has_more = begun, True
         verdict = policy.enough(self.total, self.succeeded, len(self.errors))
         if verdict is not Verdict.DONE and not collect:
             error = self.first_error()
@@ -119,7 +120,7 @@ class Outcomes:
     def _result(self, verdict: Verdict, begun: int) -> MapResult:
         ended: Ended = "too many failures"
         if verdict is not Verdict.IMPOSSIBLE:
-            ended = "complete" if self.ended == self.total else "enough"
+            ended = "complete" if self.ended == self.total and not self._has_more else "enough"
         return MapResult([self._item(index, index < begun) for index in range(int(self.total))], ended)
 
     def _item(self, index: int, begun: bool) -> BatchItem:
