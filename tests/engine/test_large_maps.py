@@ -8,6 +8,8 @@ import pytest
 
 import keepstep as ks
 from bench import maps
+from keepstep.kernel import replay
+from keepstep.kernel.replay import values_of
 from keepstep.model.checkpoint import map_of
 from keepstep.records.progress import MapProgress, maps_in, progress_text, report_in
 from tests.engine.world import steps_of, until, until_at_last_wait
@@ -56,6 +58,36 @@ def test_memory_of_a_map_stays_flat_live_and_after_a_kill(tmp_path, kind, items,
     bodies = Counter(int(line) for line in (tmp_path / "bodies").read_text().split())
     assert sorted(bodies) == list(range(items))
     assert bodies.total() - items <= maps.AT_ONCE  # those under way in the kill
+
+
+@pytest.mark.live_only
+async def test_records_far_ahead_of_a_replay_are_read_when_they_are_reached(world, monkeypatch):
+    pages = []
+
+    def counted(*args):
+        pages.append(values_of(*args))
+        return pages[-1]
+
+    monkeypatch.setattr(replay, "KEEP_BYTES", 10 * replay.RECORD_BYTES)
+    monkeypatch.setattr("keepstep.kernel.delivery.values_of", counted)
+
+    @ks.workflow
+    async def program():
+        found = await ks.map(double, range(60), concurrency=5)
+        await ks.wait_for("go")
+        return found
+
+    engine = await world.started(linger_seconds=60)
+    await engine.start(program, run_id="r")
+    await until_at_last_wait(engine, "r")
+    engine = await world.crash_and_recover(engine, linger_seconds=60)
+    await until_at_last_wait(engine, "r")
+    assert len(pages) >= 4
+    assert max(map(len, pages)) <= 12
+    run = await engine.get("r")
+    await run.signal("go")
+    assert await run.result(30) == [2 * number for number in range(60)]
+    await world.crash(engine)
 
 
 # -- iterators ---------------------------------------------------------------------------------------------------------
@@ -262,9 +294,10 @@ async def test_run_shows_how_far_its_map_has_come(world):
     @ks.workflow
     async def program(drawn: bool):
         found = await ks.map(fetch, iter(range(200)) if drawn else range(200), concurrency=1, collect=True)
+        await ks.wait_for("go")
         return len(found.failures)
 
-    async with world.engine() as engine:
+    async with world.engine(linger_seconds=60) as engine:
         for drawn in (False, True):
             go.clear()
             run = await engine.start(program, drawn)
@@ -273,8 +306,11 @@ async def test_run_shows_how_far_its_map_has_come(world):
             assert shown == [MapProgress("fetch", "1", 149, 1, None if drawn else 200)]
             assert await run.progress() is None
             go.set()
-            assert await run.result(30) == 1
+            await until_at_last_wait(engine, run.id)
+            await engine.tell_heartbeat()
             assert maps_in((await run.run()).progress) == []
+            await run.signal("go")
+            assert await run.result(30) == 1
 
 
 async def _shows(engine, run):
