@@ -103,7 +103,7 @@ class Outcomes:
         return next(iter(self.errors.values()), None)
 
     def concluded(self, policy: Any, begun: int, *, collect: bool) -> list[Any]:
-        """Return or raise the outcome of the batch when the wait is over; so many items were begun."""
+        """Return or raise the outcome of the batch when the wait is over. `begun` is the number of items that began."""
         if self.total == math.inf:  # the items that were not drawn are not known
             self.total, self._has_more = begun, True
         verdict = policy.enough(self.total, self.succeeded, len(self.errors))

@@ -95,7 +95,7 @@ class Group(Outcomes):
         """Begin as many parts as allowed at once, and wait until enough have ended. `then` records a decision."""
         replays = self.run.history is not None
         if replays:
-            self.run.groups.append(self)
+            self.run.group_begun(self.reach)
         self._check()
         self._fill()
         try:
@@ -106,7 +106,7 @@ class Group(Outcomes):
             raise
         finally:
             if replays:
-                self.run.groups.remove(self)
+                self.run.group_ended(self.reach)
         self._withdraw()
         if then is not None:
             then()  # before the next wait, so that one commit holds the decision and the cancels

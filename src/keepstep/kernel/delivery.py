@@ -129,7 +129,7 @@ def _reaches(run: RunDriver, entry: Entry) -> bool:
 
     The part begins at the same outcome as before, so that it sees the same time.
     """
-    if not any(group.reach(entry.key) for group in run.groups):
+    if not any(reach(entry.key) for reach in run.groups):
         return False
     run.watch()
     return True

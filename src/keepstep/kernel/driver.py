@@ -49,7 +49,6 @@ from .undoable import Undoable
 if TYPE_CHECKING:
     from ..model import Claim
     from ..workflows.definition import Workflow
-    from .combine import Group
     from .host import Host
     from .naming import Names
 
@@ -117,7 +116,7 @@ class RunDriver:
         self.moves = 0
         # replay and delivery
         self.history: History | None = None
-        self.groups: list[Group] = []  # that began during the replay and wait
+        self.groups: list[Callable[[str], bool]] = []  # that began during the replay: each begins the part of a key
         self.asked: dict[str, Call] = {}
         self.held: dict[Call, Context] = {}  # calls that may not begin yet, with the context variables of their code
         self.unrecorded_cancels = 0
@@ -464,6 +463,14 @@ class RunDriver:
         self.progress.report = report
         self.host.report_progress(self.id, self.progress)
 
+    def group_begun(self, reach: Callable[[str], bool]) -> None:
+        """Let the replay ask a group for the part that has made a recorded call."""
+        self.groups.append(reach)
+
+    def group_ended(self, reach: Callable[[str], bool]) -> None:
+        """Ask a group no longer."""
+        self.groups.remove(reach)
+
     def map_begun(self, path: str, look: Callable[[], MapProgress]) -> None:
         """Show readers how far a map has come, with each heartbeat."""
         self.progress.maps[path] = look
@@ -523,7 +530,7 @@ class RunDriver:
         self.arrived.popleft()
         self.moves += 1
         self.steps += 1
-        if map_of(record.step) is None:  # a map cannot be continued as a new run, and it ends
+        if "." not in record.step or map_of(record.step) is None:  # a map cannot be continued as a new run, and it ends
             self.rounds += 1
             if self.rounds == MANY_STEPS and not self.carries_state:
                 advice = "continue it as a new run with ks.continue_as"
