@@ -236,6 +236,43 @@ async def _has_items(run, number):
 
 
 @pytest.mark.live_only
+async def test_replay_waits_for_items_that_end_without_a_record(world):
+    """A place that plain code frees is not taken before, although the history shows what took it."""
+
+    @ks.step
+    async def pause(number, seconds):
+        await asyncio.sleep(seconds)
+
+    @ks.workflow
+    async def program():
+        ended = []
+
+        async def one(number):
+            if number == 0:
+                await asyncio.sleep(0.05)
+            elif number == 1:
+                for _ in range(10):
+                    await pause(number, 0.02)
+                await ks.wait_for("go")
+            else:
+                await pause(len(ended), 0.3)
+            ended.append(number)
+
+        await ks.map(one, range(3), concurrency=2)
+        return ended
+
+    engine = await world.started(linger_seconds=60)
+    run = await engine.start(program, run_id="r")
+    await until_at_last_wait(engine, "r")
+    await until(lambda: _has_items(run, 11))
+    engine = await world.crash_and_recover(engine, linger_seconds=60)
+    run = await engine.get("r")
+    await run.signal("go")
+    assert await run.result(30) == [0, 2, 1]
+    await world.crash(engine)
+
+
+@pytest.mark.live_only
 async def test_missing_call_is_still_a_mismatch_beside_a_map(world):
     changed = []
 

@@ -310,7 +310,7 @@ MUTANTS = [
     mutant(
         "outcome not held back",
         "a replay delivers an outcome before the code has asked for a call that was open when it came",
-        ("kernel.delivery:_must_ask_first", "if _moves_by_itself(run)", "if False"),
+        ("kernel.delivery:_must_ask_first", "if entry is None", "if True"),
     ),
     mutant(
         "cancel by the code not recorded",

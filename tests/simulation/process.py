@@ -69,6 +69,7 @@ class _NoThreads:
     """Runs plain def steps on the loop, a moment later."""
 
     at_work = 0
+    limit = 64
 
     def __init__(self, process: Process) -> None:
         self._process = process

@@ -17,14 +17,14 @@ from .call_states import ASKED, CANCELLED, Call
 from .calls import SUCCESS, DurableCall
 from .idle import only_waits
 from .replay import values_of
-from .stall import deliver_out_of_order, watch_for_stall
+from .stall import begins_part, deliver_out_of_order, watch_for_stall
 from .steering import STEERING, Control, control
 from .stop import FINISHING
 
 if TYPE_CHECKING:
     from ..records.record import Record
     from .driver import RunDriver
-    from .replay import Entry, History
+    from .replay import History
 
 log = logging.getLogger("keepstep")
 
@@ -88,8 +88,12 @@ def replay_next(run: RunDriver) -> bool:
         return True
     call = run.asked.get(entry.key)
     if call is None or (entry.cancelled and call.state != CANCELLED):
-        if call is not None or not _reaches(run, entry):
-            _not_asked(run, history, entry, call)
+        if not _can_still_ask(run, history):
+            asked = ", ".join(sorted([*run.asked, *(c.key for c in run.held)])) or "nothing"
+            what = "that the code cancelled" if call is not None else "a call of"
+            run.mismatch(f"seq {entry.seq} recorded {what} {entry.key}, but the code now waits for {asked}")
+        else:
+            watch_for_stall(run)
         return True
     if is_being_read(run, call, record):
         return True
@@ -106,33 +110,10 @@ def _must_ask_first(run: RunDriver, history: History, seq: int) -> bool:
     entry = history.unasked_before(seq)
     if entry is None:
         return False
-    if _reaches(run, entry):
-        return True
     if _moves_by_itself(run):
         watch_for_stall(run)
         return True
-    return False
-
-
-def _not_asked(run: RunDriver, history: History, entry: Entry, call: Call | None) -> None:
-    """Let the code go on until it waits for the next outcome, or set the run aside if it cannot."""
-    if _can_still_ask(run, history):
-        watch_for_stall(run)
-        return
-    asked = ", ".join(sorted([*run.asked, *(c.key for c in run.held)])) or "nothing"
-    what = "that the code cancelled" if call is not None else "a call of"
-    run.mismatch(f"seq {entry.seq} recorded {what} {entry.key}, but the code now waits for {asked}")
-
-
-def _reaches(run: RunDriver, entry: Entry) -> bool:
-    """Whether a group begins the part of a call that its limit has kept back: it was begun when the limit was higher.
-
-    The part begins at the same outcome as before, so that it sees the same time.
-    """
-    if not any(reach(entry.key) for reach in run.groups):
-        return False
-    run.watch()
-    return True
+    return begins_part(run, entry)
 
 
 def _moves_by_itself(run: RunDriver) -> bool:
@@ -146,7 +127,7 @@ def _can_still_ask(run: RunDriver, history: History) -> bool:
     """Whether the code may still make the next recorded call, or no longer needs to."""
     if run.stop.phase is FINISHING or run.main is None or run.main.done() or not only_waits(run):
         return True
-    return deliver_out_of_order(run, history)
+    return begins_part(run, history.order[0]) or deliver_out_of_order(run, history)
 
 
 def _replayed(run: RunDriver) -> None:

@@ -15,7 +15,7 @@ from .stop import FINISHING
 
 if TYPE_CHECKING:
     from .driver import RunDriver
-    from .replay import History
+    from .replay import Entry, History
 
 log = logging.getLogger("keepstep")
 
@@ -27,6 +27,17 @@ LOOKS = 10
 
 #: The wait of each task of a run.
 Waits = list[tuple[Any, Any]]
+
+
+def begins_part(run: RunDriver, entry: Entry) -> bool:
+    """Whether a group begins the part of a call that its limit has kept back: it was begun when the limit was higher.
+
+    The part begins at the same outcome as before, so that it sees the same time.
+    """
+    if not any(reach(entry.key) for reach in run.groups):
+        return False
+    run.watch()
+    return True
 
 
 def deliver_out_of_order(run: RunDriver, history: History) -> bool:
@@ -84,7 +95,7 @@ def _look(run: RunDriver, before: Waits, looks: int) -> None:
     expected = f"seq {entry.seq} recorded {entry.key}, and the code asks for {asks}"
     if looks == 1:
         log.warning("run %s: its replay has stalled: %s", run.id, expected)
-    if looks and entry.keyed and deliver_out_of_order(run, history):
+    if looks and (begins_part(run, entry) or (entry.keyed and deliver_out_of_order(run, history))):
         _arm(run, now, 0)
     elif looks >= LOOKS:
         run.mismatch(
