@@ -1,6 +1,7 @@
 """Large maps: what they hold in memory, iterators drawn item by item, other limits after a recovery, and their line."""
 
 import asyncio
+import contextlib
 import itertools
 from collections import Counter
 
@@ -42,17 +43,17 @@ LIVE_MB, REPLAYED_MB = 30.0, 90.0
 )
 def test_memory_of_a_map_stays_flat_live_and_after_a_kill(tmp_path, kind, items, postgres):
     few, share = 2_000, items / 100_000
+    with contextlib.ExitStack() as stores:
+        if postgres:
+            urls = [stores.enter_context(empty_store(f"_maps{number}")) for number in range(3)]
+        else:
+            urls = [f"sqlite:///{tmp_path / f'{number}.db'}" for number in range(3)]
+        small = maps.ran(urls[0], kind, few)["grown_mb"]
+        assert maps.ran(urls[1], kind, items)["grown_mb"] < small + LIVE_MB * share
 
-    def new():
-        return empty_store("") if postgres else f"sqlite:///{tmp_path / f'{next(numbers)}.db'}"
-
-    numbers = itertools.count()
-    small = maps.ran(new(), kind, few)["grown_mb"]
-    assert maps.ran(new(), kind, items)["grown_mb"] < small + LIVE_MB * share
-
-    url, file = new(), str(tmp_path / "bodies")
-    maps.ran(url, kind, items, items * 9 // 10, file)
-    recovered = maps.ran(url, kind, items, file=file)
+        file = str(tmp_path / "bodies")
+        maps.ran(urls[2], kind, items, items * 9 // 10, file)
+        recovered = maps.ran(urls[2], kind, items, file=file)
     assert recovered["grown_mb"] < small + REPLAYED_MB * share + 10  # what is kept of records, whatever their number
     assert recovered["result"] == sum(number % 7 for number in range(items))
     bodies = Counter(int(line) for line in (tmp_path / "bodies").read_text().split())
