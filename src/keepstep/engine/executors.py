@@ -68,6 +68,13 @@ class Executors:
                 where = default
         return self._open.get(where) or self._opened(where)
 
+    def width(self, step: Step[..., Any], workflow: Workflow[..., Any]) -> int | None:
+        """Return how many bodies of one map may usefully be under way; None if the executor does not say."""
+        try:
+            return getattr(self.of(step, workflow), "width", None)
+        except DefinitionError:  # each body fails with it
+            return None
+
     def _can_be_sent(self, step: Step[..., Any]) -> bool:
         from ..kernel.sent import why_not_sent  # noqa: PLC0415 - only with a default executor
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..ports import Clock, Create, Row, Send
     from ..records.keys import Cipher
     from ..records.record import Record
-    from ..workflows.definition import Workflow
+    from ..workflows.definition import Step, Workflow
     from ..workflows.recovery import RecoveryInfo
 
 T = TypeVar("T")
@@ -51,6 +51,17 @@ async def _ignored_later(_host: Any, *_: Any) -> None:
     """Ignore a notice that is awaited."""
 
 
+class NoExecutors:
+    """The executors of a dry replay, in which no body runs."""
+
+    def of(self, step: Step[..., Any], workflow: Workflow[..., Any]) -> Any:
+        """Return nothing that performs a body."""
+
+    def width(self, step: Step[..., Any], workflow: Workflow[..., Any]) -> int | None:
+        """Return no limit for the items of a map: none begins."""
+        return None
+
+
 class DryHost:
     """The host of one run that is only replayed. Steps without a recorded outcome are held.
 
@@ -66,7 +77,7 @@ class DryHost:
     shares: Any = None  # no attempt is made
     agents: Any = None  # no task is given to an agent
     documents: Any = None  # no body runs that would use them
-    executors: Any = None  # no body runs
+    executors = NoExecutors()
     fresh_until = math.inf
     linger_seconds = LINGER_SECONDS
     stall_seconds = STALL_SECONDS

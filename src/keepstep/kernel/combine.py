@@ -41,7 +41,6 @@ from .strands import spawn_in
 
 if TYPE_CHECKING:
     from ..policies import WaitPolicy
-    from .host import Host
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -363,9 +362,9 @@ class Limits(NamedTuple):
     collect: bool
 
     @classmethod
-    def of(cls, host: Host | None, function: Any, concurrency: int | None, wait: Any, *, collect: bool) -> Limits:
-        """Return the limits that a user gave, with defaults for the others. `host` is None outside a run."""
-        return cls(concurrency or _width(host, function), wait or All(), collect)
+    def of(cls, run: RunDriver | None, function: Any, concurrency: int | None, wait: Any, *, collect: bool) -> Limits:
+        """Return the limits that a user gave, with defaults for the others. `run` is None outside a run."""
+        return cls(concurrency or _width(run, function), wait or All(), collect)
 
 
 @overload
@@ -425,7 +424,7 @@ def map(  # noqa: A001
     in_threads = runs_in_thread(run, function)
     if concurrency is None and in_threads:
         concurrency = MAX_THREAD_STEPS
-    limits = Limits.of(run.host, function, concurrency, wait, collect=collect)
+    limits = Limits.of(run, function, concurrency, wait, collect=collect)
     if key is not None or isinstance(items, Sized) or threading.get_ident() != run.thread_id:
         items = list(items)  # all keys, or those now in a list that may change, or in the thread of plain code
     branch = (
@@ -447,13 +446,12 @@ def _keys(items: Iterable[Any], key: Callable[[Any], str]) -> dict[str, int]:
     return keys
 
 
-def _width(host: Host | None, function: Any) -> int:
+def _width(run: RunDriver | None, function: Any) -> int:
     """Return how many items of a map may be under way: as many as their executor says, or a bound for tasks."""
     step = bare(function)
     if not isinstance(step, Step):
         return MAX_ASYNC_STEPS
-    executor = None if host is None else host.executors.get(step.executor)
-    width: int | None = getattr(executor, "width", None)
+    width = None if run is None else run.host.executors.width(step, run.workflow)
     return width or (MAX_ASYNC_STEPS if step.is_async else MAX_THREAD_STEPS)
 
 

@@ -322,7 +322,7 @@ class Walk:
         """Perform a step for each element of a list, each in a branch of its own below the step's key."""
         each, path = vertex.each, f"{vertex.name}#1"
         assert each is not None  # noqa: S101 - only such a vertex comes here
-        limits = Limits.of(self.run.host, vertex.step, each.concurrency, each.wait, collect=False)
+        limits = Limits.of(self.run, vertex.step, each.concurrency, each.wait, collect=False)
         rest = {name: value for name, value in given.items() if name != each.parameter}
         elements = [{each.parameter: item, **rest} for item in items]
         branch = Branch(self.run, path)

@@ -143,6 +143,9 @@ class Executors(Protocol):
 
     def of(self, step: Step[..., Any], workflow: Workflow[..., Any]) -> Executor: ...
 
+    def width(self, step: Step[..., Any], workflow: Workflow[..., Any]) -> int | None:
+        """How many bodies of one map may usefully be under way; None if the executor does not say."""
+
 
 class SignalReader(Protocol):
     """Reads the signals of a run that the store has and the run has not seen."""

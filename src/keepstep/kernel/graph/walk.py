@@ -320,7 +320,7 @@ class Walk:
             there = "missing" if items is None else f"a value of type {type(items).__name__}"
             problem = f"map {node.name!r} goes over state[{node.over!r}], which is {there}; it must be a list"
             raise TypeError(problem)
-        limits = Limits.of(self.run.host, node.step, node.concurrency, node.wait, collect=node.collect)
+        limits = Limits.of(self.run, node.step, node.concurrency, node.wait, collect=node.collect)
         results = await mapped(inner, inner.path, node.step, list(items), limits)
         return {node.into: list(results)}
 
