@@ -85,6 +85,9 @@ class Server:
 
     def create(self) -> None:
         self._run("initdb", "-D", self.data, "-U", "postgres", "--auth=trust", "-E", "UTF8", "--locale=C", "--no-sync")
+        self.choose_port()
+
+    def choose_port(self) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -94,6 +97,17 @@ class Server:
         words = " ".join(f"-c {setting}" for setting in settings)
         options = f"-p {self.port} -k {self.folder} {words}"
         self._run("pg_ctl", "-w", "-t", "60", "-D", self.data, "-l", self.folder / "log", "-o", options, "start")
+
+    def replica(self) -> Server:
+        """A streaming replica of this server, in a folder of its own, running. It reads all that the server writes."""
+        made = Server(Path(tempfile.mkdtemp(prefix=_PREFIX)), self.settings)
+        source = f"host=127.0.0.1 port={self.port} user=postgres"
+        made._run(
+            "pg_basebackup", "-D", made.data, "-d", source, "-R", "-X", "stream", "--checkpoint=fast", "--no-sync"
+        )
+        made.choose_port()
+        made.start()
+        return made
 
     def stop(self, mode: str = "immediate") -> None:
         self._run("pg_ctl", "-w", "-m", mode, "-D", self.data, "stop")

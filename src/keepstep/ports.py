@@ -384,6 +384,12 @@ class OptionalStore(Protocol):
     def begin_commit(self, changes: Sequence[Change]) -> Underway | None:
         """Send the changes of a commit. Send nothing and return None if that would have to wait."""
 
+    def looking(self) -> Store | None:
+        """Return the store for those who only look, such as pages; None if it is no other. It may be a little behind.
+
+        What this process has written before is in its answers.
+        """
+
     def on_news(self, alert: Callable[[], None]) -> Callable[[], None]:
         """Call `alert`, on any thread, when there is news for the store's workers. Return a function to stop."""
 

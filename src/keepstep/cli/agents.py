@@ -74,7 +74,7 @@ def _list(settings: Settings, name: str | None) -> None:
     async def look(engine: Engine) -> list[AgentInfo]:
         return [one for one in await engine.agents.list() if name in (None, one.name)]
 
-    found = settings.talk(look)
+    found = settings.look(look)
 
     def shown() -> str:
         if not found:

@@ -87,7 +87,7 @@ def _list(settings: Settings, limit: int, after: str | None, given: dict[str, An
     async def look(engine: Engine) -> tuple[AsidePage, str]:
         return await asides(engine, query), shown_url(engine.store)
 
-    page, url = settings.talk(look)
+    page, url = settings.look(look)
     value = {
         "runs": [plain.aside_data(one) for one in page.runs],
         "next": page.next,

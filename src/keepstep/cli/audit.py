@@ -29,7 +29,7 @@ def audit(settings: Settings, *, run_id: str, moves: bool) -> None:
         await find(engine, run_id)
         return await derive(engine, run_id)
 
-    entries = settings.talk(look)
+    entries = settings.look(look)
     shown = list(transitions(entries)) if moves else entries
     settings.answer(
         {

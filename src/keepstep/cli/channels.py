@@ -50,7 +50,7 @@ def channels(settings: Settings, *, act: str, name: str | None, text: str | None
     async def look(engine: Engine) -> list[ChannelInfo]:
         return [one for one in await engine.channels.list() if name in (None, one.name)]
 
-    found = settings.talk(look)
+    found = settings.look(look)
 
     def shown() -> str:
         if not found:

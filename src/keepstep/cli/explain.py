@@ -31,7 +31,7 @@ def explain(settings: Settings, *, run_id: str, rewind_to: int | None, rewind_st
     async def look(engine: Engine) -> Explanation:
         return await explained(engine, await find_run(engine, run_id), to=rewind_to, step=rewind_step)
 
-    found = settings.talk(look)
+    found = settings.look(look)
     settings.answer(explanation_data(found), lambda: _text(found))
 
 

@@ -115,7 +115,7 @@ def _read(settings: Settings, run_id: str, workflow: str | None) -> tuple[Run, l
             )
         return run, await moments(engine, run)
 
-    return settings.talk(look)
+    return settings.look(look)
 
 
 def _marked(shape: Shape | None, run: Run, happened: list[Moment]) -> tuple[Shape, Mapping[str, Mark]]:

@@ -44,7 +44,7 @@ def list_(settings: Settings, *, limit: int, after: str | None, **given: Any) ->
 
     query = replace(query_of(**given), limit=limit, after=after)
 
-    with settings.reading() as store:
+    with settings.reading(looking=True) as store:
         page, url = store.list_runs(query), shown_url(store)
         driven = not settings.json and any(run.worker is not None for run in page.runs)
         dead = {worker.id for worker in store.list_workers() if not worker.alive} if driven else set()
@@ -92,7 +92,7 @@ def show(settings: Settings, *, run_id: str, traceback: bool) -> None:
     async def look(engine: Engine) -> Facts:
         return await facts_of(engine, await find_run(engine, run_id))
 
-    facts = settings.talk(look)
+    facts = settings.look(look)
     settings.answer(facts_data(facts), lambda: _shown(facts, traceback=traceback))
 
 
@@ -316,7 +316,7 @@ def history(settings: Settings, *, run_id: str, failed: bool, full: bool, limit:
         counted = {one.seq for one in (await handle.checkpoints(counted=True) if changed else checkpoints)}
         return run, locked, [one for one in checkpoints if one.outcome == "failure"] if failed else checkpoints, counted
 
-    run, locked, found, counted = settings.talk(look)
+    run, locked, found, counted = settings.look(look)
     shown = found[-limit:] if limit else found
     summary = _summary(run, locked, found, failed=failed)
     settings.answer(

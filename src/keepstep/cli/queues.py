@@ -65,7 +65,7 @@ def _list(settings: Settings, name: str | None) -> None:
     async def look(engine: Engine) -> list[QueueInfo]:
         return [one for one in await engine.queues.list() if name in (None, one.name)]
 
-    found = settings.talk(look)
+    found = settings.look(look)
 
     def shown() -> str:
         if not found:

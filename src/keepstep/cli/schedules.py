@@ -64,7 +64,7 @@ def _list(settings: Settings) -> None:
     async def look(engine: Engine) -> list[ScheduleInfo]:
         return await engine.schedules.list()
 
-    found = settings.talk(look)
+    found = settings.look(look)
 
     def text() -> str:
         if not found:
@@ -95,7 +95,7 @@ def show(settings: Settings, *, name: str, ticks: int) -> None:
     async def look(engine: Engine) -> ScheduleInfo:
         return await engine.schedules.get(name, ticks=ticks)
 
-    one = settings.talk(look)
+    one = settings.look(look)
 
     def text() -> str:
         recent = "\n".join(

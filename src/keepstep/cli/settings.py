@@ -37,27 +37,31 @@ class Settings:
         self.json = False
         self.debug = False
         self.on_suspect = "store"
+        self.replica = ""
 
     def engine(self, *, create: bool = False, worker: bool = False, **options: Any) -> Engine:
         """Open an engine on the chosen store. Unless `create` is set, a missing store is an error."""
         from ..engine.engine import Engine
         from ..records.keys import Keys
 
+        options = {"on_suspect": self.on_suspect, **self._replica(), **options}
         self._check(create=create)
         if not create:
             options |= self._makes(create=False)
-        options = {"on_suspect": self.on_suspect, **options}
         return Engine(self.store, worker=worker, keys=Keys.if_in_env(), **options)
 
     @contextmanager
-    def reading(self, *, create: bool = False) -> Iterator[Store]:
-        """Open the chosen store without an engine."""
+    def reading(self, *, create: bool = False, looking: bool = False) -> Iterator[Store]:
+        """Open the chosen store without an engine; only to look, if `looking`, so that a replica may answer."""
+        from ..ports import OptionalStore, optional
         from ..stores.open import open_store
 
+        options = self._replica() if looking else {}
         self._check(create=create)
-        store = open_store(self.store, **self._makes(create=create))
+        store = open_store(self.store, **self._makes(create=create), **options)
+        look = optional(store, OptionalStore.looking) if looking else None
         try:
-            yield store
+            yield (look() if look is not None else None) or store
         finally:
             store.close()
 
@@ -70,6 +74,16 @@ class Settings:
         from ..stores.open import has_option
 
         return {"create": create} if _SERVER.match(self.store) or has_option(self.store, "create") else {}
+
+    def _replica(self) -> dict[str, Any]:
+        """Return the option for a store with a replica."""
+        if self.replica and not _SERVER.match(self.store):
+            raise errors.Refused(
+                f"--replica is for a PostgreSQL store, and the store is {self.store}",
+                "leave out --replica and KEEPSTEP_REPLICA, or name the primary with --store postgresql://…",
+                errors.STORE,
+            )
+        return {"replica": self.replica} if self.replica else {}
 
     def _check(self, *, create: bool) -> None:
         path = _path_of(self.store)
@@ -86,15 +100,22 @@ class Settings:
         if self.store == DEFAULT_STORE:
             _make_folder(path.parent)
 
-    def talk(self, act: Callable[[Engine], Awaitable[T]]) -> T:
+    def talk(self, act: Callable[[Engine], Awaitable[T]], *, looking: bool = False) -> T:
         """Call `act` with an engine that drives no runs."""
         import asyncio
 
+        from ..engine.process import LOOKS
+
         async def inside() -> T:
             async with self.engine() as engine:
+                LOOKS.set(looking)
                 return await act(engine)
 
         return asyncio.run(inside())
+
+    def look(self, look: Callable[[Engine], Awaitable[T]]) -> T:
+        """Call `look` with an engine, for a command that only shows what there is: a replica may answer."""
+        return self.talk(look, looking=True)
 
     def answer(self, value: Any, text: str | Callable[[], str] = "") -> None:
         """Print the answer: JSON for a program, text for a person."""
@@ -166,7 +187,16 @@ def common_options() -> list[click.Parameter]:
         help="Treatment of a value that only looks like a secret: stored with a warning, or refused.  [default: store]",
         show_envvar=True,
     )
-    return [store, as_json, debug, on_suspect]
+    replica = click.Option(
+        ["--replica"],
+        metavar="URL",
+        envvar="KEEPSTEP_REPLICA",
+        callback=keep,
+        expose_value=False,
+        help="Streaming replica of a PostgreSQL store, which answers lists and pages.",
+        show_envvar=True,
+    )
+    return [store, replica, as_json, debug, on_suspect]
 
 
 def command(name: str, **options: Any) -> Callable[[Callable[..., Any]], click.Command]:
@@ -181,7 +211,7 @@ def command(name: str, **options: Any) -> Callable[[Callable[..., Any]], click.C
         made: click.Command = decorator(called)
         shared = common_options()
         for option in shared:
-            if option.name in ("store", "on_suspect"):
+            if option.name in ("store", "replica", "on_suspect"):
                 option.envvar = None  # the group has read the variable; an option before the command must win
         made.params.extend(shared)
         return made

@@ -32,7 +32,7 @@ def state(settings: Settings, *, run_id: str, at: int | None, stage: str | None,
         found = await (await find(engine, run_id)).state(at, stage=stage, agent=agent)
         return {key: plain.untagged(thaw(tree)) for key, tree in found.kept().items()}
 
-    values = settings.talk(look)
+    values = settings.look(look)
     settings.answer(values, lambda: json.dumps(values, indent=2, ensure_ascii=False))
 
 

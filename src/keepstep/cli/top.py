@@ -50,7 +50,7 @@ def top(settings: Settings, *, once: bool, every: float) -> None:
     from ..views import plain
     from ..views.top import sample
 
-    with settings.reading() as store:
+    with settings.reading(looking=True) as store:
         if once or settings.json or not (sys.stdout.isatty() and sys.stdin.isatty()):
             taken = sample(store)
             settings.answer(plain.sample_data(taken), lambda: _printed(taken, shown_url(store)))

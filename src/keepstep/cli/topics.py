@@ -53,7 +53,7 @@ def _list(settings: Settings, name: str | None) -> None:
     async def look(engine: Engine) -> list[TopicInfo]:
         return [one for one in await engine.topics.list() if name in (None, one.name)]
 
-    found = settings.talk(look)
+    found = settings.look(look)
 
     def shown() -> str:
         if not found:
@@ -86,7 +86,7 @@ def _show(settings: Settings, name: str, limit: int) -> None:
             hint = f"known: {known}" if known else "the first run that uses a ks.Topic(...) creates it"
             raise errors.Refused(f"no topic {name!r}", hint, errors.NOT_FOUND) from None
 
-    topic, recent = settings.talk(look)
+    topic, recent = settings.look(look)
     settings.answer(plain.topic_data(topic, recent), lambda: _shown(topic, recent))
 
 

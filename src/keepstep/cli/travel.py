@@ -158,7 +158,7 @@ def diff(settings: Settings, *, run_id: str, a: int | None, b: int | None, other
             await find(engine, other)
         return await handle.diff(a, b, other=other)
 
-    found = settings.talk(look)
+    found = settings.look(look)
     settings.answer(difference_data(found), lambda: _difference(found))
 
 

@@ -31,7 +31,7 @@ def workers(settings: Settings) -> None:
     async def look(engine: Engine) -> list[WorkerInfo]:
         return await engine.workers()
 
-    found = settings.talk(look)
+    found = settings.look(look)
 
     def shown() -> str:
         if not found:

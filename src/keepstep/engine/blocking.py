@@ -102,6 +102,7 @@ def open(url: Any = None, *, worker: bool = True, **options: Any) -> Opening:  #
     | `redact` | a `ks.Redactor(...)` that finds secrets |
     | `on_suspect` | for values that only look like a secret: `"store"` them with a warning (default), or `"refuse"` |
     | `retain` | a `ks.Retain(...)`: which finished runs the worker keeps; all by default |
+    | `replica` | the URL of a streaming replica of a PostgreSQL store, which answers lists and pages |
     | `strict` | refuse to open a damaged store |
     | `artifacts` | the folder of artifacts; by default beside a local store, or that of KEEPSTEP_ARTIFACTS |
     | `executor` | where plain functions run that name no executor: a name, or an executor object; threads by default |

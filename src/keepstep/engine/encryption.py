@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..errors import DefinitionError, EncryptionError
-from ..ports import Create
+from ..ports import Create, OptionalStore, optional
 from ..records.keys import Keys, key_id
 from ..records.record import born, numbers, origin, seal
-from ..stores.encrypted import EncryptedStore, Rekeyed, locked_with
+from ..stores.encrypted import EncryptedStore, Rekeyed, below, locked_with
 from ..stores.rules import seal_signal
 
 if TYPE_CHECKING:
@@ -51,6 +51,12 @@ class Encryption:
                 self.check_writing()
         self.of_everything = self.store is not None and not self.store.keys.plaintext
         return store
+
+    def looking(self, store: Store) -> Store | None:
+        """Return the store for those who only look, with the same keys; None if it is no other."""
+        look = optional(below(store), OptionalStore.looking)
+        found = None if look is None else look()
+        return EncryptedStore(found, store.keys) if found and isinstance(store, EncryptedStore) else found
 
     @property
     def locked_with(self) -> str:

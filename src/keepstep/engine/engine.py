@@ -67,7 +67,7 @@ from .options import check_engine_options, given_queues, given_workflows
 from .outage import Outage, cut_off_after
 from .parts import Parts
 from .poll_interval import PollInterval
-from .process import NoAgents, Process
+from .process import NoAgents, Process, looking
 from .process_metrics import process_metrics
 from .queues import Queues
 from .reader import Reader
@@ -107,6 +107,7 @@ log = logging.getLogger("keepstep")
 #: Default store, unless the environment variable names another.
 DEFAULT_URL = ".keepstep/runs.db"
 STORE_VARIABLE = "KEEPSTEP_STORE"
+REPLICA_VARIABLE = "KEEPSTEP_REPLICA"
 #: Runs that a worker drives at once. More wait in the store.
 MAX_RUNS = 1000
 #: Threads for plain def workflows, and separately for plain def steps, because one pool for both could deadlock.
@@ -196,7 +197,7 @@ class Engine(Process):
         times |= {name: value for name, value in store_options.items() if name.endswith("_seconds")}
         check_engine_options(max_runs, retain, times, on_suspect, worker=worker, queues=queues, agents=agents)
         self._url = os.environ.get(STORE_VARIABLE) or DEFAULT_URL if url is None else url
-        self._store_options = store_options
+        self._store_options = store_options if url is not None else {**_replica_in_environment(), **store_options}
         self._with_worker = worker
         self._given = given_workflows(workflows)
         self._queues = given_queues(queues)
@@ -380,7 +381,9 @@ class Engine(Process):
                 from ..care.retention import refuse_damaged  # noqa: PLC0415 - only on request
 
                 refuse_damaged(store)
-            return self.encryption.open(store, look=self._owns_store, worker=self._with_worker)
+            opened = self.encryption.open(store, look=self._owns_store, worker=self._with_worker)
+            self._looked_at = self.encryption.looking(opened)
+            return opened
         except BaseException:
             if self._owns_store:
                 store.close()
@@ -441,14 +444,14 @@ class Engine(Process):
         """The documents of the store: versioned bytes under keys of collections, beside the runs."""
         self._must_be_open()
         if self._documents is None:
-            self._documents = Documents(self.store, locked_with=lambda: self.encryption.locked_with)
+            self._documents = Documents(self._store, locked_with=lambda: self.encryption.locked_with)
         return self._documents
 
     @property
     def artifacts(self) -> Artifacts:
         """The artifacts of the store: large results as files beside it."""
         if self._artifacts is None:
-            self._artifacts = Artifacts(self.store, self.documents, self._artifacts_folder)
+            self._artifacts = Artifacts(self._store, self.documents, self._artifacts_folder)
         return self._artifacts
 
     async def workers(self) -> list[WorkerInfo]:
@@ -612,7 +615,8 @@ class Engine(Process):
         self._must_be_open()
         if query is None:
             query = RunQuery(**{**filters, "status": _statuses(filters.get("status"))})
-        return await self.call(self.store.list_runs, query)
+        with looking():
+            return await self.call(self.store.list_runs, query)
 
     async def fork(
         self,
@@ -804,6 +808,12 @@ async def _all_left(contexts: Sequence[RunDriver], seconds: float) -> None:
         async with asyncio.timeout(seconds):
             for context in contexts:
                 await context.left()
+
+
+def _replica_in_environment() -> dict[str, str]:
+    """Return the option for the replica of a store that the environment names, too."""
+    replica = os.environ.get(REPLICA_VARIABLE)
+    return {"replica": replica} if replica and os.environ.get(STORE_VARIABLE) else {}
 
 
 def _statuses(wanted: Any) -> frozenset[Status]:

@@ -6,9 +6,10 @@ import asyncio
 import logging
 import os
 from collections import ChainMap
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import Context, ContextVar
+from contextlib import contextmanager
+from contextvars import Context, ContextVar, copy_context
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -138,6 +139,18 @@ class NoAgents:
 
 #: The name of somebody else for whom the current task acts, such as the caller of an API; "" for the process itself.
 ACTOR: ContextVar[str] = ContextVar("keepstep_actor", default="")
+#: Whether the current task only looks: it reads from a replica of the store, if there is one, and decides nothing.
+LOOKS: ContextVar[bool] = ContextVar("keepstep_looks", default=False)
+
+
+@contextmanager
+def looking() -> Iterator[None]:
+    """Let the current task only look inside the block."""
+    token = LOOKS.set(True)
+    try:
+        yield
+    finally:
+        LOOKS.reset(token)
 
 
 class Process:
@@ -147,7 +160,6 @@ class Process:
     #: The monotonic clock of leases, and the time on it until which the worker's leases are fresh.
     seconds: Callable[[], float]
     fresh_until: float
-    store: Store
     loop: asyncio.AbstractEventLoop
     context: Context
     #: The name under which this process acts, unless a task acts for somebody else.
@@ -185,6 +197,19 @@ class Process:
     _background: dict[asyncio.Task[Any], None]
     _begin_polling: Callable[[], None] | None
     _pace: PollInterval
+    _store: Store
+    #: The store for tasks that only look, if that is another one.
+    _looked_at: Store | None = None
+
+    @property
+    def store(self) -> Store:
+        """The store, as the current task uses it."""
+        looked_at = self._looked_at
+        return looked_at if looked_at is not None and LOOKS.get() else self._store
+
+    @store.setter
+    def store(self, store: Store) -> None:
+        self._store = store
 
     @property
     def artifacts(self) -> Artifacts:
@@ -284,6 +309,8 @@ class Process:
 
     async def call(self, function: Callable[..., R], *args: Any) -> R:
         """Call the store in a thread, because it may have to wait."""
+        if LOOKS.get():  # the function itself may ask for the store
+            args, function = (function, *args), copy_context().run
         try:
             answer = self.loop.run_in_executor(self._pool, function, *args)
         except RuntimeError:  # the pool was shut down, because the engine was closed

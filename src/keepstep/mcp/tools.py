@@ -14,7 +14,7 @@ from mcp_types import ToolAnnotations
 
 from ..engine.engine import Engine
 from ..engine.handle import RunHandle
-from ..engine.process import ACTOR
+from ..engine.process import ACTOR, LOOKS
 from ..errors import KeepstepError, RunNotFound
 from ..model import Run
 from ..views.finding import near_ids
@@ -85,12 +85,15 @@ class Tool:
 
 #: Every tool, in the order in which clients see them.
 TOOLS: list[Tool] = []
+#: The functions of those that only read.
+_LOOKING: set[Function] = set()
 
 
 def look(function: F) -> F:
     """Add a tool that only reads."""
     hints = ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
     TOOLS.append(Tool(function, Role.READ, hints))
+    _LOOKING.add(function)
     return function
 
 
@@ -138,7 +141,7 @@ async def answered(ctx: Context[Any, Any], function: Function, given: dict[str, 
     door: Door = ctx.request_context.lifespan_context
     engine = door.engine
     call = Call(engine, actor_of(ctx), door.pages_url)
-    token = ACTOR.set(call.actor)
+    token, looks = ACTOR.set(call.actor), LOOKS.set(function in _LOOKING)
     try:
         if "run_id" in given and "seq" in given:  # acts on the same run take turns
             async with turn(engine, given["run_id"]):
@@ -155,6 +158,7 @@ async def answered(ctx: Context[Any, Any], function: Function, given: dict[str, 
         raise ToolError("an unexpected error; the log of the server has details") from error
     finally:
         ACTOR.reset(token)
+        LOOKS.reset(looks)
 
 
 def actor_of(ctx: Context[Any, Any]) -> str:

@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute, Mount
 from starlette.routing import Route as Path
 
 from ..engine.health_port import CONTENT_TYPE, why_unready
-from ..engine.process import ACTOR
+from ..engine.process import ACTOR, LOOKS, looking
 from ..ports import STARTER
 from ..views.metrics import StoreMetrics
 from .guard import Guard, protect
@@ -93,7 +93,7 @@ def _endpoint(engine: Engine, route: Route) -> Callable[[Request], Awaitable[Res
         caller: Caller | None = request.scope.get("keepstep.caller")
         if (refusal := _refused(caller, route.role)) is not None:
             return refusal
-        token = ACTOR.set(_actor(request, caller))
+        token, looks = ACTOR.set(_actor(request, caller)), LOOKS.set(route.method == "GET")
         starter = STARTER.set(request.headers.get("traceparent"))
         try:
             query = query_of(route.query, request.query_params.multi_items())
@@ -108,6 +108,7 @@ def _endpoint(engine: Engine, route: Route) -> Callable[[Request], Awaitable[Res
             return problem_of(error, engine.redaction.redact)
         finally:
             ACTOR.reset(token)
+            LOOKS.reset(looks)
             STARTER.reset(starter)
 
     return answer
@@ -129,7 +130,8 @@ def _watch(engine: Engine, stream: Callable[[Request], Awaitable[Stream]]) -> Ca
         if (refusal := _refused(request.scope.get("keepstep.caller"), Role.READ)) is not None:
             return refusal
         try:
-            return await stream(request)
+            with looking():
+                return await stream(request)
         except Exception as error:  # noqa: BLE001 - as above
             return problem_of(error, engine.redaction.redact)
 
@@ -162,7 +164,8 @@ def _metrics(engine: Engine) -> Callable[[Request], Awaitable[Response]]:
         if (refusal := _refused(request.scope.get("keepstep.caller"), Role.READ)) is not None:
             return refusal
         try:
-            text = await found.text()
+            with looking():
+                text = await found.text()
         except Exception as error:  # noqa: BLE001 - as above
             return problem_of(error, engine.redaction.redact)
         return Response(text, headers={"content-type": CONTENT_TYPE})

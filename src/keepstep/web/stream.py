@@ -10,6 +10,7 @@ import msgspec
 from sse_starlette import EventSourceResponse
 from sse_starlette.sse import SendTimeoutError
 
+from ..engine.process import LOOKS
 from ..views import plain
 from ..views.cut import clean
 from .routes import NotJson, is_number
@@ -70,6 +71,7 @@ class Streams:
         return Stream(self._messages(run_id, int(last), follow=follow == "true"))
 
     async def _messages(self, run_id: str, after: int, *, follow: bool) -> AsyncIterator[bytes]:
+        LOOKS.set(True)  # in the task of this request
         async with self._watching.watch(run_id) as watch:
             head = ended = b""
             while watch.over is None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ..engine.process import LOOKS
 from ..errors import CheckpointCorrupt, StoreError
 from ..model import FINISHED, Kind, Run, RunQuery, Status
 from ..model.event import event_of_record
@@ -203,6 +204,7 @@ class Watching:
 
     async def _follow(self) -> None:
         """Look at all watched runs each time one of them may have changed, until none is left."""
+        LOOKS.set(True)
         engine = self._engine
         try:
             with engine.waiting.reader(*self._watches) as reader:
@@ -354,6 +356,7 @@ class Changes:
             self._readers -= 1
 
     async def _follow(self) -> None:
+        LOOKS.set(True)
         engine = self._engine
         try:
             living = await self._living(frozenset())

@@ -82,13 +82,21 @@ _DAMAGED = ("XX001", "XX002")
 class Address:
     """The address of a store: a server, a database, a schema. Its texts never contain the password."""
 
-    def __init__(self, url: str, *, schema: str | None = None, proxy: bool = False, idle_seconds: float = 15.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        schema: str | None = None,
+        default_schema: str = DEFAULT_SCHEMA,
+        proxy: bool = False,
+        idle_seconds: float = 15.0,
+    ) -> None:
         try:
             rest, asked = _take_ours(url)
             known = conninfo.conninfo_to_dict(rest)
         except (psycopg.Error, ValueError):  # libpq repeats its input, which may contain a password
             raise DefinitionError(f"not a valid PostgreSQL URL: {_what_is_wrong(url)}") from None
-        self.schema = schema or asked.get("schema") or DEFAULT_SCHEMA
+        self.schema = schema or asked.get("schema") or default_schema
         _check_schema(self.schema)
         self.proxy = _is_true(asked.get("proxy", "no")) or proxy
         self._password = str(known.get("password") or "")

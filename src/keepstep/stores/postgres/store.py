@@ -30,14 +30,12 @@ from ...model import (
     GateChange,
     GateInfo,
     Grant,
-    Kind,
     News,
     QueueCounts,
     Run,
     RunPage,
     RunQuery,
     Signal,
-    Status,
     WorkerInfo,
 )
 from ...model.gate import QUEUE, SERVICE
@@ -52,6 +50,7 @@ from ...ports import (
     DocumentQuery,
     Put,
     Row,
+    Store,
     Verdict,
     instant,
 )
@@ -66,12 +65,13 @@ from .claims import Claimer
 from .commit import Batch, in_one_go, one_statement
 from .documents import Documents
 from .erase import Eraser
-from .lists import Lists
 from .liveness import WorkerSession
 from .locks import Locks
 from .pool import TRIES, Address, Connection, Connections, ServerClock, migrate
 from .queues import GateStatements, Moment, QueueGround, gate_from, moved
-from .rows import RUN_COLUMNS, RUN_WIDTH, Array, names, names_text, original, plain, run_from, signal_from, texts
+from .reads import Reads
+from .replica import LAG_SECONDS, Looking, Replica
+from .rows import Array, names, names_text, original, plain, texts
 from .services import ServiceStatements
 from .statements import Statements, Written
 from .user_transaction import commit_within
@@ -106,7 +106,8 @@ class PostgresStore:
     """A store in the tables of one schema; several stores may share a database.
 
     `connections` limits the connections of one process for reading and claiming; it opens one more to write, and holds
-    one session. `create=False` never creates a store. `proxy=True` is for a server behind a proxy that pools
+    one session. `replica` is the URL of a streaming replica, which answers those who only look. `create=False` never
+    creates a store. `proxy=True` is for a server behind a proxy that pools
     transactions (PgBouncer). Then no session is held: a death is detected by the lease, and news by polling.
     """
 
@@ -126,6 +127,8 @@ class PostgresStore:
         answer_seconds: float = ANSWER_SECONDS,
         proxy: bool = False,
         create: bool = True,
+        replica: str | None = None,
+        replica_lag_seconds: float = LAG_SECONDS,
     ) -> None:
         if connections < 1:
             raise DefinitionError(f"connections must be at least 1, got {connections}")
@@ -142,10 +145,17 @@ class PostgresStore:
         self._presence = WorkerSession(address)
         self._statements = Statements(address)
         self._sql = _Statements(address)
-        self._lists = Lists(address)
         self._gates = GateStatements(address)
         self._services = ServiceStatements(address)
         self._documents = Documents(address)
+        self._reads = Reads(address, self._pool, self.clock)
+        self._replica: Replica | None = None
+        if replica is not None:
+            beside = Address(replica, default_schema=address.schema, proxy=proxy, idle_seconds=lease_seconds)
+            pool = Connections(beside, connections, wait_seconds)
+            self._replica = Replica(
+                beside, pool, address, self._pool, clock=self.clock, lag_seconds=replica_lag_seconds
+            )
         self._eraser = Eraser(address)
         self._locks = Locks(address)
         self._watch = Watch(self.clock, lease_seconds)
@@ -161,10 +171,13 @@ class PostgresStore:
         self._news_lock = threading.Lock()
         try:
             self._pool.run(lambda connection: self._open(connection, create=create), patience_seconds=inf)
+            if self._replica is not None:
+                self._replica.check()
         except BaseException:
             self.close()
             raise
-        self._watchdog = Watchdog((self._writer, self._pool, self._presence), answer_seconds, self.url)
+        replicas = () if self._replica is None else (self._replica,)
+        self._watchdog = Watchdog((self._writer, self._pool, self._presence, *replicas), answer_seconds, self.url)
         weakref.finalize(self, self._watchdog.stop).atexit = False
         abandon_in_children(self)
         weakref.finalize(self, self._presence.end_soon).atexit = False
@@ -295,8 +308,14 @@ class PostgresStore:
     def _tell(self, changes: Sequence[Change], written: Written) -> None:
         self._signals += len(written.signals)
         self._authors.committed(changes)
+        self._wrote()
         if written.notifications and not self._address.proxy:
             self._presence.notify(written.notifications)
+
+    def _wrote(self) -> None:
+        """Note that what is read from a replica from now on must include a write of this process."""
+        if self._replica is not None:
+            self._replica.wrote()
 
     def delete_runs(self, run_ids: Sequence[str], *, finished: bool = False, scrub: bool = False) -> int:
         wanted = sorted(set(map(plain, run_ids)))
@@ -309,6 +328,7 @@ class PostgresStore:
                 lambda connection: self._delete(connection, some, finished=finished, scrub=scrub)  # noqa: B023
             )
         self._authors.wrote({None})
+        self._wrote()
         if scrub and wanted:
             # Runs that an earlier call removed but could not scrub are scrubbed now, and counted.
             removed = self._pool.run(lambda connection: self._eraser.begun(connection, wanted), again=True)
@@ -471,6 +491,7 @@ class PostgresStore:
         before = self._pool.run(lambda connection: self._change_gate(connection, kind, plain(name), change))
         self.list_gates(kind)
         self._authors.wrote({None})
+        self._wrote()
         return before
 
     def _change_gate(self, connection: Connection, kind: str, name: str, change: GateChange) -> GateInfo:
@@ -499,43 +520,20 @@ class PostgresStore:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def get_run(self, run_id: str) -> Run | None:
-        rows = self._rows(self._sql.get, (plain(run_id),))
-        if not rows:
-            return None
-        (row,) = rows
-        run = run_from(row)
-        seq, kind, record, body, progress = row[RUN_WIDTH:]
-        if seq is not None:
-            run = rules.with_outcome(run, Row(seq, kind, record, body))
-        newest = rules.progress_in(progress).get(run_id)
-        return run if newest is None else replace(run, progress=bytes(newest))
+        return self._reads.get_run(run_id)
 
     def list_runs(self, query: RunQuery) -> RunPage:
-        narrow, now = rules.with_statuses(query), instant(self.clock.now())
-        rules.page_start(query)
-        if narrow is None:
-            return RunPage(count=0 if query.count_to else None)
-        rows, count = self._pool.run(lambda connection: self._lists.page(connection, narrow, now), again=True)
-        limit = max(query.limit, 0)
-        page = rows[:limit]
-        runs: list[Run] = []
-        unreadable: list[str] = []
-        for row in page:
-            try:
-                runs.append(run_from(row))
-            except CheckpointCorrupt:
-                unreadable.append(row[1])
-        more = str(page[-1][0]) if page and len(rows) > len(page) else None
-        return RunPage(tuple(runs), more, tuple(unreadable), count)
+        return self._reads.list_runs(query)
 
     def list_checkpoints(self, run_id: str, after: int = 0, limit: int = 1000, kinds: Iterable[str] = ()) -> list[Row]:
-        wanted = list(kinds)
-        values = (plain(run_id), after, not wanted, texts(map(plain, wanted)), max(limit, 0), rules.PAGE_BYTES)
-        return [Row(*row) for row in self._rows(self._sql.checkpoints, values)]
+        return self._reads.list_checkpoints(run_id, after, limit, kinds)
 
     def list_signals(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Signal]:
-        rows = self._rows(self._sql.signals, (plain(run_id), after, max(limit, 0)))
-        return [signal_from(row) for row in rows]
+        return self._reads.list_signals(run_id, after, limit)
+
+    def looking(self) -> Store | None:
+        """Return the store as those see it who only look: with a replica, its runs and records are read there."""
+        return None if self._replica is None else Looking(self, self._replica)
 
     def list_workers(self, *, gone: bool = False) -> list[WorkerInfo]:
         return self._pool.run(partial(self._workers, gone=gone), again=True)
@@ -587,7 +585,9 @@ class PostgresStore:
     def _news(self, worker: str, cursor: int) -> News:
         now = time.monotonic()
         foreign = self._authors.others(worker)
-        stamp = (self._presence.received, self._presence.received_by.get(worker, 0), foreign)
+        received = self._presence.received
+        seen_again = 0 if self._replica is None else self._replica.times_caught_up(received)
+        stamp = (received, self._presence.received_by.get(worker, 0), foreign, seen_again)
         before = self._seen.get(worker)
         lost_seconds = ASK_SECONDS if self._address.proxy else LOST_SECONDS
         changed = before is None or stamp != before.stamp or now - before.changed_at >= lost_seconds
@@ -625,6 +625,7 @@ class PostgresStore:
         flaws = self._pool.run(look, again=not mend, patience_seconds=inf)
         if mend:
             self._authors.wrote({None})
+            self._wrote()
         return flaws
 
     def raw_rows(self, run_id: str) -> list[dict[str, Any]]:
@@ -639,7 +640,7 @@ class PostgresStore:
             with contextlib.suppress(StoreError):  # the end of the process or of its lease then frees the runs
                 self._pool.run(lambda connection: connection.execute(self._sql.lapse, (texts(self._enrolled),)))
         self._presence.close()
-        for connections in (self._writer, self._pool):
+        for connections in self._all_connections():
             connections.close(f"the store {self.url} is closed")
         if self._watchdog is not None:  # it ends connections that the lines above would wait for
             self._watchdog.stop()
@@ -647,7 +648,7 @@ class PostgresStore:
     def cut_off(self) -> None:
         """Interrupt every thread that waits for the server, and close."""
         self._presence.cut_off()
-        for connections in (self._writer, self._pool):
+        for connections in self._all_connections():
             connections.cut_off(f"the store {self.url} did not answer while it was being closed")
 
     def abandon(self) -> None:
@@ -655,8 +656,12 @@ class PostgresStore:
         why = f"the store {self.url} was opened by the process that forked this one (pid {os.getppid()}): open it again"
         self._closed = True
         self._presence.abandon()
-        for connections in (self._writer, self._pool):
+        for connections in self._all_connections():
             connections.abandon(why)
+
+    def _all_connections(self) -> tuple[Connections, ...]:
+        replicas = () if self._replica is None else (self._replica.connections,)
+        return (self._writer, self._pool, *replicas)
 
     def _rows(self, sql: str, values: Sequence[Any], *, again: bool = True) -> list[Any]:
         return self._pool.run(lambda one: one.execute(sql, values, binary=True).fetchall(), again=again)
@@ -682,26 +687,7 @@ class _Statements:
 
     def __init__(self, address: Address) -> None:
         run, head, checkpoint, signal, worker = map(address.table, ("run", "head", "checkpoint", "signal", "worker"))
-        ended, finished = (", ".join(f"'{status}'" for status in some) for some in (rules.ENDED, FINISHED))
-        self.get = (
-            f"SELECT {RUN_COLUMNS}, c.seq, c.kind, c.record, c.body, w.progress FROM {run} r"
-            f" LEFT JOIN {head} h ON h.run = r.id LEFT JOIN {worker} w ON w.id = h.worker"
-            f" LEFT JOIN LATERAL (SELECT c.seq, c.kind, c.record, c.body FROM {checkpoint} c"
-            f" WHERE c.run = r.id AND h.status IN ({ended}) AND c.kind ="
-            f" CASE WHEN h.status = '{Status.SET_ASIDE}' THEN '{Kind.ERROR}' ELSE '{Kind.RUN_FINISHED}' END"
-            f" ORDER BY c.seq DESC LIMIT 1) c ON true WHERE r.id = %s"
-        )
-        self.checkpoints = (
-            f"SELECT seq, kind, record, body FROM (SELECT seq, kind, record, body,"
-            f" sum(octet_length(record) + coalesce(octet_length(body), 0)) OVER (ORDER BY seq)"
-            f" - octet_length(record) - coalesce(octet_length(body), 0) AS before FROM ("
-            f" SELECT seq, kind, record, body FROM {checkpoint} WHERE run = %s AND seq > %s"
-            f" AND (%s OR kind = ANY(%s)) ORDER BY seq LIMIT %s) page) paged WHERE before < %s ORDER BY seq"
-        )
-        self.signals = (
-            f"SELECT run, seq, name, payload, id, sender, sent_at, checksum FROM {signal}"
-            f" WHERE run = %s AND seq > %s ORDER BY seq LIMIT %s"
-        )
+        finished = ", ".join(f"'{status}'" for status in FINISHED)
         self.signalled = f"SELECT run, signals FROM {head} WHERE worker = %s AND signals > 0"
         self.workers = (
             f"SELECT id, host, pid, started_at, renewed_at, workflows, progress, drain_at, gone_at IS NOT NULL,"

@@ -21,6 +21,7 @@ from starlette.routing import BaseRoute, Mount
 from starlette.routing import Route as Way
 from starlette.staticfiles import StaticFiles
 
+from ...engine.process import looking
 from ...model import RunQuery
 from ...views import plain, wording
 from ...views.counts import count
@@ -90,8 +91,9 @@ def _endpoint(
         try:
             given = [(name, value) for name, value in request.query_params.multi_items() if value]
             look.query = query_of(page.query, given)
-            shown = await page.handler(look)
-            look.waiting = await count(engine, NEEDS_PERSON, MOST_COUNTED)
+            with looking():
+                shown = await page.handler(look)
+                look.waiting = await count(engine, NEEDS_PERSON, MOST_COUNTED)
             if isinstance(shown, Moved):
                 return RedirectResponse(root_of(request) + shown.path, 303)
             return respond(look, shown)
