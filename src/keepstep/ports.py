@@ -405,6 +405,15 @@ class OptionalStore(Protocol):
     def check_scrub(self) -> None:
         """Raise if `delete_runs` may not scrub."""
 
+    def divide_history(self, days: float) -> bool:
+        """Keep the records of the runs of so many days together, so that they can be dropped as a whole.
+
+        Return False if the history was divided before, and only the number of days may have changed.
+        """
+
+    def drop_history(self) -> int:
+        """Drop what `delete_runs` has left of removed runs, as far as it can be dropped. Return the number of parts."""
+
     def unfinished_erasures(self) -> int:
         """Return the number of runs that were removed and not yet scrubbed."""
 

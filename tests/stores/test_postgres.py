@@ -815,7 +815,7 @@ def test_a_page_is_found_by_an_index_whatever_is_asked(store):
                         plan.append(" ".join(line for (line,) in rows(b"EXPLAIN " + sql, values).fetchall()))
                     return rows(sql, values)
 
-            return store._lists.page(Explaining(), query, instant(store.clock.now()))
+            return store._reads._lists.page(Explaining(), query, instant(store.clock.now()))
 
         store._pool.run(explain)
         assert plan

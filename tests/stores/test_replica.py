@@ -254,3 +254,20 @@ def test_commands_that_look_read_from_the_replica(pair):
     wrong = subprocess.run([*command[:4], "--replica", replica], capture_output=True, text=True, check=False)
     assert wrong.returncode == 6
     assert "--replica is for a PostgreSQL store" in wrong.stderr
+
+
+@asynchronous
+async def test_an_act_is_decided_by_the_primary(pair):
+    url, replica, control = pair
+    async with ks.open(url, worker=False) as other, ks.open(url, worker=False, replica=replica) as engine:
+        handle = await other.start(waits, run_id="first")
+        await replayed(engine)
+        pause(control)
+        await handle.signal("go", 1)
+        transport = httpx.ASGITransport(build(engine))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            shown = (await client.get("/api/v1/runs/first")).json()
+            assert shown["signals"] == 0
+            body = {"name": "go", "payload": 2, "seq": shown["seq"], "signals": 0}
+            refused = await client.post("/api/v1/runs/first/signal", json=body)
+            assert refused.status_code == 409, refused.text

@@ -77,6 +77,13 @@ class Care:
         """Remove at once every finished run that the rule does not keep."""
         return await asyncio.to_thread(retention.sweep, self._store, rule, dry_run=dry_run)
 
+    async def divide_history(self, days: float = 7.0) -> bool:
+        """Keep the records of the runs of so many days in a table of their own, which retention drops as a whole.
+
+        For a PostgreSQL store. Return False if its history was divided before, and only the days may have changed.
+        """
+        return await asyncio.to_thread(retention.divide_history, self._store, days)
+
     async def erase(self, run_id: str, *, force: bool = False, rewrite: bool = False, reason: str = "") -> None:
         """Remove one run so that no file of the store holds any part of it.
 

@@ -42,9 +42,13 @@ NAMED = 5
 
 @dataclass(slots=True)
 class Purged:
-    """The number of runs found and removed, by status and by workflow; after a dry run, those that would be removed."""
+    """The number of runs found and removed, by status and by workflow; after a dry run, those that would be removed.
+
+    `parts` is the number of parts of a divided history that were dropped.
+    """
 
     removed: int = 0
+    parts: int = 0
     statuses: Counter[Status] = field(default_factory=Counter)
     workflows: Counter[str] = field(default_factory=Counter)
 
@@ -82,7 +86,26 @@ def purge(
         if len(waiting) >= PAGE:
             _remove(store, waiting, done, dry_run=dry_run)
     _remove(store, waiting, done, dry_run=dry_run)
+    done.parts = 0 if dry_run else drop_history(store)
     return done
+
+
+def divide_history(store: Store, days: float) -> bool:
+    """Divide the history of a store into parts of so many days. Return False if it was divided before."""
+    divide = optional(below(store), OptionalStore.divide_history)
+    if divide is None:
+        raise DefinitionError(f"{store.url} keeps its history as a whole; only a PostgreSQL store divides it")
+    return divide(days)
+
+
+def drop_history(store: Store) -> int:
+    """Drop what is left of removed runs in a store whose history is divided. Return the number of parts dropped."""
+    drop = optional(below(store), OptionalStore.drop_history)
+    try:
+        return 0 if drop is None else drop()
+    except StoreError as error:
+        log.warning("cannot drop old parts of the history: %s", error)
+        return 0
 
 
 def _remove(store: Store, runs: list[Run], done: Purged, *, dry_run: bool) -> None:
@@ -191,6 +214,7 @@ def sweep(store: Store, retain: Retain, *, dry_run: bool = False) -> Purged:
     one = Sweep(store, retain, dry_run=dry_run)
     while one.page():
         pass
+    one.done.parts = 0 if dry_run else drop_history(store)
     return one.done
 
 
@@ -223,6 +247,7 @@ async def _remove_successful(host: CommandHost, rules: Rules) -> int:
 
 async def _sweep_slowly(host: CommandHost, rules: Rules) -> int:
     """Sweep the store a page at a time, if it holds a run that is old enough to go."""
+    await host.call(drop_history, host.store)
     oldest = RunQuery(status=FINISHED, updated_before=_instant_before(host, rules.shortest_seconds), limit=1)
     if not (await host.call(host.store.list_runs, oldest)).runs:
         return 0

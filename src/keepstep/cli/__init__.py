@@ -64,6 +64,7 @@ COMMANDS = {
     "repair": ("care:repair", "Repair derivable damage, and report the rest."),
     "purge": ("care:purge", "Remove finished runs."),
     "retain": ("care:retain", "Apply a retention rule now."),
+    "divide": ("care:divide", "Divide the history, so that old parts are dropped."),
     "erase": ("care:erase", "Erase one run from the store's files."),
     "export": ("move:export", "Write runs into one readable archive."),
     "import": ("move:import_", "Import the runs of an archive."),

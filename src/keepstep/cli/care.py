@@ -279,15 +279,33 @@ def _tell_purged(settings: Settings, done: Purged, *, dry_run: bool) -> None:
         verb = "would be removed" if dry_run else "removed"
         lines = [f"{formatting.count(done.removed, 'run')} {verb}{f' ({counts})' if counts else ''}"]
         lines += [f"  {formatting.one_line(name)}: {number}" for name, number in sorted(done.workflows.items())]
+        lines += [f"{formatting.count(done.parts, 'part')} of the history dropped"] if done.parts else []
         return "\n".join(lines)
 
     value = {
         "removed": done.removed,
+        "parts": done.parts,
         "dry_run": dry_run,
         "statuses": {status.value: number for status, number in done.statuses.items()},
         "workflows": dict(done.workflows),
     }
     settings.answer(value, text)
+
+
+@command("divide")
+@click.option("--days", type=click.FloatRange(0, min_open=True), default=7.0, show_default=True, help="Days of a part.")
+def divide(settings: Settings, *, days: float) -> None:
+    """Divide the history of a PostgreSQL store, so that retention drops tables instead of deleting records.
+
+    From now on, the records of the runs of so many days are a table of their own. It is dropped when all these runs
+    were removed; a few that remain are moved. Runs go on meanwhile. Again, with other --days, it changes their number.
+    """
+    from ..care.retention import divide_history
+
+    with settings.reading() as store:
+        is_new = divide_history(store, days)
+    done = "is divided from now on" if is_new else "was divided before"
+    settings.answer({"divided": True, "new": is_new, "days": days}, f"the history {done}, into parts of {days:g} days")
 
 
 # -- erase -------------------------------------------------------------------------------------------------------------

@@ -15,9 +15,10 @@ from ...model import Flaw, Status
 from ...ports import Row
 from ..mending import MOST_FLAWS, REPEATED, Finding, findings, mended, new_head
 from ..migrations import scripts
+from .parts import newest, part_to_read, part_to_write
 from .pool import PLAN_THEIRS, Address, Connection, quoted
 
-_TABLES = ("meta", "run", "head", "checkpoint", "signal", "worker", "document")
+_TABLES = ("meta", "run", "head", "checkpoint", "signal", "worker", "document", "part")
 _INDEX = re.compile(r"CREATE (?:UNIQUE )?INDEX (\w+)[^;]*;")
 _REPEATED = ", ".join(REPEATED)
 
@@ -36,6 +37,8 @@ class Inspector:
         self._run, self._head, self._checkpoint, self._signal = map(
             address.table, ("run", "head", "checkpoint", "signal")
         )
+        self._part = part_to_read(address, "%s")
+        self._records = f"SELECT record FROM {self._checkpoint} WHERE run = %s AND part = {self._part}"
 
     def look(self) -> list[Flaw]:
         """Return every flaw."""
@@ -92,9 +95,11 @@ class Inspector:
         return [name for (name,) in self._rows(sql)]
 
     def without_run(self, table: str) -> list[str]:
+        # Records of removed runs stay in an old part of the history until it is dropped.
+        kept = f"t.part >= {newest(self._address)} AND" if table == "checkpoint" else ""
         return self._names(
             f"SELECT DISTINCT run FROM {self._address.table(table)} t"
-            f" WHERE NOT EXISTS (SELECT 1 FROM {self._run} r WHERE r.id = t.run)"
+            f" WHERE {kept} NOT EXISTS (SELECT 1 FROM {self._run} r WHERE r.id = t.run)"
         )
 
     def without_head(self) -> list[str]:
@@ -150,16 +155,18 @@ class Inspector:
         return found is not None and found[0] in self._alive
 
     def newest(self, run: str) -> Row | None:
-        sql = f"SELECT seq, kind, record, body FROM {self._checkpoint} WHERE run = %s ORDER BY seq DESC LIMIT 1"
-        found = self._execute(sql, run).fetchone()
+        sql = f"SELECT seq, kind, record, body FROM {self._checkpoint} WHERE run = %s"
+        sql += f" AND part = {self._part} ORDER BY seq DESC LIMIT 1"
+        found = self._execute(sql, run, run, run).fetchone()
         return None if found is None else Row(*found)
 
     def add(self, run: str, row: Row) -> None:
-        sql = f"INSERT INTO {self._checkpoint} (run, seq, kind, record) VALUES (%s, %s, %s, %s)"
-        self._execute(sql, run, row.seq, row.kind, row.record)
+        sql = f"INSERT INTO {self._checkpoint} (run, seq, kind, record, part) SELECT %s, %s, %s, %s,"
+        sql += part_to_write(self._address, "%s")
+        self._execute(sql, run, row.seq, row.kind, row.record, run)
 
     def records(self, run: str) -> list[bytes]:
-        found = self._execute(f"SELECT record FROM {self._checkpoint} WHERE run = %s", run)
+        found = self._execute(self._records, run, run, run)
         return [text for (text,) in found]
 
     def epochs(self, run: str) -> list[int]:
@@ -168,11 +175,12 @@ class Inspector:
     def put_head(self, run: str, status: Status, seq: int, checksum: str, epoch: int) -> None:
         self._execute(
             f"INSERT INTO {self._head} (run, {_REPEATED}, status, seq, checksum, epoch, wakes, signals, recoveries,"
-            f" updated_at, signals_read, kept_from, signals_from) SELECT id, {_REPEATED}, %s, %s, %s, %s, '',"
+            f" updated_at, signals_read, kept_from, signals_from, part) SELECT id, {_REPEATED}, %s, %s, %s, %s, '',"
             f" coalesce(s.last, 0), 0, %s, coalesce(s.last, 0),"
             f" coalesce((SELECT CASE WHEN seq > 2 AND kind IN ('consolidated state', 'kept state') THEN seq ELSE 0 END"
             f" FROM {self._checkpoint} c WHERE c.run = r.id AND seq > 1 ORDER BY seq LIMIT 1), 0),"
-            f" CASE WHEN s.first > 1 THEN s.first ELSE 0 END FROM {self._run} r,"
+            f" CASE WHEN s.first > 1 THEN s.first ELSE 0 END,"
+            f" coalesce({part_to_read(self._address, 'r.id')}, {newest(self._address)}) FROM {self._run} r,"
             f" LATERAL (SELECT min(seq) AS first, max(seq) AS last FROM {self._signal} WHERE run = r.id) s"
             f" WHERE id = %s",
             status.value,

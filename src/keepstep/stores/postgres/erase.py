@@ -32,7 +32,7 @@ _HOLDERS = (
 #: Query for the tables that `VACUUM FULL` would skip with a warning.
 _NOT_OURS = (
     "SELECT c.relname, pg_get_userbyid(c.relowner) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
-    " WHERE n.nspname = %s AND c.relkind = 'r' AND c.relname IN ('keepstep_head', 'keepstep_run',"
+    " WHERE n.nspname = %s AND c.relkind IN ('r', 'p') AND c.relname IN ('keepstep_head', 'keepstep_run',"
     " 'keepstep_checkpoint', 'keepstep_signal', 'keepstep_worker', 'keepstep_document')"
     " AND NOT (pg_has_role(c.relowner, 'USAGE')"
     " OR {granted} OR (SELECT pg_has_role(d.datdba, 'USAGE') FROM pg_database d WHERE d.datname = current_database()))"
@@ -58,7 +58,10 @@ class Eraser:
         self._marked = f"SELECT name FROM {meta} WHERE name = ANY(%s)"
         self._marks = f"SELECT name, value FROM {meta} WHERE name LIKE 'erasing %'"
         self._unmark = f"DELETE FROM {meta} WHERE (name, value) IN (SELECT * FROM unnest(%s, %s))"
-        self._size = "SELECT sum(pg_total_relation_size(name::regclass))::bigint FROM unnest(%s) name"
+        self._size = (
+            "SELECT sum(pg_total_relation_size(name::regclass) + coalesce((SELECT sum(pg_total_relation_size(inhrelid))"
+            " FROM pg_inherits WHERE inhparent = name::regclass), 0))::bigint FROM unnest(%s) name"
+        )
         self._progress = f"SELECT id, progress FROM {address.table('worker')}"
         self._put_progress = f"UPDATE {address.table('worker')} SET progress = %s WHERE id = %s"
 

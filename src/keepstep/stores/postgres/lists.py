@@ -286,7 +286,10 @@ def _by_waits(query: RunQuery, now: datetime, address: Address) -> list[tuple[st
     if query.needs_person:
         asked.append((f"{_NOT_DUE} AND {_ASKS_PERSON}", (now,)))
     if rules.asks_for_open(query):
-        newest = f"SELECT 1 FROM {checkpoint} c WHERE c.run = h.run AND c.seq = h.seq AND c.kind = 'error'"
+        newest = (
+            f"SELECT 1 FROM {checkpoint} c WHERE c.run = h.run AND c.part = h.part AND c.seq = h.seq"
+            " AND c.kind = 'error'"
+        )
         handed = f"EXISTS ({newest} AND position(%s::bytea in c.record) > 0)"
         asked.append((f"NOT (h.status = 'set aside' AND {handed})", (rules.HANDED_OVER_MARK,)))
     if query.open_failure:

@@ -11,6 +11,7 @@ from ...model import Kind, Run, RunPage, RunQuery, Signal, Status
 from ...ports import Clock, Row, instant
 from .. import rules
 from .lists import Lists
+from .parts import part_to_read
 from .pool import Address, Connection
 from .rows import RUN_COLUMNS, RUN_WIDTH, plain, run_from, signal_from, texts
 
@@ -30,12 +31,13 @@ class Reads:
         self._source, self._clock = source, clock
         self._lists = Lists(address)
         run, head, checkpoint, signal, worker = map(address.table, ("run", "head", "checkpoint", "signal", "worker"))
+        part = part_to_read(address, "%s")
         ended = ", ".join(f"'{status}'" for status in rules.ENDED)
         self._get = (
             f"SELECT {RUN_COLUMNS}, c.seq, c.kind, c.record, c.body, w.progress FROM {run} r"
             f" LEFT JOIN {head} h ON h.run = r.id LEFT JOIN {worker} w ON w.id = h.worker"
             f" LEFT JOIN LATERAL (SELECT c.seq, c.kind, c.record, c.body FROM {checkpoint} c"
-            f" WHERE c.run = r.id AND h.status IN ({ended}) AND c.kind ="
+            f" WHERE c.run = r.id AND c.part = h.part AND h.status IN ({ended}) AND c.kind ="
             f" CASE WHEN h.status = '{Status.SET_ASIDE}' THEN '{Kind.ERROR}' ELSE '{Kind.RUN_FINISHED}' END"
             f" ORDER BY c.seq DESC LIMIT 1) c ON true WHERE r.id = %s"
         )
@@ -43,7 +45,7 @@ class Reads:
             f"SELECT seq, kind, record, body FROM (SELECT seq, kind, record, body,"
             f" sum(octet_length(record) + coalesce(octet_length(body), 0)) OVER (ORDER BY seq)"
             f" - octet_length(record) - coalesce(octet_length(body), 0) AS before FROM ("
-            f" SELECT seq, kind, record, body FROM {checkpoint} WHERE run = %s AND seq > %s"
+            f" SELECT seq, kind, record, body FROM {checkpoint} WHERE run = %s AND seq > %s AND part = {part}"
             f" AND (%s OR kind = ANY(%s)) ORDER BY seq LIMIT %s) page) paged WHERE before < %s ORDER BY seq"
         )
         self._signals = (
@@ -86,7 +88,8 @@ class Reads:
     def list_checkpoints(self, run_id: str, after: int = 0, limit: int = 1000, kinds: Iterable[str] = ()) -> list[Row]:
         """Return one page of the rows of a run."""
         wanted = list(kinds)
-        values = (plain(run_id), after, not wanted, texts(map(plain, wanted)), max(limit, 0), rules.PAGE_BYTES)
+        name = plain(run_id)
+        values = (name, after, name, name, not wanted, texts(map(plain, wanted)), max(limit, 0), rules.PAGE_BYTES)
         return [Row(*row) for row in self._rows(self._checkpoints, values)]
 
     def list_signals(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Signal]:

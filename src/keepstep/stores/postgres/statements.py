@@ -11,6 +11,7 @@ from ...model import Run, Signal, Status
 from ...ports import Advance, Row
 from .. import gates, rules, services
 from ..transition import Head, Writes
+from .parts import newest, part_to_write
 from .pool import DURABLE, Address
 from .rows import (
     RUN_COLUMNS,
@@ -92,7 +93,7 @@ class Statements:
         )
         extends = (
             "ON CONFLICT (run) DO UPDATE SET seq = excluded.seq, checksum = excluded.checksum,"
-            f" updated_at = excluded.updated_at, recoveries = 0 WHERE {as_expected} RETURNING h.workflow"
+            f" updated_at = excluded.updated_at, recoveries = 0 WHERE {as_expected} RETURNING h.workflow, h.part"
         )
         self.extend = (
             f"INSERT INTO {head} AS h ({columns}) SELECT run, after, '', '', 0, '', seq, checksum, epoch, worker,"
@@ -105,8 +106,8 @@ class Statements:
         # One step of one run, the most common commit, needs no arrays.
         self.step = (
             f"WITH extended AS (INSERT INTO {head} AS h ({columns}) VALUES ($1, $2, '', '', 0, '', $3, $4, $5, $6,"
-            f" NULL, '', 0, 0, $7) {extends}), added AS (INSERT INTO {checkpoint} (run, seq, kind, record, body)"
-            f" VALUES ($1, $3, $8, $9, $10)) {one}"
+            f" NULL, '', 0, 0, $7) {extends}), added AS (INSERT INTO {checkpoint} (run, seq, kind, record, body, part)"
+            f" SELECT $1, $3, $8, $9, $10, part FROM extended) {one}"
         ).encode()
         ended = ", ".join(f"'{status}'" for status in sorted(rules.ENDED))
         ended_holds = f"holds = CASE WHEN excluded.status IN ({ended}) THEN 0 ELSE h.holds END"
@@ -151,12 +152,13 @@ class Statements:
         self.trim = tuple(
             f"DELETE FROM {table} t USING {head} h WHERE h.run = ANY(%s) AND t.run = h.run AND {removed}"
             for table, removed in (
-                (checkpoint, "t.seq > 1 AND t.seq < h.kept_from"),
+                (checkpoint, "t.part = h.part AND t.seq > 1 AND t.seq < h.kept_from"),
                 (signal, "t.seq < h.signals_from"),
             )
         )
         self.born = (
-            f"SELECT nextval('{address.table('number')}') AS number, i.* FROM unnest({', '.join(['%s'] * 35)})"
+            f"SELECT nextval('{address.table('number')}') AS number, {newest(address)} AS part, i.*"
+            f" FROM unnest({', '.join(['%s'] * 35)})"
             f" i(id, workflow, version, fingerprint, queue, priority, input, seed, parent, parent_key, origin, key,"
             f" tags, deadline_at, traceparent, created_at, created_by, data_key, status, seq, checksum, epoch, worker,"
             f" due_at, wakes, signals, recoveries, updated_at, signals_read, kept_from, signals_from,"
@@ -170,11 +172,12 @@ class Statements:
         )
         self.add_heads = (
             f"INSERT INTO {head} ({columns}, queue, key, signals_read, kept_from, signals_from, dedupe, holds, gate,"
-            f" since) SELECT {columns.replace('run', 'id', 1)}, queue, key, signals_read, kept_from, signals_from,"
-            f" dedupe, holds, gate, since FROM born"
+            f" since, part) SELECT {columns.replace('run', 'id', 1)}, queue, key, signals_read, kept_from,"
+            f" signals_from, dedupe, holds, gate, since, part FROM born"
         )
         self.add_rows = (
-            f"INSERT INTO {checkpoint} (run, seq, kind, record, body) SELECT * FROM unnest(%s, %s, %s, %s, %s)"
+            f"INSERT INTO {checkpoint} (run, seq, kind, record, body, part) SELECT i.*,"
+            f" {part_to_write(address, 'i.run')} FROM unnest(%s, %s, %s, %s, %s) i(run, seq, kind, record, body)"
         )
         self.add_signals = (
             f"INSERT INTO {signal} (run, seq, name, payload, id, sender, sent_at, checksum)"

@@ -67,6 +67,7 @@ from .documents import Documents
 from .erase import Eraser
 from .liveness import WorkerSession
 from .locks import Locks
+from .parts import Parts, newest
 from .pool import TRIES, Address, Connection, Connections, ServerClock, migrate
 from .queues import GateStatements, Moment, QueueGround, gate_from, moved
 from .reads import Reads
@@ -157,6 +158,7 @@ class PostgresStore:
                 beside, pool, address, self._pool, clock=self.clock, lag_seconds=replica_lag_seconds
             )
         self._eraser = Eraser(address)
+        self._parts = Parts(address)
         self._locks = Locks(address)
         self._watch = Watch(self.clock, lease_seconds)
         self._claimer = Claimer(address, self.clock, self._watch)
@@ -362,10 +364,20 @@ class PostgresStore:
         """
         with connection.transaction():
             connection.execute(self._statements.lock, (runs,), binary=True)
-            gone = connection.execute(self._sql.delete, (runs, not finished), binary=True).fetchall()
+            delete = self._sql.delete_everywhere if scrub else self._sql.delete
+            gone = {run for (run,) in connection.execute(delete, (runs, not finished), binary=True).fetchall()}
             if scrub:
-                self._eraser.begin(connection, [run for (run,) in gone])
+                gone |= {run for (run,) in connection.execute(self._sql.delete_left, (runs,), binary=True).fetchall()}
+                self._eraser.begin(connection, sorted(gone))
             return len(gone)
+
+    def divide_history(self, days: float) -> bool:
+        """Keep the records of the runs of so many days in a table of their own, from now on."""
+        return self._pool.run(lambda one: self._parts.divide(one, days, self._now()), patience_seconds=inf)
+
+    def drop_history(self) -> int:
+        """Drop the parts of a divided history whose runs were all removed. Return their number."""
+        return self._pool.run(lambda one: self._parts.tend(one, self._now()), patience_seconds=inf)
 
     def check_scrub(self) -> None:
         """Raise if the server would not rewrite the tables for this role; it would only warn and continue."""
@@ -711,12 +723,19 @@ class _Statements:
         self.draining = f"SELECT 1 FROM {worker} WHERE id = %s AND drain_at IS NOT NULL"
         self.leave = f"DELETE FROM {worker} WHERE id = %s AND gone_at IS NULL"
         self.lapse = f"UPDATE {worker} SET boot = '' WHERE id = ANY(%s)"  # a lease under another clock has expired
-        self.delete = (
+        # Records in an old part of a divided history stay until it is dropped, unless they are erased.
+        self.delete_everywhere = (
             f"WITH gone AS (DELETE FROM {head} WHERE run = ANY(%s) AND worker IS NULL"
-            f" AND (%s OR status IN ({finished})) RETURNING run),"
+            f" AND (%s OR status IN ({finished})) RETURNING run, part),"
             f" runs AS (DELETE FROM {run} r USING gone g WHERE r.id = g.run),"
             f" rows AS (DELETE FROM {checkpoint} c USING gone g WHERE c.run = g.run),"
             f" signals AS (DELETE FROM {signal} s USING gone g WHERE s.run = g.run),"
             f" documents AS (DELETE FROM {address.table('document')} d USING gone g WHERE d.owner = g.run)"
             " SELECT run FROM gone"
+        )
+        rows = "c.run = g.run"
+        self.delete = self.delete_everywhere.replace(rows, f"{rows} AND c.part = g.part AND c.part = {newest(address)}")
+        self.delete_left = (
+            f"DELETE FROM {checkpoint} c WHERE run = ANY(%s) AND NOT EXISTS (SELECT FROM {head} h WHERE h.run = c.run)"
+            " RETURNING run"
         )
