@@ -592,6 +592,13 @@ def web(effort: Effort) -> list[Finding]:
     return findings(effort)
 
 
+def storage(effort: Effort) -> list[Finding]:
+    """The removal of old records from PostgreSQL, and the growth of heads beside an old transaction."""
+    from .storage import findings
+
+    return findings(effort)
+
+
 JOBS: dict[str, Callable[[Effort], list[Finding]]] = {
     "j1": j1,
     "j2": j2,
@@ -615,6 +622,7 @@ JOBS: dict[str, Callable[[Effort], list[Finding]]] = {
     "lists": lists,
     "processes": processes,
     "map": large_map,
+    "storage": storage,
     "telemetry": telemetry,
     "web": web,
 }

@@ -26,6 +26,7 @@ from .model import (
     GateChange,
     GateInfo,
     Grant,
+    Hindrance,
     News,
     QueueCounts,
     Run,
@@ -419,6 +420,9 @@ class OptionalStore(Protocol):
 
     def rewrite(self) -> int:
         """Scrub the runs that were removed and not yet scrubbed; other runs wait meanwhile. Return their number."""
+
+    def hindrances(self) -> list[Hindrance]:
+        """Return what keeps the server of the store from removing old rows, such as a transaction that is long open."""
 
     def raw_rows(self, run_id: str) -> list[dict[str, Any]]:
         """Return what there is of a run beside its checkpoints, readable or not, for a repair to keep."""

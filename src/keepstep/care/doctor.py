@@ -105,6 +105,7 @@ async def examine(host: CommandHost, *, stale_seconds: float = STALE_SECONDS, de
             await doctor.look_at_run(run)
         doctor.conclude()
         await doctor.look_at_erasures()
+        await doctor.look_at_hindrances()
         if deep:
             await doctor.verify_all()
     except StoreError as error:
@@ -169,6 +170,13 @@ class _Doctor:
                 f"{_count(removed, 'removed run')} not yet erased: their data is still in unused parts of the files",
                 "keepstep erase --rewrite finishes the erasure; every run waits meanwhile, so choose a quiet time",
             )
+
+    async def look_at_hindrances(self) -> None:
+        """Find what keeps the server from removing dead rows."""
+        ask = optional(below(self.host.store), OptionalStore.hindrances)
+        for one in [] if ask is None else await self.host.call(ask):
+            what = f"the server cannot remove dead rows, and tables grow: {one.what}"
+            self.find(Severity.WARNING, "vacuum-held", what, one.how)
 
     async def look_at_workers(self) -> None:
         try:

@@ -3,7 +3,7 @@
 from .checkpoint import Checkpoint, Kind, Outcome, Trigger
 from .error import ErrorInfo
 from .event import Event
-from .flaw import Flaw
+from .flaw import Flaw, Hindrance
 from .gate import Ask, AtService, GateChange, GateInfo, Grant, QueueCounts, Share
 from .lease import HEARTBEAT_SECONDS, LEASE_SECONDS, Claim, Claims, Lease, WorkerInfo
 from .query import News, RunPage, RunQuery
@@ -27,6 +27,7 @@ __all__ = [
     "GateChange",
     "GateInfo",
     "Grant",
+    "Hindrance",
     "Kind",
     "Lease",
     "News",

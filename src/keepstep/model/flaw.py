@@ -1,4 +1,4 @@
-"""A flaw: a defect of a store itself."""
+"""Defects of a store itself, and what hinders its care."""
 
 from __future__ import annotations
 
@@ -17,3 +17,11 @@ class Flaw:
     about: str
     what: str
     mended: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Hindrance:
+    """Something outside a store that keeps it from removing what is no longer needed, and how a person ends it."""
+
+    what: str
+    how: str

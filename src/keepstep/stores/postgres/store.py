@@ -30,6 +30,7 @@ from ...model import (
     GateChange,
     GateInfo,
     Grant,
+    Hindrance,
     News,
     QueueCounts,
     Run,
@@ -65,6 +66,7 @@ from .claims import Claimer
 from .commit import Batch, in_one_go, one_statement
 from .documents import Documents
 from .erase import Eraser
+from .horizon import hindrances
 from .liveness import WorkerSession
 from .locks import Locks
 from .parts import Parts, newest
@@ -378,6 +380,10 @@ class PostgresStore:
     def drop_history(self) -> int:
         """Drop the parts of a divided history whose runs were all removed. Return their number."""
         return self._pool.run(lambda one: self._parts.tend(one, self._now()), patience_seconds=inf)
+
+    def hindrances(self) -> list[Hindrance]:
+        """Return what holds vacuum back on the server, as far as this role may see it."""
+        return self._pool.run(hindrances, again=True)
 
     def check_scrub(self) -> None:
         """Raise if the server would not rewrite the tables for this role; it would only warn and continue."""
