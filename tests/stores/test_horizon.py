@@ -95,6 +95,6 @@ def test_no_transaction_is_open_between_the_pages_of_an_export(server):
     store = open_store(url)
     with psycopg.connect(server.dsn, autocommit=True) as connection:
         file = Watched(connection)
-        assert export_runs(store, file, made_by="test").runs == 3
+        assert export_runs(store, file, made_by="test").written == 3
     store.close()
     assert file.states == {"idle"}

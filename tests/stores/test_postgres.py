@@ -86,6 +86,24 @@ class TestContract(StoreContract):
         return Attentive(self.url, clock=clock, lease_seconds=lease_seconds)
 
 
+class TestDividedHistory(Writing, Trimming):
+    """The groups of the contract that are about records, with a history that is divided into parts."""
+
+    @pytest.fixture(autouse=True)
+    def _place(self):
+        with empty_store("_divided") as url:
+            self.url = url
+            yield
+
+    def make_store(self, clock):
+        store = Attentive(self.url, clock=clock)
+        store.divide_history(7.0)
+        return store
+
+    def make_store_with_lease(self, clock, lease_seconds):
+        return Attentive(self.url, clock=clock, lease_seconds=lease_seconds)
+
+
 class Beginning(Attentive):
     """A store whose commits are begun, as the engine does it, wherever they can be."""
 
