@@ -135,8 +135,8 @@ def _history(connection: psycopg.Connection[Any]) -> int:
 def _bloat(dsn: str, effort: Effort) -> list[Finding]:
     """Measure steps, and the growth of heads, with and without an old transaction in the same database."""
     steps, rounds = effort.size(STEPS, FEW_STEPS), effort.rounds(3)
-    free = [_stepped(dsn, steps, held=False) for _ in range(rounds)]
-    held = [_stepped(dsn, steps, held=True) for _ in range(rounds)]
+    pairs = [(_stepped(dsn, steps, held=False), _stepped(dsn, steps, held=True)) for _ in range(rounds)]
+    free, held = [one for one, _ in pairs], [one for _, one in pairs]
 
     def middle(of: list[dict[str, float]], name: str) -> float:
         return statistics.median(one[name] for one in of)

@@ -386,9 +386,9 @@ class OptionalStore(Protocol):
         """Send the changes of a commit. Send nothing and return None if that would have to wait."""
 
     def looking(self) -> Store | None:
-        """Return the store for those who only look, such as pages; None if it is no other. It may be a little behind.
+        """Return the store for those who only look, such as pages; None if that is this store.
 
-        What this process has written before is in its answers.
+        It may be a little behind other processes, but its answers have all earlier writes of this one.
         """
 
     def on_news(self, alert: Callable[[], None]) -> Callable[[], None]:
@@ -407,7 +407,7 @@ class OptionalStore(Protocol):
         """Raise if `delete_runs` may not scrub."""
 
     def divide_history(self, days: float) -> bool:
-        """Keep the records of the runs of so many days together, so that they can be dropped as a whole.
+        """Keep the records of runs together, by periods of `days`, so that they can be dropped as a whole.
 
         Return False if the history was divided before, and only the number of days may have changed.
         """

@@ -12,6 +12,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
+from ..engine.process import looking
 from ..errors import CheckpointCorrupt, EncryptionError, SchemaMismatch, StoreError, StoreUnavailable
 from ..kernel.channel import ChannelKeeper
 from ..kernel.children import is_word_of
@@ -93,6 +94,11 @@ class Report:
 
 async def examine(host: CommandHost, *, stale_seconds: float = STALE_SECONDS, deep: bool = False) -> Report:
     """Examine every unfinished run and every worker; `deep` also verifies the records of all runs."""
+    with looking(False):  # leases that are compared with workers must not be older than these
+        return await _examine(host, stale_seconds, deep=deep)
+
+
+async def _examine(host: CommandHost, stale_seconds: float, *, deep: bool) -> Report:
     report = Report()
     doctor = _Doctor(host, report, stale_seconds)
     await doctor.look_at_store()

@@ -78,7 +78,7 @@ class Care:
         return await asyncio.to_thread(retention.sweep, self._store, rule, dry_run=dry_run)
 
     async def divide_history(self, days: float = 7.0) -> bool:
-        """Keep the records of the runs of so many days in a table of their own, which retention drops as a whole.
+        """Keep the records of runs in tables, one for each period of `days`, which retention drops as a whole.
 
         For a PostgreSQL store. Return False if its history was divided before, and only the days may have changed.
         """

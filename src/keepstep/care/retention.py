@@ -91,7 +91,7 @@ def purge(
 
 
 def divide_history(store: Store, days: float) -> bool:
-    """Divide the history of a store into parts of so many days. Return False if it was divided before."""
+    """Divide the history of a store into parts of `days` days each. Return False if it was divided before."""
     divide = optional(below(store), OptionalStore.divide_history)
     if divide is None:
         raise DefinitionError(f"{store.url} keeps its history as a whole; only a PostgreSQL store divides it")

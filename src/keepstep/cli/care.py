@@ -297,8 +297,8 @@ def _tell_purged(settings: Settings, done: Purged, *, dry_run: bool) -> None:
 def divide(settings: Settings, *, days: float) -> None:
     """Divide the history of a PostgreSQL store, so that retention drops tables instead of deleting records.
 
-    From now on, the records of the runs of so many days are a table of their own. It is dropped when all these runs
-    were removed; a few that remain are moved. Runs go on meanwhile. Again, with other --days, it changes their number.
+    From now on, the runs of each period of --days have a table for their records. It is dropped when all these runs
+    were removed; a few that remain are moved. Runs go on meanwhile. A second call only changes the days of a part.
     """
     from ..care.retention import divide_history
 

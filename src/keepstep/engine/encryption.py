@@ -53,7 +53,7 @@ class Encryption:
         return store
 
     def looking(self, store: Store) -> Store | None:
-        """Return the store for those who only look, with the same keys; None if it is no other."""
+        """Return the store for those who only look, with the same keys; None if that is the same store."""
         look = optional(below(store), OptionalStore.looking)
         found = None if look is None else look()
         return EncryptedStore(found, store.keys) if found and isinstance(store, EncryptedStore) else found

@@ -144,9 +144,9 @@ LOOKS: ContextVar[bool] = ContextVar("keepstep_looks", default=False)
 
 
 @contextmanager
-def looking() -> Iterator[None]:
-    """Let the current task only look inside the block."""
-    token = LOOKS.set(True)
+def looking(looks: bool = True) -> Iterator[None]:
+    """Let the current task only look inside the block; or decide, if it `looks` outside."""
+    token = LOOKS.set(looks)
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""What keeps vacuum from removing dead rows: old transactions, prepared ones, replicas and replication slots."""
+"""Hindrances of vacuum, which keep dead rows: old transactions, prepared ones, replicas and replication slots."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 #: Time for which a part stays after another has become the newest, so that no statement still adds a run to it.
 CLOSED = timedelta(hours=1)
-#: Runs of a part that are moved to the newest, if no more are left: one of so many that it had, and at most so many.
+#: A part is dropped when one in `ONE_OF` of its runs is left, and at most `MOST_MOVED`; these are moved to the newest.
 ONE_OF, MOST_MOVED = 100, 10_000
 #: Runs that one transaction moves.
 _MOVED_AT_ONCE = 50
@@ -60,7 +60,7 @@ class Parts:
         self._table, self._heads, self._parts, self._meta = map(address.table, ("checkpoint", "head", "part", "meta"))
 
     def divide(self, connection: Connection, days: float, now: datetime) -> bool:
-        """Divide the history into parts of so many days from now on. Return False if that was only changed.
+        """Divide the history into parts of `days` days from now on. Return False if only the days may have changed.
 
         The records that are there become the first part. They are read once, while runs go on, and not rewritten.
         """

@@ -7,16 +7,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ...errors import DefinitionError, StoreError, StoreUnavailable
 from ...model import Run, RunPage, RunQuery, Signal
-from ...ports import Clock, Row
+from ...ports import Clock, Row, Store
 from .pool import Address, Connection, Connections
 from .reads import Reads
-
-if TYPE_CHECKING:
-    from .store import PostgresStore
 
 T = TypeVar("T")
 
@@ -43,7 +40,7 @@ _WRITTEN = (
 _REPLAYED = (
     "SELECT (pg_last_wal_replay_lsn() - '0/0')::bigint, extract(epoch FROM pg_last_xact_replay_timestamp())::float8"
 )
-#: What a server and its replicas have in common, and nothing else: the cluster, the database and the table.
+#: The facts that a server shares with its replicas alone: the cluster, the database and the table.
 _IDENTITY = (
     "SELECT system_identifier, (SELECT oid FROM pg_database WHERE datname = current_database()),"
     " to_regclass(%s)::oid, pg_is_in_recovery() FROM pg_control_system()"
@@ -245,7 +242,7 @@ class Replica:
 class Looking:
     """A store for those who only look: its runs and their records come from a replica, all else from the primary."""
 
-    def __init__(self, store: PostgresStore, replica: Replica) -> None:
+    def __init__(self, store: Store, replica: Replica) -> None:
         self._store = store
         self._reads = Reads(replica.address, replica, store.clock)
 

@@ -374,7 +374,7 @@ class PostgresStore:
             return len(gone)
 
     def divide_history(self, days: float) -> bool:
-        """Keep the records of the runs of so many days in a table of their own, from now on."""
+        """Keep the records of new runs in a table for each period of `days`, from now on."""
         return self._pool.run(lambda one: self._parts.divide(one, days, self._now()), patience_seconds=inf)
 
     def drop_history(self) -> int:
