@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -684,3 +685,16 @@ CURRENT: ContextVar[Any] = ContextVar("keepstep_current", default=None)
 #: The `traceparent` of who starts runs here, for a door that receives it with a request. The current span of
 #: OpenTelemetry comes first.
 STARTER: ContextVar[str | None] = ContextVar("keepstep_starter", default=None)
+
+#: Whether the current task only looks: it reads from a replica of the store, if there is one, and decides nothing.
+LOOKS: ContextVar[bool] = ContextVar("keepstep_looks", default=False)
+
+
+@contextmanager
+def looking(looks: bool = True) -> Iterator[None]:
+    """Let the current task only look inside the block; or decide, if it `looks` outside."""
+    token = LOOKS.set(looks)
+    try:
+        yield
+    finally:
+        LOOKS.reset(token)

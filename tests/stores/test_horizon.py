@@ -17,7 +17,7 @@ from keepstep.stores.postgres import horizon
 from tests.postgres import QUICK, Server
 
 
-@ks.workflow
+@ks.workflow(name="horizon_waits")
 async def waits() -> str:
     return str(await ks.wait_for("go"))
 

@@ -26,12 +26,12 @@ async def twice(number: int) -> int:
     return 2 * number
 
 
-@ks.workflow
+@ks.workflow(name="parts_adds")
 async def adds(number: int) -> int:
     return await twice(number) + await twice(number + 1)
 
 
-@ks.workflow
+@ks.workflow(name="parts_waits")
 async def waits() -> int:
     return await twice(await ks.wait_for("go"))
 
@@ -183,7 +183,7 @@ def test_a_run_that_a_worker_drives_is_neither_moved_nor_dropped(server, monkeyp
         goes.wait(30)
         return 1
 
-    @ks.workflow
+    @ks.workflow(name="parts_driven")
     async def driven() -> int:
         return await slow() + await twice(1)
 

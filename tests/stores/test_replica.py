@@ -15,9 +15,9 @@ import psycopg
 import pytest
 
 import keepstep as ks
-from keepstep.engine.process import looking
 from keepstep.errors import DefinitionError
 from keepstep.model import RunQuery
+from keepstep.ports import looking
 from keepstep.stores.postgres import replica as replicas
 from keepstep.web.app import build
 from tests.postgres import QUICK, Server
@@ -33,7 +33,7 @@ def asynchronous(test):
     return run
 
 
-@ks.workflow
+@ks.workflow(name="replica_waits")
 async def waits() -> str:
     return str(await ks.wait_for("go"))
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from ..engine.process import looking
 from ..errors import CheckpointCorrupt, EncryptionError, SchemaMismatch, StoreError, StoreUnavailable
 from ..kernel.channel import ChannelKeeper
 from ..kernel.children import is_word_of
@@ -31,7 +30,7 @@ from ..model.lease import versions_instead
 from ..model.run import handed_over
 from ..model.signal import CHILD, GO, RESERVED, RESOLVE, RESUME, stop_at
 from ..model.wakes import sorted_wakes
-from ..ports import OptionalStore, Send, instant, optional
+from ..ports import OptionalStore, Send, instant, looking, optional
 from ..records.counts import counts_in
 from ..records.data import Data, data_of
 from ..records.record import unseal

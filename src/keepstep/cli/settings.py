@@ -104,7 +104,7 @@ class Settings:
         """Call `act` with an engine that drives no runs."""
         import asyncio
 
-        from ..engine.process import LOOKS
+        from ..ports import LOOKS
 
         async def inside() -> T:
             async with self.engine() as engine:

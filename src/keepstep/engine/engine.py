@@ -45,6 +45,7 @@ from ..ports import (
     SystemClock,
     Verdict,
     boot_seconds,
+    looking,
     optional,
 )
 from ..records.keys import Keys
@@ -67,7 +68,7 @@ from .options import check_engine_options, given_queues, given_workflows
 from .outage import Outage, cut_off_after
 from .parts import Parts
 from .poll_interval import PollInterval
-from .process import NoAgents, Process, looking
+from .process import NoAgents, Process
 from .process_metrics import process_metrics
 from .queues import Queues
 from .reader import Reader

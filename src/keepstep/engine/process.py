@@ -6,9 +6,8 @@ import asyncio
 import logging
 import os
 from collections import ChainMap
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -18,6 +17,7 @@ from ..history.series import newest_run
 from ..kernel.namesakes import is_namesake
 from ..model import Claim, Run, Signal
 from ..observers.resources import of_process
+from ..ports import LOOKS
 from ..records.record import pack
 from ..stores.reading import is_newer
 from ..values import VALUES, Values
@@ -139,18 +139,6 @@ class NoAgents:
 
 #: The name of somebody else for whom the current task acts, such as the caller of an API; "" for the process itself.
 ACTOR: ContextVar[str] = ContextVar("keepstep_actor", default="")
-#: Whether the current task only looks: it reads from a replica of the store, if there is one, and decides nothing.
-LOOKS: ContextVar[bool] = ContextVar("keepstep_looks", default=False)
-
-
-@contextmanager
-def looking(looks: bool = True) -> Iterator[None]:
-    """Let the current task only look inside the block; or decide, if it `looks` outside."""
-    token = LOOKS.set(looks)
-    try:
-        yield
-    finally:
-        LOOKS.reset(token)
 
 
 class Process:

@@ -14,9 +14,10 @@ from mcp_types import ToolAnnotations
 
 from ..engine.engine import Engine
 from ..engine.handle import RunHandle
-from ..engine.process import ACTOR, LOOKS
+from ..engine.process import ACTOR
 from ..errors import KeepstepError, RunNotFound
 from ..model import Run
+from ..ports import LOOKS
 from ..views.finding import near_ids
 from ..views.overview import readable
 from ..views.plain import encrypted_with

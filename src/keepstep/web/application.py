@@ -16,8 +16,8 @@ from starlette.routing import BaseRoute, Mount
 from starlette.routing import Route as Path
 
 from ..engine.health_port import CONTENT_TYPE, why_unready
-from ..engine.process import ACTOR, LOOKS, looking
-from ..ports import STARTER
+from ..engine.process import ACTOR
+from ..ports import LOOKS, STARTER, looking
 from ..views.metrics import StoreMetrics
 from .guard import Guard, protect
 from .openapi import description

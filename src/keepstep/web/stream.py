@@ -10,7 +10,7 @@ import msgspec
 from sse_starlette import EventSourceResponse
 from sse_starlette.sse import SendTimeoutError
 
-from ..engine.process import LOOKS
+from ..ports import LOOKS
 from ..views import plain
 from ..views.cut import clean
 from .routes import NotJson, is_number

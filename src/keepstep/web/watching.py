@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..engine.process import LOOKS
 from ..errors import CheckpointCorrupt, StoreError
 from ..model import FINISHED, Kind, Run, RunQuery, Status
 from ..model.event import event_of_record
 from ..records.keys import is_encrypted
 from ..records.progress import report_in
+from ..ports import LOOKS
 from ..records.record import checkpoint, unseal_some
 from ..views import plain
 from ..views.cut import clean, cut

@@ -21,8 +21,8 @@ from starlette.routing import BaseRoute, Mount
 from starlette.routing import Route as Way
 from starlette.staticfiles import StaticFiles
 
-from ...engine.process import looking
 from ...model import RunQuery
+from ...ports import looking
 from ...views import plain, wording
 from ...views.counts import count
 from ..problems import kind_of
