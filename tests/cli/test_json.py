@@ -80,8 +80,8 @@ ASKED = [
     ("erase done", {}),
     ("version", {}),
 ]
-#: These have tests of their own: they need a process to be killed, a key, a token, a question, or go on until stopped.
-ELSEWHERE = {"ask", "complete", "crashtest", "demo", "mcp", "rekey", "resolve", "serve", "skip", "watch"}
+#: These have tests of their own: they need a process to be killed, a key, a server, a question, or go on until stopped.
+ELSEWHERE = {"ask", "complete", "crashtest", "demo", "divide", "mcp", "rekey", "resolve", "serve", "skip", "watch"}
 
 
 def test_a_program_is_given_one_object_by_every_command(keepstep, folder):

@@ -112,3 +112,23 @@ def test_worker_until_idle_waits_for_a_server_that_went_away(keepstep, spawn, fo
         assert err.count("Connection refused") < 8, err  # once in ten seconds, and once for each run
     finally:
         server.remove()
+
+
+def test_a_history_is_divided_once_and_other_stores_refuse(keepstep, url):
+    schema = url.rpartition("schema=")[2]
+    divided = url.replace(schema, f"{schema}_cli_divided")
+    with psycopg.connect(session_dsn(), autocommit=True) as admin:
+        try:
+            assert keepstep("run", "program.py:total", "1", "--store", divided, "--id", "r1").code == 0
+            assert "is divided from now on" in keepstep("divide", "--store", divided).out
+            again = keepstep("divide", "--days", "30", "--store", divided, "--json").json
+            assert again == {"divided": True, "new": False, "days": 30.0}
+            assert keepstep("run", "program.py:total", "1", "--store", divided, "--id", "r2").code == 0
+            assert keepstep("verify", "--store", divided).code == 0
+            assert keepstep("purge", "--all", "--store", divided, "--json").json["parts"] == 0
+        finally:
+            admin.execute(f"DROP SCHEMA IF EXISTS {schema}_cli_divided CASCADE")
+    assert keepstep("run", "program.py:total", "1", "--id", "r1").code == 0
+    refused = keepstep("divide")
+    assert refused.code != 0
+    assert "only a PostgreSQL store divides it" in refused.err

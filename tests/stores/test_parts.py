@@ -16,6 +16,7 @@ from keepstep.care.retention import purge
 from keepstep.care.verify import verify
 from keepstep.errors import DefinitionError, StoreUnavailable
 from keepstep.model import FINISHED, RunQuery
+from keepstep.stores.migrations import scripts
 from keepstep.stores.open import open_store
 from keepstep.stores.postgres import parts
 from tests.postgres import session_dsn
@@ -264,3 +265,23 @@ def test_a_purge_counts_finished_runs_as_before(server):
     asyncio.run(play())
     assert with_store(url, purge).removed == 3
     assert with_store(url, lambda store: store.list_runs(RunQuery(status=FINISHED))).runs == ()
+
+
+def test_a_role_may_use_a_store_that_its_owner_has_upgraded(server):
+    connection, url = server
+    schema = url.rpartition("=")[2]
+    connection.execute("DO $$ BEGIN CREATE ROLE parts_worker LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$")
+    connection.execute(f"CREATE SCHEMA {schema}")
+    for script in scripts("postgres")[:7]:
+        connection.execute(script.sql.encode())
+    connection.execute("INSERT INTO keepstep_meta VALUES ('schema', '7')")
+    connection.execute(f"GRANT USAGE ON SCHEMA {schema} TO parts_worker")
+    connection.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO parts_worker")
+    connection.execute(f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO parts_worker")
+    with_store(url, lambda _: None)
+
+    async def play():
+        async with ks.open(url.replace("postgres@", "parts_worker@", 1)) as engine:
+            assert await done(engine, adds, 1, run_id="upgraded") == 6
+
+    asyncio.run(play())

@@ -18,3 +18,11 @@ ALTER TABLE keepstep_head SET (autovacuum_vacuum_scale_factor = 0.02, autovacuum
 ALTER TABLE keepstep_run SET (autovacuum_vacuum_scale_factor = 0.05);
 ALTER TABLE keepstep_checkpoint SET (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_insert_scale_factor = 0.05);
 ALTER TABLE keepstep_signal SET (autovacuum_vacuum_scale_factor = 0.05);
+-- Every birth of a run reads the new table, so each role that reads heads may read it, too.
+DO $$ DECLARE statement text; BEGIN
+    FOR statement IN SELECT format('GRANT SELECT ON keepstep_part TO %s',
+            CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END)
+        FROM pg_class c, aclexplode(c.relacl) a
+        WHERE c.oid = 'keepstep_head'::regclass AND a.privilege_type = 'SELECT' AND a.grantee <> c.relowner
+    LOOP EXECUTE statement; END LOOP;
+END $$;
