@@ -19,7 +19,7 @@ from keepstep.errors import DefinitionError
 from keepstep.model import RunQuery
 from keepstep.ports import looking
 from keepstep.stores.postgres import replica as replicas
-from keepstep.web.app import build
+from keepstep.web.application import build
 from tests.postgres import QUICK, Server
 
 
@@ -67,9 +67,10 @@ def pause(control):
 
 
 async def replayed(engine):
-    """Wait until a look at the replica shows what was written until now."""
-    with looking():
-        await engine.call(engine.store.list_runs, RunQuery())
+    """Wait until a look at the replica shows the first run, which another process may have written."""
+    async with asyncio.timeout(60):
+        while "first" not in await listed(engine):
+            await asyncio.sleep(0.01)
 
 
 async def listed(engine):

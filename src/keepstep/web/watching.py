@@ -16,9 +16,9 @@ import msgspec
 from ..errors import CheckpointCorrupt, StoreError
 from ..model import FINISHED, Kind, Run, RunQuery, Status
 from ..model.event import event_of_record
+from ..ports import LOOKS
 from ..records.keys import is_encrypted
 from ..records.progress import report_in
-from ..ports import LOOKS
 from ..records.record import checkpoint, unseal_some
 from ..views import plain
 from ..views.cut import clean, cut
