@@ -67,10 +67,14 @@ def pause(control):
 
 
 async def replayed(engine):
-    """Wait until a look at the replica shows the first run, which another process may have written."""
-    async with asyncio.timeout(60):
-        while "first" not in await listed(engine):
-            await asyncio.sleep(0.01)
+    """Wait until the replica has replayed what anybody has written until now, and has been looked at."""
+    primary, replica = engine._url.partition("?")[0], engine._store_options["replica"]
+    with psycopg.connect(primary, autocommit=True) as one, psycopg.connect(replica, autocommit=True) as other:
+        (written,) = one.execute("SELECT pg_current_wal_lsn()").fetchone()
+        while not other.execute("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", (written,)).fetchone()[0]:
+            await asyncio.sleep(0.005)
+    with looking():
+        await engine.call(engine.store.list_runs, RunQuery())
 
 
 async def listed(engine):
