@@ -93,7 +93,7 @@ class Server:
             self.port = free.getsockname()[1]
 
     def start(self) -> None:
-        settings = (*self.settings, "listen_addresses=127.0.0.1", "max_connections=200", "shared_buffers=128MB")
+        settings = ("listen_addresses=127.0.0.1", "max_connections=200", "shared_buffers=128MB", *self.settings)
         words = " ".join(f"-c {setting}" for setting in settings)
         options = f"-p {self.port} -k {self.folder} {words}"
         self._run("pg_ctl", "-w", "-t", "60", "-D", self.data, "-l", self.folder / "log", "-o", options, "start")
@@ -243,5 +243,5 @@ def empty_store(which: str = ""):
                 connection.execute(f"TRUNCATE {', '.join(tables)}")
             else:
                 connection.execute(";".join(f"DELETE FROM {table}" for table in tables))
-            connection.execute(f"DELETE FROM {schema}.keepstep_meta WHERE name LIKE 'erasing %'")
+            connection.execute(f"DELETE FROM {schema}.keepstep_meta WHERE name <> 'schema'")
     yield store_url(schema)

@@ -270,6 +270,9 @@ class ClaimRequest:
     A worker that is going to drive that run sets `drives`: then the run needs a place in its queue.
 
     `rooms` names the services that the worker uses, with the number of parked runs of each that it can take now.
+
+    `idle`: nothing tells the worker that runs are due, and its last claim found none. A store in which another worker
+    looks for due runs and dead workers may answer without a look.
     """
 
     worker: str
@@ -281,6 +284,7 @@ class ClaimRequest:
     queues: frozenset[str] | None = None
     drives: bool = False
     rooms: Mapping[str, int] = field(default_factory=dict)
+    idle: bool = False
 
 
 @runtime_checkable

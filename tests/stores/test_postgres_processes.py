@@ -214,10 +214,10 @@ def test_worker_that_has_just_renewed_its_lease_is_not_marked_dead(url, monkeypa
     assert claim(other, "worker")
     call = store._claimer.liveness_of_workers
 
-    def called(connection, me=""):
+    def called(connection, me="", *asked):
         def is_over():
             assert store.renew_leases(WorkerInfo("me"))
-            found = call(connection, me)
+            found = call(connection, me, *asked)
             return found if found.workers["worker"].dead else None
 
         found = until(is_over, "the end of the lease")

@@ -48,6 +48,8 @@ class Keepers:
         self._added: frozenset[str] = frozenset()
         self._look_at = 0.0
         self._looking = False
+        #: Whether another worker with the same workflows looks for keepers that were added by hand, and claims them.
+        self.are_found_elsewhere = False
         #: Keepers that are driven here at the moment.
         self.driven: set[str] = set()
 
@@ -94,7 +96,8 @@ class Keepers:
             for workflow in self._scheduled():
                 if self._declared.get(workflow.name) is not workflow:
                     await self._declare(workflow)
-            await self._find_added()
+            if not self.are_found_elsewhere:
+                await self._find_added()
         except StoreError as error:
             self._engine.outage.log("cannot look for schedules yet", error)
         finally:

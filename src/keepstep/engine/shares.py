@@ -519,6 +519,11 @@ class Shares:
     def _named(self) -> set[str]:
         return SERVICES.union(DECLARED)
 
+    @property
+    def in_use(self) -> bool:
+        """Whether attempts hold or await a place, or have just done so."""
+        return any(share.ask_at is not None for share in self._shares.values())
+
     def rooms(self) -> Mapping[str, int]:
         """Return the services that this process uses, each with the parked runs that it can let begin."""
         if not SERVICES and not DECLARED:

@@ -96,6 +96,7 @@ class Worker:
         self._last_claim = 0.0
         self._claiming = False
         self._claim_again = False
+        self._found_none = False  # the last claim had room and found no run
         self._stopping = False
         self._pace = PollInterval(engine.clock, POLL_SECONDS)
         self._poll_timer: asyncio.TimerHandle | None = None
@@ -197,8 +198,9 @@ class Worker:
             started_at=self._started_at,
             renewed_at=instant(self.engine.clock.now()),
             workflows=(
-                *sorted({*self.engine.workflows, *self.keepers.names} - FOR_ALL),
+                *sorted(self.engine.workflows),
                 *(f"{name}@{one}" for name, one in sorted(self._pins().items())),
+                *sorted(self.keepers.names - FOR_ALL),  # last, because equal programs may know different ones
             ),
             progress={
                 **({} if self.queues is None else {QUEUES: msgspec.json.encode(sorted(self.queues))}),
@@ -364,8 +366,10 @@ class Worker:
         self.keepers.look_if_due()
         now = self.engine.clock.now()
         due = self._next_due is not None and self._next_due <= now
-        if news.changed or due or self.engine.loop.time() - self._last_claim > CLAIM_SECONDS:
+        if due or (news.changed if news.due is None else news.due):
             self.claim_soon()
+        elif self.engine.loop.time() - self._last_claim > CLAIM_SECONDS:
+            self._claim_soon(idle=self._found_none and not self.engine.shares.in_use)
 
     def look_for_keepers(self) -> None:
         """Claim a new keeper soon, and those of schedules that were added by hand."""
@@ -374,20 +378,24 @@ class Worker:
 
     def claim_soon(self) -> None:
         """Claim due runs; calls during a claim cause one more after it."""
+        self._claim_soon(idle=False)
+
+    def _claim_soon(self, *, idle: bool) -> None:
         if self._stopping or self.engine.closed:
             return
         if self._claiming:
-            self._claim_again = True
+            self._claim_again |= not idle
             return
         self._claiming = True
-        self.engine.background(self._claim())
+        self.engine.background(self._claim(idle=idle))
 
-    async def _claim(self) -> None:
+    async def _claim(self, *, idle: bool) -> None:
         try:
             while not self._stopping:
                 self._claim_again = False
                 self._last_claim = self.engine.loop.time()
-                full = await self._claim_once()
+                full = await self._claim_once(idle=idle)
+                idle = False
                 if not full and not self._claim_again:
                     break
         except StoreError as error:
@@ -396,8 +404,9 @@ class Worker:
         finally:
             self._claiming = False
 
-    async def _claim_once(self) -> bool:
-        """Claim once. Return whether there may be more at once."""
+    async def _claim_once(self, *, idle: bool) -> bool:
+        """Claim once. Return whether there may be more at once. `idle` is as in `ClaimRequest`."""
+        self._found_none = False
         room = self._room()
         if room <= 0 or not self.engine.lease_is_fresh():
             return False
@@ -415,6 +424,7 @@ class Worker:
             versions=self._pins(),
             queues=None if self.queues is None else self.queues | {KEEPER_QUEUE},
             rooms=self.engine.shares.rooms(),
+            idle=idle,
         )
         self._asked = request.limit
         try:
@@ -424,6 +434,7 @@ class Worker:
         if request.worker != self.id:  # the store has marked the asking worker dead, and given its leases away
             return True
         self.engine.shares.claimed(request.rooms, claims)
+        self.keepers.are_found_elsewhere = claims.elsewhere
         before, self._next_due = self._next_due, claims.next_due_at.timestamp() if claims.next_due_at else None
         if self._pace.jumps and before != self._next_due:
             self.look_soon()
@@ -433,6 +444,7 @@ class Worker:
         runs = tuple(claim for claim in claims.claims if not self._is_kept(claim))
         for claim in await self._sort_out(await self._without_namesakes(runs)):
             self.engine.background(self.engine.runner.drive(claim))
+        self._found_none = not claims.claims
         await asyncio.sleep(0)  # runs driven from now on take room before more are claimed
         return bool(claims.claims)
 

@@ -49,12 +49,14 @@ class Claim:
 class Claims:
     """The answer to a claim: the claimed runs, and when the next known run is due.
 
-    `at_services` names the services of the request at which more runs wait than it had room for.
+    `at_services` names the services of the request at which more runs wait than it had room for. `elsewhere`: another
+    worker looks for due runs and dead workers on behalf of the one that asked.
     """
 
     claims: tuple[Claim, ...] = ()
     next_due_at: datetime | None = None
     at_services: tuple[AtService, ...] = ()
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True, slots=True)

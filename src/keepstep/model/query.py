@@ -64,8 +64,12 @@ class RunPage:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """The runs of a worker with new signals since the last `cursor`; `changed` is true after any write."""
+    """The runs of a worker with new signals since the last `cursor`; `changed` is true after any write.
+
+    `due` tells whether the worker should claim because runs may be due; None leaves it to `changed`.
+    """
 
     cursor: int = 0
     runs: tuple[str, ...] = ()
     changed: bool = False
+    due: bool | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 from ...errors import CheckpointCorrupt
 from ...model import FINISHED, AtService, Claim, Claims, GateInfo, Status
 from ...model.gate import QUEUE, SERVICE
+from ...model.keepers import KEEPER_WORKFLOW
 from ...ports import ClaimRequest, Clock, instant
 from .. import claims, queues, rules, services
 from ..claims import FEW, LEVELS
 from ..watch import Watch, has_ended
-from .pool import Address, Connection
+from .lookout import Lookouts, Post
+from .pool import NOT_FLUSHED, Address, Connection
 from .queues import GateStatements, Moment, QueueGround, gate_from, moved
 from .rows import RUN_COLUMNS, RUN_WIDTH, original, plain, run_from, texts
 from .services import ParkedGround, ServiceStatements
@@ -24,6 +26,8 @@ log = logging.getLogger("keepstep")
 
 #: Time to remember the id of a dead worker after its last run was taken over.
 _REMEMBER_DEAD = timedelta(days=7)
+#: A request for no run, to ask for the liveness of workers alone.
+_NOTHING = ClaimRequest("")
 #: Largest count that the database can increment. A damaged count must not fail the claim of other runs.
 _MOST = 2**63 - 2
 
@@ -36,6 +40,9 @@ class WorkerLiveness(NamedTuple):
     gone: bool
     leased: bool
     renewed: float
+    process: str = ""
+    #: Whether it knows the same workflows as the worker that asks.
+    alike: bool = False
 
 
 class Liveness(NamedTuple):
@@ -47,6 +54,14 @@ class Liveness(NamedTuple):
     limited: tuple[str, ...] = ()
     #: The services at which runs wait.
     parked_at: tuple[str, ...] = ()
+    #: The queues with limits in which runs of the request wait.
+    waiting: frozenset[str] = frozenset()
+    #: When the first free run of the request in a queue without limits is due, which may have passed.
+    next_due_at: datetime | None = None
+
+    def may_have_runs(self, now: datetime) -> bool:
+        """Whether there may be runs to claim beside those of dead workers."""
+        return bool(self.parked_at or self.waiting) or (self.next_due_at is not None and self.next_due_at <= now)
 
     def dead_owners(self, me: str) -> list[str]:
         """Return owners of runs that are dead or unknown."""
@@ -61,10 +76,12 @@ class Liveness(NamedTuple):
 class Claimer:
     """Finds and leases runs for the workers of one store."""
 
-    def __init__(self, address: Address, clock: Clock, watch: Watch) -> None:
+    def __init__(self, address: Address, clock: Clock, watch: Watch, lookouts: Lookouts) -> None:
         self._clock = clock
+        self._lookouts = lookouts
         self._watch = watch
-        self._sql = _Statements(address)
+        self._finding = {by_queue: _Finding(address, by_queue=by_queue) for by_queue in (False, True)}
+        self._sql = _Statements(address, self._finding)
         self._gates = GateStatements(address)
         self._services = ServiceStatements(address)
         self._claims_made = 0
@@ -72,58 +89,138 @@ class Claimer:
         self._busy: set[str] = set()
         #: The queues with limits, as of the last claim.
         self.limited: frozenset[str] = frozenset()
-        self._finding = {by_queue: _Finding(address, by_queue=by_queue) for by_queue in (False, True)}
 
     # -- liveness ------------------------------------------------------------------------------------------------------
 
-    def liveness_of_workers(self, connection: Connection, me: str = "") -> Liveness:
-        """Return the dead workers and the owners of runs, all as of one moment.
+    def liveness_of_workers(
+        self, connection: Connection, me: str = "", request: ClaimRequest = _NOTHING, post: Post | None = None
+    ) -> Liveness:
+        """Return the dead workers and the owners of runs, all as of one moment. This is the roll call.
 
         A lost session proves nothing: usually only the network path to the server was cut.
         """
-        rows = connection.execute(self._sql.liveness_of_workers, (me,), binary=True).fetchall()
-        self._watch.observe({row[0]: _mark(*row[1:3]) for row in rows if row[0] is not None})
+        renewed = "" if post is None else post.next_text()
+        values = {
+            **self._asked(me, request),
+            "post": "" if post is None else post.name,
+            "before": "" if post is None else post.text,
+            "after": renewed,
+        }
+        rows = connection.execute(self._sql.roll_call[request.queues is not None], values, binary=True).fetchall()
+        facts = next(row for row in rows if row[0] is None)
+        rows.remove(facts)
+        workers = self.judged(me, rows)
+        owners, limited, parked, waiting, stored, due_at, _ = facts[7:]
+        if post is not None:
+            post.seen(renewed if stored == post.text else stored)
+        due_at = due_at.astimezone(UTC) if isinstance(due_at, datetime) else None  # it may be infinity
+        return Liveness(workers, frozenset(owners), tuple(limited), _services(parked), frozenset(waiting), due_at)
+
+    def judged(self, me: str, rows: Sequence[Sequence[Any]]) -> dict[str, WorkerLiveness]:
+        """Judge which workers are alive; a row begins with id, boot, heartbeat, whether gone, lease, process, alike."""
+        self._watch.observe({row[0]: _mark(*row[1:3]) for row in rows})
         boot_id, now = self._clock.boot()[0], self._clock.now()
         workers: dict[str, WorkerLiveness] = {}
-        for worker, boot, renewed, gone, lease, process, *_ in rows:
-            if worker is not None:
-                dead = gone or boot != boot_id or self._watch.is_silent(me, worker, lease) or has_ended(process)
-                leased = not dead and now - renewed <= self._watch.lease_of(lease)
-                workers[worker] = WorkerLiveness(worker, dead, gone, leased, renewed)
-        parked_at = tuple(services.service_in(original(gate)) or "" for gate in rows[0][8])
-        return Liveness(workers, frozenset(rows[0][6]), tuple(rows[0][7]), parked_at)
+        for worker, boot, renewed, gone, lease, process, alike, *_ in rows:
+            dead = gone or boot != boot_id or self._watch.is_silent(me, worker, lease) or has_ended(process)
+            leased = not dead and now - renewed <= self._watch.lease_of(lease)
+            workers[worker] = WorkerLiveness(worker, dead, gone, leased, renewed, process, bool(alike))
+        return workers
 
     def observe(self, connection: Connection) -> None:
-        """Record the heartbeats of all workers."""
+        """Record the heartbeats of all workers, for a worker that has asked no lookout to do so."""
         rows = connection.execute(self._sql.beats, binary=True)
         self._watch.observe({worker: _mark(boot, renewed) for worker, boot, renewed in rows})
 
+    def _own_liveness(self, connection: Connection, request: ClaimRequest, post: Post) -> Liveness | None:
+        """Return what a claim needs beside the roll of the lookout; None if the worker has been given up."""
+        values = {**self._asked(request.worker, request), "post": post.name}
+        ((known, limited, parked, waiting, text),) = connection.execute(
+            self._sql.standing, values, binary=True
+        ).fetchall()
+        post.found(text)
+        return Liveness({}, frozenset(), tuple(limited), _services(parked), frozenset(waiting)) if known else None
+
+    def _asked(self, me: str, request: ClaimRequest) -> dict[str, Any]:
+        workflows = sorted(request.workflows)
+        return {
+            "me": me,
+            "workflows": texts(workflows),
+            "versions": texts([request.versions.get(workflow) for workflow in workflows]),
+            "queues": texts(sorted(map(plain, request.queues or ()))),
+            "now": instant(self._clock.now()),
+        }
+
     # -- claiming ------------------------------------------------------------------------------------------------------
 
-    def claim(self, connection: Connection, request: ClaimRequest, now: datetime) -> Claims:
-        """Lease runs whose owner is dead, then those that are due."""
-        liveness = self.liveness_of_workers(connection, request.worker)
+    def claim(self, connection: Connection, request: ClaimRequest, now: datetime, post: Post | None = None) -> Claims:
+        """Lease runs whose owner is dead, then those that are due.
+
+        With a `post`, dead workers are those on the roll of the lookout, if another worker is the lookout. A request
+        of an idle worker that hears of due runs is then left to it.
+        """
+        if post is not None and request.idle and not post.is_mine:
+            is_lookout = self._lookouts.take(connection, post)
+            if not (is_lookout or post.polls):
+                return Claims(next_due_at=post.next_due_at, elsewhere=post.is_elsewhere)
+        if post is not None:
+            post.looked()
+        liveness, dead = self._liveness_for(connection, request, now, post)
+        if liveness is None:
+            return Claims()
+        self.limited = frozenset(map(original, liveness.limited))
+        if request.idle and post is not None and not (dead or liveness.may_have_runs(now)):
+            post.claimed(liveness.next_due_at)
+            return Claims(next_due_at=post.next_due_at, elsewhere=post.is_elsewhere)
+        moment = Moment(connection, dead, liveness.limited, now, liveness.waiting)
+        if request.run is not None:
+            return Claims(self._by_name(moment, request))
+        found = self._claim_all(moment, request, liveness.parked_at)
+        if post is not None:
+            post.claimed(found.next_due_at)
+            found = replace(found, next_due_at=post.next_due_at, elsewhere=post.is_elsewhere)
+        return found
+
+    def _liveness_for(
+        self, connection: Connection, request: ClaimRequest, now: datetime, post: Post | None
+    ) -> tuple[Liveness | None, list[str]]:
+        """Return what a claim needs, and the dead owners of runs; None if the asking worker has been given up."""
+        if post is not None and not post.is_mine and post.is_taken():
+            liveness = self._own_liveness(connection, request, post)
+            if liveness is None or post.roll is not None:
+                return liveness, [] if post.roll is None else list(post.roll.dead)
+        return self._roll_call(connection, request, now, post if post is not None and post.is_mine else None)
+
+    def _roll_call(
+        self, connection: Connection, request: ClaimRequest, now: datetime, post: Post | None
+    ) -> tuple[Liveness | None, list[str]]:
+        """Find the dead workers, and mark them. Return None if the asking worker is dead itself."""
+        liveness = self.liveness_of_workers(connection, request.worker, request, post)
         me = liveness.workers.get(request.worker)
         if me is None or me.gone:
-            return Claims()
+            return None, []
         dead, mark_dead = liveness.dead_owners(request.worker), liveness.to_mark_dead(request.worker)
         if mark_dead:
             marked_dead = self._mark_dead(connection, mark_dead, now)
             living = {one.id for one in mark_dead} - marked_dead
             dead = [owner for owner in dead if owner not in living]
-        self.limited = frozenset(map(original, liveness.limited))
-        moment = Moment(connection, dead, liveness.limited, now)
-        if request.run is not None:
-            return Claims(self._by_name(moment, request))
+        if post is not None:
+            alive = [one for one in liveness.workers.values() if not one.dead]
+            known = liveness.workers.keys() & dead  # others are told of workers that are marked dead in the store
+            post.called(sum(one.alike for one in alive), sorted(known), {one.process for one in alive})
+        return liveness, dead
+
+    def _claim_all(self, moment: Moment, request: ClaimRequest, parked_at: Sequence[str]) -> Claims:
+        connection, now = moment.connection, moment.now
         taken: tuple[Claim, ...] = ()
         later: datetime | None = None
         served = self.limited if request.queues is None else self.limited & request.queues
         rooms: dict[str, services.Room] = {}
-        if liveness.parked_at:
+        if parked_at:
             later = self._services.let_timed_go_on(connection, now)
             users = self._services.users(connection)
-            rooms = services.rooms_of(request, liveness.parked_at, lambda service: users.get(service, ()))
-        turns = {*served, *(f"{services.gate_text(name)}" for name in rooms if name in liveness.parked_at)}
+            rooms = services.rooms_of(request, parked_at, lambda service: users.get(service, ()))
+        turns = {*served, *(f"{services.gate_text(name)}" for name in rooms if name in parked_at)}
         for name in queues.in_turn(turns, self._claims_made) if request.workflows else ():
             rest = replace(request, limit=max(request.limit - len(taken), 0))
             service = services.service_in(name)
@@ -136,7 +233,7 @@ class Claimer:
             taken += claims
             later = min(filter(None, (later, at)), default=None)
         self._claims_made += 1
-        return Claims(taken, later, self._at_services(moment, request, liveness.parked_at))
+        return Claims(taken, later, self._at_services(moment, request, parked_at))
 
     def _at_services(self, moment: Moment, request: ClaimRequest, parked_at: Sequence[str]) -> tuple[AtService, ...]:
         mine = [service for service in parked_at if service in request.rooms]
@@ -207,9 +304,9 @@ class Claimer:
         The gate's row is locked in a statement before those that count: a statement that both locks and counts may
         count what was there before another claim.
         """
-        connection, dead, _, now = moment
+        connection, dead, now = moment.connection, moment.dead, moment.now
         ground = QueueGround(moment, self._gates, name, request)
-        if request.limit <= 0 or not (name in self._busy or ground.may_have_runs()):
+        if request.limit <= 0 or not (name in self._busy or plain(name) in moment.waiting or dead):
             return (), None
         with connection.pipeline():  # one round trip; each statement still sees what was committed before it
             connection.execute("BEGIN")
@@ -279,7 +376,7 @@ class Claimer:
         return taken
 
     def _take_named(self, moment: Moment, request: ClaimRequest) -> tuple[Claim, ...]:
-        connection, dead, limited, now = moment
+        connection, dead, limited, now, _ = moment
         statuses = [status.value for status in Status if claims.may_name(status, request.statuses)]
         values = {
             "run": plain(request.run or ""),
@@ -302,6 +399,10 @@ class Claimer:
                 log.error("run %s is set aside: %s", row[1], error)  # noqa: TRY400 - one line is enough
                 connection.execute(self._sql.put_aside, (row[1],))
         return tuple(taken)
+
+
+def _services(gates: Sequence[str]) -> tuple[str, ...]:
+    return tuple(services.service_in(original(gate)) or "" for gate in gates)
 
 
 def _mark(boot: str, renewed: float) -> tuple[str, str]:
@@ -360,27 +461,50 @@ def _taking(address: Address) -> tuple[str, str]:
 class _Statements:
     """The statements of one schema that claim runs."""
 
-    def __init__(self, address: Address) -> None:
-        head, worker, gate = map(address.table, ("head", "worker", "gate"))
+    def __init__(self, address: Address, finding: Mapping[bool, _Finding]) -> None:
+        head, worker, gate, meta = map(address.table, ("head", "worker", "gate", "meta"))
         next_parked = (
             f"SELECT h.gate FROM {head} h WHERE h.worker IS NULL AND h.gate < '{services.AFTER_SERVICES}'"
             f" AND h.gate > '{services.FIRST_SERVICE}'"
         )
-        self.liveness_of_workers = f"""
-            WITH RECURSIVE owner(id) AS (
-                (SELECT worker FROM {head} WHERE worker IS NOT NULL ORDER BY worker LIMIT 1)
-                UNION ALL
-                SELECT (SELECT h.worker FROM {head} h WHERE h.worker > o.id ORDER BY h.worker LIMIT 1)
-                FROM owner o WHERE o.id IS NOT NULL),
+        limited = f"ARRAY(SELECT name FROM {gate} WHERE kind = '{QUEUE}')"
+        parked_at = "ARRAY(SELECT gate FROM parked WHERE gate IS NOT NULL)"
+        waiting = f"ARRAY(SELECT name FROM {gate} g WHERE g.kind = '{QUEUE}' AND {GateStatements.may_have_runs(head)})"
+        roll = f"(SELECT value FROM {meta} WHERE name = %(post)s)"
+        # Workers of one program name the same workflows, and then the keepers that each knows.
+        program = f"rtrim(split_part(w.workflows, '\"{KEEPER_WORKFLOW}', 1), ',]')"
+        asked = "asked AS MATERIALIZED (SELECT a.* FROM unnest(%(workflows)s, %(versions)s) a(workflow, version))"
+        parked = f"""
             parked(gate) AS (
                 SELECT ({next_parked} ORDER BY h.gate LIMIT 1)
                 UNION ALL
                 SELECT ({next_parked} AND h.gate > p.gate ORDER BY h.gate LIMIT 1)
-                FROM parked p WHERE p.gate IS NOT NULL)
+                FROM parked p WHERE p.gate IS NOT NULL)"""
+        # One row with facts, and one for each worker. The lookout's roll is renewed in the same statement.
+        self.roll_call = {
+            by_queue: f"""
+            WITH RECURSIVE {asked}, owner(id) AS (
+                (SELECT worker FROM {head} WHERE worker IS NOT NULL ORDER BY worker LIMIT 1)
+                UNION ALL
+                SELECT (SELECT h.worker FROM {head} h WHERE h.worker > o.id ORDER BY h.worker LIMIT 1)
+                FROM owner o WHERE o.id IS NOT NULL),
+            {parked},
+            renewed AS (UPDATE {meta} SET value = %(after)s WHERE name = %(post)s AND value = %(before)s)
+            SELECT NULL::text, NULL::text, NULL::float8, NULL::boolean, NULL::float8, NULL::text, NULL::boolean,
+                ARRAY(SELECT id FROM owner WHERE id IS NOT NULL), {limited}, {parked_at}, {waiting}, {roll},
+                {one.next_due}, {NOT_FLUSHED}
+            UNION ALL
             SELECT w.id, w.boot, w.boot_seconds, w.gone_at IS NOT NULL, w.lease_seconds, w.process,
-                ARRAY(SELECT id FROM owner WHERE id IS NOT NULL), ARRAY(SELECT name FROM {gate} WHERE kind = '{QUEUE}'),
-                ARRAY(SELECT gate FROM parked WHERE gate IS NOT NULL)
-            FROM (SELECT 1) one LEFT JOIN {worker} w ON w.gone_at IS NULL OR w.id = %s"""
+                {program} = (SELECT {program} FROM {worker} w WHERE id = %(me)s), NULL, NULL, NULL, NULL,
+                NULL, NULL, NULL
+            FROM {worker} w WHERE w.gone_at IS NULL OR w.id = %(me)s"""
+            for by_queue, one in finding.items()
+        }
+        #: The same for one worker, which takes the dead workers from the roll.
+        self.standing = f"""
+            WITH RECURSIVE {asked}, {parked}
+            SELECT EXISTS (SELECT FROM {worker} WHERE id = %(me)s AND gone_at IS NULL),
+                {limited}, {parked_at}, {waiting}, {roll}"""
         self.beats = f"SELECT id, boot, boot_seconds FROM {worker} WHERE gone_at IS NULL"
         self.mark_dead = (
             f"UPDATE {worker} w SET gone_at = %s FROM unnest(%s, %s::float8[]) i(id, seen)"
@@ -459,9 +583,16 @@ class _Finding:
                 UNION ALL
                 SELECT l.workflow, l.version, ({next_queue} AND h.queue > l.queue ORDER BY h.queue LIMIT 1)
                 FROM place l WHERE l.queue IS NOT NULL"""
+        place = "SELECT * FROM asked" if by_queue else everywhere
+        places = f"asked AS ({asked}), place(workflow, version, queue) AS ({place})"
+        #: SQL of the time at which the first free run is due, which may have passed.
+        self.next_due = f"""(
+            WITH RECURSIVE {places}
+            SELECT min(f.due_at) FROM place l CROSS JOIN LATERAL (
+                SELECT h.due_at FROM {head} h WHERE {timed} AND {pinned} ORDER BY h.due_at LIMIT 1) f
+            WHERE l.queue IS NOT NULL)"""
         self.due = f"""
-            WITH RECURSIVE asked AS ({asked}),
-            place(workflow, version, queue) AS ({"SELECT * FROM asked" if by_queue else everywhere}),
+            WITH RECURSIVE {places},
             section AS MATERIALIZED (
                 SELECT l.workflow, l.version, l.queue, (
                     SELECT count(*) FROM (SELECT 1 FROM {head} h WHERE {timed} AND {due}

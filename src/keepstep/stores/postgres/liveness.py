@@ -1,4 +1,4 @@
-"""The session by which a PostgreSQL store receives notifications of other stores and sends its own."""
+"""The session that a PostgreSQL store holds: for notifications, and for the few statements of an idle worker."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 
 from ...errors import StoreError, StoreUnavailable
+from ...ports import Clock
 from .pool import Address, Connection, close_socket, shut_socket
 from .statements import DUE
 
@@ -26,15 +27,19 @@ PATIENCE_SECONDS = 10.0
 #: pause doubles the one before.
 _PAUSE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 1.0
-#: Interval in seconds at which an idle session is checked.
-_IDLE_SECONDS = 5.0
+#: Time in seconds after which an idle session is checked. The heartbeats of a worker come more often.
+_IDLE_SECONDS = 8.0
 
 
 class WorkerSession:
     """One session, held by its own thread and reopened when it is lost."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, clock: Clock, answers_after: Callable[[], float | None]) -> None:
+        """`answers_after` tells after how many seconds a worker here claims when runs are due; None is never."""
         self._address = address
+        self._clock = clock
+        self._answers_after = answers_after
+        self._answers_at = float("inf")
         self.channel = "keepstep_" + sha256(address.schema.encode()).hexdigest()[:24]
         self._mutex = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -48,6 +53,8 @@ class WorkerSession:
         #: Number of notifications received: those for any worker, and those for each worker.
         self.received = 0
         self.received_by: dict[str, int] = {}
+        #: Number of times that a worker of this process was called to claim.
+        self.called = 0
         #: Workers of this process; notifications for them are urgent.
         self.workers: set[str] = set()
         #: Functions to call at once when a run may be due, or when a worker's run was signalled.
@@ -78,6 +85,11 @@ class WorkerSession:
         self._wake()
         return reply.wait(self._address)
 
+    @property
+    def is_free(self) -> bool:
+        """Whether the session is open and has nothing to do."""
+        return self._connection is not None and not self._tasks and not self._ended
+
     def give_up_silent(self, seconds: float) -> int:
         """End a session that has been silent for longer; the thread opens another."""
         connection = self._connection
@@ -86,6 +98,9 @@ class WorkerSession:
         self._turned_at = time.monotonic()
         shut_socket(connection)
         return 1
+
+    def close_unused(self) -> None:
+        """Keep the session: an idle worker needs it."""
 
     def close(self) -> None:
         """End the session after its last notification."""
@@ -159,7 +174,8 @@ class WorkerSession:
         connection.add_notify_handler(self._hear)
         ((self._pid,),) = connection.execute("SELECT pg_backend_pid()").fetchall()  # a proxy reports another pid
         connection.execute(f"LISTEN {self.channel}")
-        self.received += 1  # notifications may have been missed without a session, so count one
+        self.received += 1  # notifications may have been missed without a session, so count one of each kind
+        self.called += 1
 
     def _serve(self) -> None:
         connection = self._connection
@@ -174,12 +190,15 @@ class WorkerSession:
             self._do_tasks(connection)
             if self._ended and not self._tidings:
                 return
-            ready = dict(poll.poll(_IDLE_SECONDS * 1000))
+            late_seconds = max(0.0, self._answers_at - time.monotonic())
+            ready = dict(poll.poll(min(_IDLE_SECONDS, late_seconds) * 1000))
             if self._read_end in ready:
                 os.read(self._read_end, 65_536)
-            if not ready:
+            if time.monotonic() >= self._answers_at:
+                self._call()
+            elif not ready:
                 connection.execute("SELECT 1")
-            elif connection.fileno() in ready:
+            if connection.fileno() in ready:
                 connection.pgconn.consume_input()
                 while (notify := connection.pgconn.notifies()) is not None:
                     self._receive(notify.extra.decode("utf-8", "replace"), notify.be_pid)
@@ -187,9 +206,20 @@ class WorkerSession:
     def _do_tasks(self, connection: Connection) -> None:
         while self._tasks:
             task, reply = self._tasks[0]
-            answer = task(connection)  # an error ends the session, and is passed to the waiting caller
-            self._tasks.pop(0)
-            reply.give(answer)
+            if not reply.is_awaited:
+                self._tasks.pop(0)
+                continue
+            try:
+                answer = task(connection)
+            except Exception as error:
+                if connection.closed:  # the session has ended, and the error is passed to all that wait
+                    raise
+                connection.rollback()
+                self._tasks.pop(0)
+                reply.fail(error)
+            else:
+                self._tasks.pop(0)
+                reply.give(answer)
 
     def _refuse_tasks(self, error: Exception) -> None:
         while self._tasks:
@@ -213,12 +243,33 @@ class WorkerSession:
             urgent = what[1:] in self.workers
         else:
             self.received += 1
-            urgent = what == DUE
+            urgent = what.startswith(DUE) and self._is_called(what[1:])
             for tell_reader in list(self.readers):
                 tell_reader()
         if urgent:
-            for alert in list(self.alerts):
-                alert()
+            self._alert()
+
+    def _is_called(self, later: str) -> bool:
+        """Whether a worker here is to claim at once; not all of a fleet are. `later` may say when a run is due."""
+        seconds = self._answers_after()
+        if seconds is None:
+            return False
+        with contextlib.suppress(ValueError):  # the text of another client may be anything
+            seconds += max(0.0, float(later or "0") - self._clock.now())
+        if seconds > 0.0:
+            self._answers_at = min(self._answers_at, time.monotonic() + seconds)
+            return False
+        self.called += 1
+        return True
+
+    def _call(self) -> None:
+        self._answers_at = float("inf")
+        self.called += 1
+        self._alert()
+
+    def _alert(self) -> None:
+        for alert in list(self.alerts):
+            alert()
 
     def _forget(self) -> None:
         connection, self._connection = self._connection, None
@@ -231,6 +282,7 @@ class _Reply:
 
     def __init__(self) -> None:
         self._there = threading.Event()
+        self.is_awaited = True
         self._answer: Any = None
         self._error: Exception | None = None
 
@@ -244,6 +296,7 @@ class _Reply:
 
     def wait(self, address: Address) -> Any:
         if not self._there.wait(PATIENCE_SECONDS):
+            self.is_awaited = False
             raise StoreUnavailable(f"{address.text} has not answered for {PATIENCE_SECONDS:g} s")
         if self._error is not None:
             raise address.translated(self._error) if not isinstance(self._error, StoreError) else self._error

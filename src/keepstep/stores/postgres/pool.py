@@ -40,6 +40,8 @@ DEFAULT_SCHEMA = "keepstep"
 TRIES = 5
 #: Interval in seconds of polling for a returned connection, when no other can be opened.
 _LOOK_SECONDS = 0.005
+#: Time in seconds after which an unused connection is closed.
+UNUSED_SECONDS = 5.0
 #: Maximum length of an identifier in PostgreSQL; longer ones are cut.
 _LONGEST_NAME = 63
 
@@ -66,6 +68,8 @@ PLAN_THEIRS = tuple(f"SET LOCAL {name} TO DEFAULT" for name in PLANNING)
 #: An expression that makes commits wait for the disk where a role or database has turned that off. A stronger setting,
 #: such as `remote_apply`, stays. Its argument says whether it lasts for the transaction (true) or the session (false).
 DURABLE = "set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), {transaction})"
+#: An expression that lets a transaction end without waiting for the disk: a loss of power may undo it.
+NOT_FLUSHED = "set_config('synchronous_commit', 'off', true)"
 #: Maximum time in seconds to wait for a row that another client has locked. Keepstep's own commits take milliseconds.
 LOCK_SECONDS = 2.0
 
@@ -287,7 +291,8 @@ class Connections:
         self._wait_seconds = wait_seconds
         self._most = most
         self._free = threading.Semaphore(most)
-        self._idle: deque[Connection] = deque()
+        self._idle: deque[Connection] = deque()  # the last one is taken first
+        self._used_at: weakref.WeakKeyDictionary[Connection, float] = weakref.WeakKeyDictionary()
         self._all: set[Connection] = set()
         self._mutex = threading.Lock()
         self._gone = ""
@@ -395,9 +400,23 @@ class Connections:
             if connection.closed or self._gone:
                 self._drop(connection)
             else:
+                self._used_at[connection] = time.monotonic()
                 self._idle.append(connection)
         finally:
             self._free.release()
+
+    def close_unused(self) -> None:
+        """Close connections that nobody has used for a while."""
+        before = time.monotonic() - UNUSED_SECONDS
+        while self._idle:
+            try:
+                connection = self._idle.popleft()
+            except IndexError:  # another thread has just taken it
+                return
+            if self._used_at.get(connection, 0.0) > before:
+                self._idle.appendleft(connection)
+                return
+            self._drop(connection)
 
     def _drop(self, connection: Connection) -> None:
         with self._mutex:
@@ -611,9 +630,13 @@ class ServerClock:
         return "server", time.clock_gettime(_since_boot)
 
     def measure(self, connection: Connection) -> None:
-        """Ask the server for its time. Ignore a difference that the round trip explains."""
-        began = time.clock_gettime(_since_boot)
+        """Ask the server for its time."""
+        began = self.boot()[1]
         ((server_seconds,),) = connection.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchall()
+        self.learn(server_seconds, began)
+
+    def learn(self, server_seconds: float, began: float) -> None:
+        """Note the server's time from an answer to a question that began then. Ignore what the round trip explains."""
         ended = time.clock_gettime(_since_boot)
         apart = server_seconds - (began + ended) / 2
         if abs(apart - self._apart) > (ended - began) / 2:

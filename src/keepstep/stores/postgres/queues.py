@@ -50,12 +50,6 @@ class GateStatements:
         # The casts choose the index, as in `claims.py`.
         due = f"h.worker IS NULL AND {here}"
         timed = f"(h.worker IS NULL)::int = 1 AND {here} AND h.due_at <= %(now)s"
-        self.may_have_runs = f"""
-            WITH {asked} SELECT EXISTS (SELECT 1 FROM asked a CROSS JOIN LATERAL
-                (SELECT 1 FROM {head} h WHERE {ready} LIMIT 1) x)
-            OR EXISTS (SELECT 1 FROM asked a CROSS JOIN LATERAL (SELECT 1 FROM {head} h WHERE {timed} LIMIT 1) x)
-            OR EXISTS (SELECT 1 FROM asked a JOIN {head} h ON h.worker = ANY(%(dead)s)
-                AND h.workflow = a.workflow AND h.queue = %(queue)s AND {pinned})"""
         self.ripen = f"""
             WITH {asked},
             ripe AS MATERIALIZED (SELECT x.run FROM asked a CROSS JOIN LATERAL (
@@ -145,6 +139,18 @@ class GateStatements:
         )
         self.workers = f"SELECT id FROM {worker} WHERE gone_at IS NULL"
 
+    @staticmethod
+    def may_have_runs(head: str) -> str:
+        """Return an SQL condition: whether a run of the workflows in `asked` waits in the queue of gate `g`."""
+        pinned = "(a.version IS NULL OR h.version = a.version)"
+        due = "(h.worker IS NULL)::int = 1 AND h.due_at IS NOT NULL AND h.gate IS NULL AND h.due_at <= %(now)s"
+        return (
+            f"(EXISTS (SELECT 1 FROM asked a CROSS JOIN LATERAL (SELECT 1 FROM {head} h WHERE h.worker IS NULL"
+            f" AND h.gate = g.name AND h.workflow = a.workflow AND {pinned} LIMIT 1) x)"
+            f" OR EXISTS (SELECT 1 FROM asked a CROSS JOIN LATERAL (SELECT 1 FROM {head} h WHERE {due}"
+            f" AND h.workflow = a.workflow AND h.queue = g.name AND {pinned} LIMIT 1) x))"
+        )
+
 
 def gate_from(row: Sequence[Any]) -> GateInfo:
     """Return the gate in a row."""
@@ -164,6 +170,8 @@ class Moment(NamedTuple):
     dead: list[str]
     limited: tuple[str, ...]
     now: datetime
+    #: Those of `limited` in which runs of the request wait, as of the beginning of the claim.
+    waiting: frozenset[str] = frozenset()
 
 
 class QueueGround:
@@ -189,10 +197,6 @@ class QueueGround:
         asked = self._asked.pop(sql, None) or self._connection.execute(sql, {**self._values, **values}, binary=True)
         found: list[Any] = asked.fetchall()
         return found
-
-    def may_have_runs(self) -> bool:
-        """Whether a run waits or was left by a dead worker; asked before the gate is locked."""
-        return bool(self._rows(self._sql.may_have_runs)[0][0])
 
     def look(self) -> None:
         """Let runs whose time has come wait at the gate, and ask what every decision asks, in a pipeline."""

@@ -11,12 +11,9 @@ from ...model import Ask, AtService, GateInfo, Grant, Share
 from ...model.gate import SERVICE
 from ...ports import ClaimRequest, instant
 from .. import services
-from .pool import Address, Connection
+from .pool import NOT_FLUSHED, Address, Connection
 from .queues import GateStatements, Moment, QueueGround, gate_from, moved
 from .rows import plain, texts
-
-#: A transaction that a loss of power may undo. The setting ends with it, as a proxy of connections requires.
-_NOT_FLUSHED = "SELECT set_config('synchronous_commit', 'off', true)"
 
 
 class ServiceStatements:
@@ -109,7 +106,7 @@ class ServiceStatements:
             return grant
         # The gate is locked by a statement before the one that reads the shares, which then sees those of others.
         connection.execute("BEGIN")
-        connection.execute(_NOT_FLUSHED)
+        connection.execute(f"SELECT {NOT_FLUSHED}")
         grant = self._answer(connection, worker, ask, now, self._lock, writes=True)
         connection.execute("COMMIT")
         return grant or services.refused(ask)

@@ -41,7 +41,7 @@ class Written(Writes):
     notifications: set[str] = msgspec.field(default_factory=set)
 
 
-#: Notifications that are not for one worker alone.
+#: Notifications that are not for one worker alone. `DUE` may be followed by the time at which a run is due.
 DUE, LOOK = "+", "-"
 
 

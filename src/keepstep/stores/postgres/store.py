@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from heapq import heappop, heappush
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import psycopg
@@ -69,14 +70,15 @@ from .erase import Eraser
 from .horizon import hindrances
 from .liveness import WorkerSession
 from .locks import Locks
+from .lookout import LOOK_SECONDS, Lookouts, Post
 from .parts import Parts, newest
-from .pool import TRIES, Address, Connection, Connections, ServerClock, migrate
+from .pool import NOT_FLUSHED, TRIES, UNUSED_SECONDS, Address, Connection, Connections, ServerClock, migrate
 from .queues import GateStatements, Moment, QueueGround, gate_from, moved
 from .reads import Reads
 from .replica import LAG_SECONDS, Looking, Replica
 from .rows import Array, names, names_text, original, plain, texts
 from .services import ServiceStatements
-from .statements import Statements, Written
+from .statements import DUE, Statements, Written
 from .user_transaction import commit_within
 from .watchdog import Watchdog
 
@@ -84,6 +86,8 @@ log = logging.getLogger("keepstep")
 
 #: Interval in seconds of polling for news, in case a notification was lost.
 ASK_SECONDS = 1.0
+#: Shortest time in seconds between two claims that this store suggests for runs that it has made due itself.
+OWN_SECONDS = 0.25
 #: Time in seconds after which a listening store assumes a change that its writer could not announce.
 LOST_SECONDS = 30.0
 #: Time in seconds after which a statement without an answer counts as lost and its connection is closed.
@@ -94,6 +98,7 @@ _DELETE_AT_ONCE = 500
 _ARRIVALS = 10_000
 
 _json = msgspec.json.Encoder().encode
+T = TypeVar("T")
 
 
 class _Seen(NamedTuple):
@@ -103,15 +108,17 @@ class _Seen(NamedTuple):
     changed_at: float
     stamp: tuple[int, ...]
     signals: int
+    called: tuple[int, ...] = ()
 
 
 class PostgresStore:
     """A store in the tables of one schema; several stores may share a database.
 
-    `connections` limits the connections of one process for reading and claiming; it opens one more to write, and holds
-    one session. `replica` is the URL of a streaming replica, which answers those who only look. `create=False` never
-    creates a store. `proxy=True` is for a server behind a proxy that pools
-    transactions (PgBouncer). Then no session is held: a death is detected by the lease, and news by polling.
+    `connections` limits the connections of one process for reading and claiming; it opens one more to write, and closes
+    those that are unused. It holds one session, which is all that an idle worker needs. `replica` is the URL of a
+    streaming replica, which answers those who only look. `create=False` never creates a store. `proxy=True` is for a
+    server behind a proxy that pools transactions (PgBouncer). Then no session is held: a death is detected by the
+    lease, and news by polling.
     """
 
     quick = False
@@ -145,7 +152,8 @@ class PostgresStore:
         self._within_seconds = within_seconds
         self._pool = Connections(address, connections, wait_seconds)
         self._writer = Connections(address, 1, wait_seconds, spare=self._pool)
-        self._presence = WorkerSession(address)
+        self._lookouts = Lookouts(address, self.clock)
+        self._presence = WorkerSession(address, self.clock, self._lookouts.answers_after)
         self._statements = Statements(address)
         self._sql = _Statements(address)
         self._gates = GateStatements(address)
@@ -163,8 +171,14 @@ class PostgresStore:
         self._parts = Parts(address)
         self._locks = Locks(address)
         self._watch = Watch(self.clock, lease_seconds)
-        self._claimer = Claimer(address, self.clock, self._watch)
+        self._claimer = Claimer(address, self.clock, self._watch, self._lookouts)
         self._enrolled: set[str] = set()
+        self._drains: dict[str, bool] = {}  # worker: whether it drains, as its last heartbeat found
+        self._due_soon: list[float] = []  # a heap of times at which runs are due that were released here
+        self._own_at = float("-inf")
+        self._worked_at = float("-inf")  # the last time at which this process wrote or claimed runs
+        self._leases = 0  # number of times that a worker here may have got a lease
+        self._holds_none: dict[str, int] = {}  # worker: that number, when it was found to hold no run
         self._closed = False
         self._watchdog: Watchdog | None = None
         self._authors = Authors()
@@ -313,8 +327,20 @@ class PostgresStore:
         self._signals += len(written.signals)
         self._authors.committed(changes)
         self._wrote()
+        self._note(changes, written)
         if written.notifications and not self._address.proxy:
             self._presence.notify(written.notifications)
+
+    def _note(self, changes: Sequence[Change], written: Written) -> None:
+        """Note new leases, and runs that are due now or before the next look of the lookout."""
+        now, self._worked_at = self.clock.now(), time.monotonic()
+        soon = [at for at in map(_due_at, changes) if at is not None and now < at <= now + 2 * LOOK_SECONDS]
+        if self._enrolled:
+            self._leases += any(type(change) is Create or getattr(change, "creates", ()) for change in changes)
+            for at in soon if DUE not in written.notifications else (now, *soon):
+                heappush(self._due_soon, at)
+        elif soon:
+            written.notifications.add(f"{DUE}{min(soon)}")
 
     def _wrote(self) -> None:
         """Note that what is read from a replica from now on must include a write of this process."""
@@ -435,7 +461,7 @@ class PostgresStore:
             return self._leave(worker.id)
         check_id(worker.id, "worker id")
         try:
-            known = self._pool.run(lambda connection: self._renew(connection, worker))
+            known = self._quietly(lambda connection: self._renew(connection, worker))
         except StoreError:
             self._watch.failed(worker.id)
             raise
@@ -443,33 +469,54 @@ class PostgresStore:
             self._watch.renewed(worker.id)
             self._enrolled.add(worker.id)
             self._presence.workers.add(worker.id)
+        else:
+            self._lookouts.left(worker.id)
         return known
 
     def _renew(self, connection: Connection, worker: WorkerInfo) -> bool:
-        self._server_clock.measure(connection)
+        post = self._lookouts.known(worker.id)
+        is_server_clock = self.clock is self._server_clock  # then the server knows its time better
         values = {
             "id": worker.id,
             "host": plain(worker.host),
             "pid": worker.pid,
             "started_at": worker.started_at,
-            "now": self._now(),
+            "now": None if is_server_clock else self._now(),
             "boot": self.clock.boot()[0],
-            "boot_seconds": self.clock.now(),
+            "boot_seconds": None if is_server_clock else self.clock.now(),
             "workflows": names_text(worker.workflows),
             "progress": _json({run: msgspec.Raw(value) for run, value in worker.progress.items()}),
             "lease": float(self.lease_seconds),
             "process": plain(process_identity()),
+            "post": "" if post is None else post.name,
         }
-        is_renewed = connection.execute(self._sql.renew, values).rowcount > 0
-        self._claimer.observe(connection)
-        if is_renewed:
+        if post is None:  # otherwise the lookout calls the roll
+            self._claimer.observe(connection)
+        began = self._server_clock.boot()[1]
+        for server_seconds, drains, roll, _ in connection.execute(self._sql.renew, values).fetchall():
+            self._server_clock.learn(server_seconds, began)
+            self._drains[worker.id] = drains
+            if post is not None:
+                post.found(roll)
             return True
         if worker.id in self._enrolled:  # its row is missing or marked, so the worker was marked dead
             return False
         return bool(connection.execute(self._sql.enrol, values).rowcount)
 
+    def _quietly(self, work: Callable[[Connection], T], *, again: bool = False) -> T:
+        """Run `work` in the session that is open anyway, unless this process is busy: then others have connections."""
+        is_idle = self._enrolled and time.monotonic() - self._worked_at > UNUSED_SECONDS
+        if is_idle and self._presence.is_free:
+            answer: T = self._presence.ask(work)
+            return answer
+        return self._pool.run(work, again=again)
+
     def _leave(self, worker: str) -> bool:
-        alive = self._pool.run(lambda connection: bool(connection.execute(self._sql.leave, (worker,)).rowcount))
+        post = self._lookouts.known(worker)
+        values = {"id": worker, "post": "" if post is None else post.name, "roll": "" if post is None else post.text}
+        values["roll"] = values["roll"] if post is not None and post.is_mine else ""
+        alive = self._pool.run(lambda connection: bool(connection.execute(self._sql.leave, values).fetchall()))
+        self._lookouts.left(worker)
         self._presence.workers.discard(worker)
         if alive:
             self._enrolled.discard(worker)
@@ -477,20 +524,45 @@ class PostgresStore:
 
     def drain_worker(self, worker: str) -> bool:
         """Mark a registered worker as draining. Return False if there is none."""
+        self._drains.pop(worker, None)
         return bool(self._rows(self._sql.drain, (self._now(), plain(worker))))
 
     def is_draining(self, worker: str) -> bool:
-        """Whether a worker is marked as draining."""
-        return bool(self._rows(self._sql.draining, (plain(worker),)))
+        """Whether a worker is marked as draining. A heartbeat just before has asked already."""
+        known = self._drains.pop(worker, None)
+        return known if known is not None else bool(self._rows(self._sql.draining, (plain(worker),)))
 
     def claim_runs(self, request: ClaimRequest) -> Claims:
         if request.worker not in self._enrolled and not self.renew_leases(WorkerInfo(request.worker, pid=os.getpid())):
             return Claims()
-        claims = self._pool.run(lambda connection: self._claimer.claim(connection, request, self._now()))
+        if request.run is not None:
+            claims = self._pool.run(lambda connection: self._claimer.claim(connection, request, self._now()))
+        else:
+            claims = self._claim(request)
         self._statements.limited = self._claimer.limited
         if claims.claims:
+            self._leases += 1
+            self._worked_at = time.monotonic()
             self._authors.wrote({request.worker})
         return claims
+
+    def _claim(self, request: ClaimRequest) -> Claims:
+        post = self._lookouts.post_of(request.worker) if request.idle else self._lookouts.known(request.worker)
+        if post is not None:
+            post.belongs_to(request)
+            if request.idle and not post.must_look():
+                return Claims(next_due_at=post.next_due_at, elsewhere=post.is_elsewhere)
+        claims = self._quietly(lambda connection: self._claimer.claim(connection, request, self._now(), post))
+        if post is not None and post.needs_help(request.limit, len(claims.claims)):
+            self._call_others(post)
+        return claims
+
+    def _call_others(self, post: Post) -> None:
+        if not self._address.proxy:
+            self._presence.notify({DUE})
+        if post.is_mine:
+            with contextlib.suppress(StoreError):  # another worker finds out that there is no lookout
+                self._quietly(lambda connection: self._lookouts.resign(connection, post))
 
     # -- gates -------------------------------------------------------------------------------------------------------
 
@@ -554,16 +626,18 @@ class PostgresStore:
         return None if self._replica is None else Looking(self, self._replica)
 
     def list_workers(self, *, gone: bool = False) -> list[WorkerInfo]:
-        return self._pool.run(partial(self._workers, gone=gone), again=True)
+        return self._quietly(partial(self._workers, gone=gone), again=True)
 
     def _workers(self, connection: Connection, *, gone: bool) -> list[WorkerInfo]:
-        liveness = self._claimer.liveness_of_workers(connection).workers
+        rows = connection.execute(self._sql.workers, binary=True).fetchall()
+        liveness = self._claimer.judged("", [row[:7] for row in rows])
         found = []
-        rows = connection.execute(self._sql.workers, binary=True)
-        for worker, host, pid, started_at, renewed_at, workflows, progress, drain_at, is_gone, leases in rows:
+        for row in rows:
+            worker, is_gone = row[0], row[3]
+            host, pid, started_at, renewed_at, workflows, progress, drain_at, leases = row[7:]
             if is_gone and not leases and not gone:
                 continue
-            alive = worker in liveness and liveness[worker].leased
+            alive = not is_gone and liveness[worker].leased
             one = WorkerInfo(worker, alive=alive, leases=leases)
             try:
                 one = replace(
@@ -606,23 +680,40 @@ class PostgresStore:
         received = self._presence.received
         seen_again = 0 if self._replica is None else self._replica.times_caught_up(received)
         stamp = (received, self._presence.received_by.get(worker, 0), foreign, seen_again)
+        called = (self._presence.called, foreign)
         before = self._seen.get(worker)
         lost_seconds = ASK_SECONDS if self._address.proxy else LOST_SECONDS
         changed = before is None or stamp != before.stamp or now - before.changed_at >= lost_seconds
         asks = before is None or before.signals != self._signals or now - before.asked_at >= ASK_SECONDS
-        if changed or asks:
+        due = before is None or called != before.called or self._has_own_due(now)
+        if changed or asks or due:
             changed_at = now if changed or before is None else before.changed_at
-            self._seen[worker] = _Seen(now, changed_at, stamp, self._signals)
-            if worker:
-                self._look_for_signals(worker)
+            asked_at = now if changed or asks or before is None else before.asked_at
+            self._seen[worker] = _Seen(asked_at, changed_at, stamp, self._signals, called)
+        if (changed or asks) and worker and self._holds_none.get(worker) != self._leases:
+            self._look_for_signals(worker)
         mine = self._signalled.get(worker, {})
         runs = {run for position, owner, run in self._arrivals if position > cursor and owner == worker and run in mine}
         position = self._arrivals[-1][0] if self._arrivals else 0
-        return News(max(position, cursor), tuple(sorted(runs)), changed or bool(runs))  # a signal is a change
+        changed |= bool(runs)  # a signal is a change
+        return News(max(position, cursor), tuple(sorted(runs)), changed, due)
+
+    def _has_own_due(self, now: float) -> bool:
+        """Whether a run is due that was released here, so that the worker here should claim."""
+        if now - self._own_at < OWN_SECONDS or not self._due_soon or self._due_soon[0] > self.clock.now():
+            return False
+        self._own_at = now
+        while self._due_soon and self._due_soon[0] <= self.clock.now():
+            heappop(self._due_soon)
+        return True
 
     def _look_for_signals(self, worker: str) -> None:
         """Find the worker's runs with more signals than at the last check, and record their arrival."""
-        rows = self._rows(self._sql.signalled, (worker,))
+        leases = self._leases
+        rows = self._quietly(lambda one: one.execute(self._sql.signalled, (worker, worker), binary=True).fetchall())
+        if not rows:
+            self._holds_none[worker] = leases
+        rows = [row for row in rows if row[0] is not None]
         known = self._signalled.get(worker, {})
         self._signalled[worker] = dict(rows)
         for run, signals in rows:
@@ -682,7 +773,7 @@ class PostgresStore:
         return (self._writer, self._pool, *replicas)
 
     def _rows(self, sql: str, values: Sequence[Any], *, again: bool = True) -> list[Any]:
-        return self._pool.run(lambda one: one.execute(sql, values, binary=True).fetchall(), again=again)
+        return self._quietly(lambda one: one.execute(sql, values, binary=True).fetchall(), again=again)
 
     def _now(self) -> datetime:
         return instant(self.clock.now())
@@ -691,6 +782,12 @@ class PostgresStore:
 def open_url(url: str, *, clock: Clock | None = None, **options: Any) -> PostgresStore:
     """Open the store for `postgresql://user@host:5432/database?schema=name`."""
     return PostgresStore(url, clock=clock, **options)
+
+
+def _due_at(change: Change) -> float | None:
+    """Return when the run is due that a change creates or releases."""
+    at = change.run.due_at if type(change) is Create else getattr(change, "due_at", None)
+    return None if at is None else at.timestamp()
 
 
 def _done(change: Change) -> Answer:
@@ -705,29 +802,42 @@ class _Statements:
 
     def __init__(self, address: Address) -> None:
         run, head, checkpoint, signal, worker = map(address.table, ("run", "head", "checkpoint", "signal", "worker"))
+        meta = address.table("meta")
         finished = ", ".join(f"'{status}'" for status in FINISHED)
-        self.signalled = f"SELECT run, signals FROM {head} WHERE worker = %s AND signals > 0"
+        # A row without a run says that the worker holds runs.
+        self.signalled = (
+            f"SELECT run, signals FROM {head} WHERE worker = %s AND signals > 0"
+            f" UNION ALL (SELECT NULL, NULL FROM {head} WHERE worker = %s LIMIT 1)"
+        )
         self.workers = (
-            f"SELECT id, host, pid, started_at, renewed_at, workflows, progress, drain_at, gone_at IS NOT NULL,"
+            f"SELECT id, boot, boot_seconds, gone_at IS NOT NULL, lease_seconds, process, false,"
+            f" host, pid, started_at, renewed_at, workflows, progress, drain_at,"
             f" (SELECT count(*) FROM {head} h WHERE h.worker = w.id) FROM {worker} w ORDER BY id"
         )
+        now = "coalesce(%(now)s, clock_timestamp())"
+        boot_seconds = "coalesce(%(boot_seconds)s, extract(epoch FROM clock_timestamp())::float8)"
         self.enrol = (
             f"INSERT INTO {worker} (id, host, pid, started_at, renewed_at, boot, boot_seconds, workflows, progress,"
-            f" lease_seconds, process) VALUES (%(id)s, %(host)s, %(pid)s, coalesce(%(started_at)s, %(now)s), %(now)s,"
-            f" %(boot)s, %(boot_seconds)s, %(workflows)s, %(progress)s, %(lease)s, %(process)s)"
+            f" lease_seconds, process) VALUES (%(id)s, %(host)s, %(pid)s, coalesce(%(started_at)s, {now}), {now},"
+            f" %(boot)s, {boot_seconds}, %(workflows)s, %(progress)s, %(lease)s, %(process)s)"
             f" ON CONFLICT (id) DO NOTHING"
         )
         self.renew = (
-            f"UPDATE {worker} SET host = %(host)s, pid = %(pid)s, renewed_at = %(now)s, boot = %(boot)s,"
-            f" boot_seconds = %(boot_seconds)s, workflows = %(workflows)s, progress = %(progress)s,"
+            f"UPDATE {worker} SET host = %(host)s, pid = %(pid)s, renewed_at = {now}, boot = %(boot)s,"
+            f" boot_seconds = {boot_seconds}, workflows = %(workflows)s, progress = %(progress)s,"
             f" lease_seconds = %(lease)s, process = %(process)s, lock = NULL,"
             f" started_at = coalesce(%(started_at)s, started_at) WHERE id = %(id)s AND gone_at IS NULL"
+            f" RETURNING extract(epoch FROM clock_timestamp())::float8, drain_at IS NOT NULL,"
+            f" (SELECT value FROM {meta} WHERE name = %(post)s), {NOT_FLUSHED}"
         )
         self.drain = (
             f"UPDATE {worker} SET drain_at = coalesce(drain_at, %s) WHERE id = %s AND gone_at IS NULL RETURNING 1"
         )
         self.draining = f"SELECT 1 FROM {worker} WHERE id = %s AND drain_at IS NOT NULL"
-        self.leave = f"DELETE FROM {worker} WHERE id = %s AND gone_at IS NULL"
+        self.leave = (
+            f"WITH post AS (DELETE FROM {meta} WHERE name = %(post)s AND value = %(roll)s)"
+            f" DELETE FROM {worker} WHERE id = %(id)s AND gone_at IS NULL RETURNING 1"
+        )
         self.lapse = f"UPDATE {worker} SET boot = '' WHERE id = ANY(%s)"  # a lease under another clock has expired
         # Records in an old part of a divided history stay until it is dropped, unless they are erased.
         self.delete_everywhere = (

@@ -1,4 +1,4 @@
-"""A watchdog that closes silent connections to PostgreSQL, so that their work continues on others."""
+"""A watchdog that closes connections to PostgreSQL: silent ones, so that work continues on others, and unused ones."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ class Watched(Protocol):
 
     def give_up_silent(self, seconds: float) -> int:
         """Close connections that have not answered for `seconds`; return their number."""
+
+    def close_unused(self) -> None:
+        """Close connections that nobody has used for a while."""
 
 
 class Watchdog:
@@ -41,6 +44,7 @@ class Watchdog:
     def _run(self) -> None:
         while not self._ended.wait(self._seconds / _LOOKS):
             for one in self._watched:
+                one.close_unused()
                 if given_up := one.give_up_silent(self._seconds):
                     log.warning(
                         "%s has not answered on %d connections for %g s: they are closed, and others are opened",
