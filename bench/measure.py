@@ -585,6 +585,13 @@ def lists(effort: Effort) -> list[Finding]:
     return findings(effort)
 
 
+def fleet(effort: Effort) -> list[Finding]:
+    """A fleet on one PostgreSQL server; not imported before it is asked for."""
+    from .fleet import findings
+
+    return findings(effort)
+
+
 def web(effort: Effort) -> list[Finding]:
     """The cost of pages: the start of a server, open pages, and a long timeline."""
     from .web import findings
@@ -614,6 +621,7 @@ JOBS: dict[str, Callable[[Effort], list[Finding]]] = {
     "readers": readers,
     "import": importing,
     "postgres": postgres,
+    "fleet": fleet,
     "agents": agents,
     "queues": queues,
     "services": services,
