@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
-from functools import wraps
+from functools import partial, wraps
 
 import httpx
 import psycopg
@@ -20,6 +20,7 @@ from keepstep.model import RunQuery
 from keepstep.ports import looking
 from keepstep.stores.postgres import replica as replicas
 from keepstep.web.application import build
+from tests.engine.world import until
 from tests.postgres import QUICK, Server
 
 
@@ -71,8 +72,8 @@ async def replayed(engine):
     primary, replica = engine._url.partition("?")[0], engine._store_options["replica"]
     with psycopg.connect(primary, autocommit=True) as one, psycopg.connect(replica, autocommit=True) as other:
         (written,) = one.execute("SELECT pg_current_wal_lsn()").fetchone()
-        while not other.execute("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", (written,)).fetchone()[0]:
-            await asyncio.sleep(0.005)
+        reached = partial(other.execute, "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", (written,))
+        await until(lambda: reached().fetchone()[0], "the replay")
     with looking():
         await engine.call(engine.store.list_runs, RunQuery())
 

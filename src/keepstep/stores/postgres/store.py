@@ -160,13 +160,9 @@ class PostgresStore:
         self._services = ServiceStatements(address)
         self._documents = Documents(address)
         self._reads = Reads(address, self._pool, self.clock)
-        self._replica: Replica | None = None
-        if replica is not None:
-            beside = Address(replica, default_schema=address.schema, proxy=proxy, idle_seconds=lease_seconds)
-            pool = Connections(beside, connections, wait_seconds)
-            self._replica = Replica(
-                beside, pool, address, self._pool, clock=self.clock, lag_seconds=replica_lag_seconds
-            )
+        self._replica = (
+            None if replica is None else self._beside(replica, connections, wait_seconds, replica_lag_seconds)
+        )
         self._eraser = Eraser(address)
         self._parts = Parts(address)
         self._locks = Locks(address)
@@ -175,14 +171,12 @@ class PostgresStore:
         self._enrolled: set[str] = set()
         self._drains: dict[str, bool] = {}  # worker: whether it drains, as its last heartbeat found
         self._due_soon: list[float] = []  # a heap of times at which runs are due that were released here
-        self._own_at = float("-inf")
-        self._worked_at = float("-inf")  # the last time at which this process wrote or claimed runs
-        self._leases = 0  # number of times that a worker here may have got a lease
+        self._own_at = self._worked_at = float("-inf")  # the last times of an own look, and of a write or a claim
+        self._leases = self._signals = 0  # numbers of times that a worker here may have got a lease, and of signals
         self._holds_none: dict[str, int] = {}  # worker: that number, when it was found to hold no run
         self._closed = False
         self._watchdog: Watchdog | None = None
         self._authors = Authors()
-        self._signals = 0
         self._seen: dict[str, _Seen] = {}
         self._signalled: dict[str, dict[str, int]] = {}  # worker: its runs, each with its known number of signals
         self._arrivals: deque[tuple[int, str, str]] = deque(maxlen=_ARRIVALS)  # (position, worker, run)
@@ -202,6 +196,13 @@ class PostgresStore:
 
     def __repr__(self) -> str:
         return f"PostgresStore({self.url!r})"
+
+    def _beside(self, url: str, connections: int, wait_seconds: float, lag_seconds: float) -> Replica:
+        """Return a streaming replica of this store."""
+        own = self._address
+        there = Address(url, default_schema=own.schema, proxy=own.proxy, idle_seconds=self.lease_seconds)
+        pool = Connections(there, connections, wait_seconds)
+        return Replica(there, pool, own, self._pool, clock=self.clock, lag_seconds=lag_seconds)
 
     def _open(self, connection: Connection, *, create: bool) -> None:
         migrate(connection, self._address, create=create)
