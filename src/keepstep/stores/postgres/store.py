@@ -156,8 +156,7 @@ class PostgresStore:
         self._presence = WorkerSession(address, self.clock, self._lookouts.answers_after)
         self._statements = Statements(address)
         self._sql = _Statements(address)
-        self._gates = GateStatements(address)
-        self._services = ServiceStatements(address)
+        self._gates, self._services = GateStatements(address), ServiceStatements(address)
         self._documents = Documents(address)
         self._reads = Reads(address, self._pool, self.clock)
         self._replica = (
