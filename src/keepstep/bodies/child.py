@@ -165,7 +165,7 @@ def leave() -> None:
     os._exit(ORPHANED)
 
 
-def main() -> None:
+def main(made: Callable[[socket.socket, Given], Child] = lambda line, _: Child(line)) -> None:
     """Perform bodies for the worker that holds the other end of the socket, as the first argument describes."""
     given = msgspec.json.decode(sys.argv[1], type=Given)
     del sys.argv[1:]
@@ -174,4 +174,4 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (given.memory_bytes, given.memory_bytes))
     for name, level in given.levels.items():
         logging.getLogger(name or None).setLevel(level)
-    Child(socket.socket(fileno=given.descriptor)).run()
+    made(socket.socket(fileno=given.descriptor), given).run()

@@ -36,15 +36,16 @@ class Stopped(BaseException):
 
 # -- the function ------------------------------------------------------------------------------------------------------
 
-_FOUND: dict[Function, Step[..., Any]] = {}
+#: The steps that bodies have asked for in this process. A crash test replaces them.
+FOUND: dict[Function, Step[..., Any]] = {}
 
 
 def step_of(function: Function) -> Step[..., Any]:
     """Return the step whose function has this name here. Its module is imported if it is not yet."""
-    known = _FOUND.get(function)
+    known = FOUND.get(function)
     if known is None:
         found: Any = _unpickled(function.pickled) if function.pickled else _named(function)
-        known = _FOUND[function] = found if isinstance(found, Step) else Step(found)
+        known = FOUND[function] = found if isinstance(found, Step) else Step(found)
     return known
 
 

@@ -46,7 +46,7 @@ class Executors:
         self._open: dict[Any, Executor] = {}
         #: Parts that executors of one kind share, such as the connection to a cluster.
         self.shared: dict[Any, Any] = {}
-        self._kept: set[str] = set()
+        self._stay: set[str] = set()
         self._host: Any = None
 
     def use(self, host: Host, local: Mapping[str, Executor]) -> None:
@@ -64,7 +64,7 @@ class Executors:
         where = step.executor
         if where == "thread" and step.where is None:
             default = self._default if workflow.executor is None else workflow.executor
-            if default is not None and default != "thread" and self._can_be_sent(step):
+            if default is not None and default not in LOCAL and self._can_be_sent(step):
                 where = default
         return self._open.get(where) or self._opened(where)
 
@@ -81,8 +81,8 @@ class Executors:
         why = why_not_sent(step) if step.is_sent else "a test has replaced its body"
         if why is None:
             return True
-        if step.name not in self._kept:
-            self._kept.add(step.name)
+        if step.name not in self._stay:
+            self._stay.add(step.name)
             log.info("step %r runs in a thread of the worker, because %s", step.name, why)
         return False
 
@@ -90,9 +90,14 @@ class Executors:
         option = self._named(where) if isinstance(where, str) else where
         if self._host is None:
             raise DefinitionError("the engine is not open")
-        executor: Executor = self._open.get(option) or option.open(self._host)
+        executor: Executor = self._open.get(option) or self._kept(option.open(self._host))
         self._open[option] = self._open[where] = executor
         return executor
+
+    def _kept(self, executor: Executor) -> Executor:
+        """Return an executor whose bodies outlive the runs that a test forgets."""
+        forgetting = self._host.forgetting
+        return executor if forgetting is None or not executor.is_far else forgetting.executor(executor)
 
     def _named(self, name: str) -> Any:
         if name in self._given:
@@ -104,11 +109,22 @@ class Executors:
         for point in _installed():
             if point.name == name:
                 return check_executor(point.load()(), f"the executor {name!r} of {point.value}")
-        known = sorted({*LOCAL, *BUILT_IN, *self._given, *(point.name for point in _installed())})
+        raise self._unknown(name)
+
+    def check_known(self, name: str) -> None:
+        """Refuse a name that no executor has, without opening any."""
+        if name not in self._names():
+            raise self._unknown(name)
+
+    def _names(self) -> list[str]:
+        return sorted({*LOCAL, *BUILT_IN, *self._given, *(point.name for point in _installed())})
+
+    def _unknown(self, name: str) -> DefinitionError:
         from difflib import get_close_matches  # noqa: PLC0415 - only for a wrong name
 
+        known = self._names()
         near = get_close_matches(name, known, 1)
-        raise DefinitionError(
+        return DefinitionError(
             f"this worker has no executor {name!r}{f'; did you mean {near[0]!r}?' if near else ''}; it has "
             f"{', '.join(known)}; give it one with ks.open(executors={{{name!r}: ...}})"
         )
@@ -117,6 +133,11 @@ class Executors:
     def at_work(self) -> int:
         """Bodies that run or wait outside this process's own threads."""
         return sum(getattr(one, "at_work", 0) for one in set(self._open.values()))
+
+    @property
+    def lines(self) -> int:
+        """Connections to processes of bodies. They need no attention while no body is at work."""
+        return sum(getattr(one, "lines", 0) for one in set(self._open.values()))
 
     async def close(self) -> None:
         """Close what was opened."""

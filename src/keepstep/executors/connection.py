@@ -22,7 +22,7 @@ log = logging.getLogger("keepstep")
 
 #: Seconds that a killed process may take to be gone. More means that it hangs in the kernel.
 GONE_SECONDS = 10.0
-_START = "import sys; sys.path[:] = sys.argv[2:]; from keepstep.bodies.{module} import main; main()"
+_START = "import sys; sys.path[:] = sys.argv[2:]; from {module} import main; main()"
 
 
 class Connection(asyncio.Protocol):
@@ -48,14 +48,20 @@ class Connection(asyncio.Protocol):
     def pid(self) -> int:
         return 0 if self._process is None else self._process.pid
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether the loop holds a socket to the process."""
+        return self._transport is not None and not self._transport.is_closing()
+
     def start(self, module: str, given: Given) -> None:
-        """Start a process with a module of `keepstep.bodies`. Messages wait until it is ready."""
+        """Start a process with a module of `keepstep.bodies`, or of a full name. Messages wait until it is ready."""
         mine, theirs = socket.socketpair()
         given = msgspec.structs.replace(given, descriptor=theirs.fileno(), levels=_levels())
         text = msgspec.json.encode(given).decode()
         path = [os.path.abspath(one) for one in sys.path]  # noqa: PTH100 - a Path of "" is "."
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001 - as multiprocessing does
-        command = [sys.executable, *flags, "-P", "-c", _START.format(module=module), text, *path]
+        start = _START.format(module=module if "." in module else f"keepstep.bodies.{module}")
+        command = [sys.executable, *flags, "-P", "-c", start, text, *path]
         try:
             # Its own session: a Ctrl-C in the terminal reaches the worker alone, and a kill reaches all it has started.
             self._process = subprocess.Popen(  # noqa: S603 - this Python, and a module of ours

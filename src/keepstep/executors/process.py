@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ..checks import check_count, check_seconds
 from .connection import Connection
@@ -67,7 +67,7 @@ class _Child:
         self.idle_since = pool.loop.time()
         self.suspended_since: float | None = None
         self.line = Connection(self._reported, self._ended)
-        self.line.start("child", Given(0, pool.spec.memory_bytes or 0))
+        self.line.start(pool.module, Given(0, pool.spec.memory_bytes or 0, settings=pool.settings))
 
     def send(self, body: Body) -> None:
         body.place = self
@@ -93,6 +93,10 @@ class _Child:
 class ProcessPool(FarExecutor):
     """Warm processes, shared by all runs of a worker."""
 
+    #: The module that a process runs, and its settings.
+    module = "child"
+    settings: ClassVar[dict[str, Any]] = {}
+
     def __init__(self, spec: Process, host: Any) -> None:
         super().__init__(host)
         self.spec = spec
@@ -113,6 +117,11 @@ class ProcessPool(FarExecutor):
     def at_work(self) -> int:
         """Bodies that have not ended."""
         return len(self._waiting) + sum(len(child.bodies) for child in self._children)
+
+    @property
+    def lines(self) -> int:
+        """Connections to processes."""
+        return sum(child.line.is_connected for child in self._children)
 
     def submit(self, body: Body) -> None:
         self._waiting.append(body)

@@ -64,7 +64,7 @@ class Given(msgspec.Struct, frozen=True):
     memory_bytes: int = 0
     #: Levels of the worker's loggers, by their names; "" is the root.
     levels: dict[str, int] = {}
-    #: Settings of the executor, for a process that speaks to a cluster.
+    #: Settings for the module that it runs, such as those of a cluster.
     settings: dict[str, Any] = {}
 
 

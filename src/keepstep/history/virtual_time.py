@@ -31,6 +31,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._now = 0.0
         self._away = 0
         self._checks: list[Callable[[], bool]] = []
+        self._counts: list[Callable[[], int]] = []
         super().__init__(_Jumps(self))
         self._clock_resolution = 1e-6  # after years of virtual time, a float cannot tell closer instants apart
 
@@ -45,6 +46,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Wait in real time while `check` returns true."""
         self._checks.append(check)
 
+    def disregard(self, count: Callable[[], int]) -> None:
+        """Do not wait for as many file descriptors as `count` returns."""
+        self._counts.append(count)
+
     @property
     def is_away(self) -> bool:
         """Whether an executor is working for code of this loop."""
@@ -52,7 +57,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def outside(self, registered: int) -> bool:
         """Whether outside work may still wake the loop. `registered` is its number of file descriptors."""
-        own = 1  # the pipe by which other threads wake the loop
+        own = 1 + sum(count() for count in self._counts)  # 1 is the pipe by which other threads wake the loop
         return registered > own or self._away > 0 or any(check() for check in self._checks)
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]

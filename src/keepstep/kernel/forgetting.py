@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextvars import Context, ContextVar, copy_context
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from .step import perform
 from .stop import DRIVING, FINISHING, Stop
 
 if TYPE_CHECKING:
+    from ..ports import Executor
     from ..records.record import Record
     from .calls import StepCall
     from .driver import RunDriver
@@ -104,27 +105,34 @@ class Forgetting:
         """The executor of plain bodies."""
         return _KeepingThreads(self, limit, name)
 
+    def executor(self, inner: Executor) -> Executor:
+        """The executor of bodies in other processes."""
+        return _KeepingExecutor(self, inner)
+
     def _keeping(self, call: StepCall[Any], function: Callable[..., Any]) -> Callable[..., Any]:
         async def body(*args: Any, **kwargs: Any) -> Any:
-            kept = self.body(call, CURRENT.get())
-            if kept.future is None:
-                context = copy_context()
-                context.run(CURRENT.set, kept.scope)
-                kept.future = self._host.beside(_outcome(function, args, kwargs), context)
-            try:
-                value, error = await asyncio.shield(kept.future)
-            except asyncio.CancelledError:
-                if call.run.stop.detached == FORGOTTEN or kept.future.done():
-                    raise
-                kept.future.cancel()
-                value, error = await kept.future
-            kept.scope.flush_emitted()
-            kept.share_spending()
-            if error is not None:
-                raise error
-            return value
+            return await self.outcome(call, self.body(call, CURRENT.get()), lambda: function(*args, **kwargs))
 
         return body
+
+    async def outcome(self, call: StepCall[Any], kept: _Body, begin: Callable[[], Awaitable[Any]]) -> Any:
+        """Return what a body returns. `begin` is called unless an earlier incarnation has begun the body."""
+        if kept.future is None:
+            context = copy_context()
+            context.run(CURRENT.set, kept.scope)
+            kept.future = self._host.beside(_outcome(begin), context)
+        try:
+            value, error = await asyncio.shield(kept.future)
+        except asyncio.CancelledError:
+            if call.run.stop.detached == FORGOTTEN or kept.future.done():
+                raise
+            kept.future.cancel()
+            value, error = await kept.future
+        kept.scope.flush_emitted()
+        kept.share_spending()
+        if error is not None:
+            raise error
+        return value
 
     def body(self, call: StepCall[Any], scope: Attempt) -> _Body:
         """Return the body of an attempt: a new one, or one that an earlier incarnation has begun."""
@@ -218,12 +226,10 @@ class _Face:
         return getattr(self._body.line.run, name)
 
 
-async def _outcome(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, BaseException | None]:
+async def _outcome(begin: Callable[[], Awaitable[Any]]) -> tuple[Any, BaseException | None]:
     """Return what a body returns or raises; `SystemExit` in a task would end the loop."""
     try:
-        return await function(*args, **kwargs), None
+        return await begin(), None
     except asyncio.CancelledError:
         raise
     except BaseException as error:  # noqa: BLE001 - the step raises it
@@ -246,6 +252,28 @@ class _KeepingThreads(ThreadPool):
             context.run(CURRENT.set, kept.scope)
             kept.future = super().submit(context, function)
         return _follower(kept, call.run)
+
+
+class _KeepingExecutor:
+    """As `_KeepingThreads`, for bodies in other processes."""
+
+    def __init__(self, forgetting: Forgetting, inner: Any) -> None:
+        self._forgetting, self._inner = forgetting, inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def execute(self, here: Any, seconds: float | None) -> Any:
+        if here.call.step.at_most_once:
+            return await self._inner.execute(here, seconds)
+        kept = self._forgetting.body(here.call, here)
+        if kept.future is None:
+            kept.scope.first_at = here.first_at
+        try:
+            return await self._forgetting.outcome(here.call, kept, lambda: self._inner.execute(kept.scope, seconds))
+        finally:
+            here.started_at, here.on_durable = kept.scope.started_at or here.started_at, kept.scope.on_durable
+            here.add(kept.scope.more)
 
 
 def _did_not_begin(future: Future[Any]) -> bool:

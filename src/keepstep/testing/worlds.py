@@ -15,7 +15,7 @@ from ..kernel.idle import only_waits
 from ..model import FINISHED, Event, RunQuery, Status
 from ..ports import Store
 from .events import Events
-from .virtual import EPOCH, VirtualClock, VirtualLoop, at_work
+from .virtual import EPOCH, VirtualClock, VirtualLoop, at_work, attend
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -182,7 +182,7 @@ async def _opened(make: Callable[[], Engine]) -> Engine:
     await engine.open()
     loop = asyncio.get_running_loop()
     if isinstance(loop, VirtualLoop):
-        loop.wait_while(functools.partial(at_work, engine))
+        attend(loop, engine)
     return engine
 
 
