@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ...checks import check_name
+from ...checks import check_executor, check_name
 from ...engine.engine import Engine
 from ...errors import DefinitionError
 from ...model.signal import RESERVED
@@ -68,6 +68,7 @@ def crashtest(
     seed: int = 0,
     life_seconds: float = LIFE_SECONDS,
     jobs: int | None = None,
+    executor: Any = None,
     progress: Callable[[int, int], None] | None = None,
     **kwargs: Any,
 ) -> Report:
@@ -76,10 +77,13 @@ def crashtest(
     Each process works in its own empty folder (with copies of `files`), in memory, and in virtual time. `answers` are
     the signals that the workflow waits for; breakpoints of graphs are resumed without one. `set_up` is called before
     each crash, in that folder; a context manager that it returns lasts until the recovery is over. `each_life` is
-    called in every process before the workflow. `ignore` names effects that may be repeated without harm.
+    called in every process before the workflow. `ignore` names effects that may be repeated without harm. `executor` is
+    that of plain functions that name none. Whatever a step names, bodies that run elsewhere run in processes of this
+    machine: each of them dies alone, too, and with its worker.
     """
     limit = at_most or DEFAULTS["at_most"]
     plan = _plan(workflow, args, kwargs, answers, each_life)
+    plan = replace(plan, executor=None if executor is None else check_executor(executor, "executor="))
     setting = _setting(set_up, files, life_seconds)
     began = time.monotonic()
     several = jobs or (1 if set_up is not None else min(os.cpu_count() or 1, MAX_JOBS))

@@ -12,12 +12,12 @@ import sys
 import sysconfig
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ...kernel.attempt import idempotency_key
 from ...ports import CURRENT
 from ..faults.recorder import Recorder
 
@@ -32,7 +32,7 @@ _REQUEST = re.compile(rb"([A-Z]+) (\S+) HTTP/\d")
 _KEY_HEADER = re.compile(rb"^(?:x-)?idempoten\w+-key:[ \t]*([^\r\n]+)", re.IGNORECASE | re.MULTILINE)
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 #: Prefix of Keepstep's own modules; the line of the user's code is above them on the stack.
-_OURS = str(Path(__file__).parents[1]) + os.sep
+_OURS = str(Path(__file__).parents[2]) + os.sep
 _LIBRARY = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
@@ -96,6 +96,15 @@ class Watch:
         finally:
             self._inside.busy = False
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Record nothing that this thread does meanwhile."""
+        before, self._inside.busy = getattr(self._inside, "busy", False), True
+        try:
+            yield
+        finally:
+            self._inside.busy = before
+
     # -- recording -----------------------------------------------------------------------------------------------------
 
     def scope(self) -> Any:
@@ -108,7 +117,7 @@ class Watch:
     def happened(self, kind: str, text: str, *, key: str | None = None, twice: bool, carries: bytes = b"") -> None:
         """Record an effect. `twice`: a repetition matters; `carries`: data that may contain the step's key."""
         scope = self.scope()
-        if scope is None or scope.run.stop.detached:
+        if scope is None or _has_left(scope):
             return
         frame = _their_frame()
         if frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "logging":
@@ -125,7 +134,7 @@ class Watch:
     def _note(self, what: str, scope: Any, data: dict[str, Any]) -> None:
         run = scope.run
         step, number = (scope.key, scope.number) if scope.in_step else ("", 0)
-        self._recorder.note(what, run=run.id, step=step, attempt=number, worker=run.worker, data=data)
+        self._recorder.note(what, run=run.id, step=step, attempt=number, worker=getattr(run, "worker", ""), data=data)
 
     def keyed(self, text: str, carries: bytes) -> None:
         """Record further data of an effect, which may contain the key that makes a repetition harmless."""
@@ -253,7 +262,13 @@ def _key_among(headers: Any) -> str | None:
 
 
 def _key_of(scope: Any) -> str:
-    return idempotency_key(scope.run.id, scope.key, scope.run.generation) if scope.in_step else ""
+    return scope.idempotency_key() if scope.in_step else ""
+
+
+def _has_left(scope: Any) -> bool:
+    """Whether the run of a body is no longer driven here. A body in another process ends with that instead."""
+    stop = getattr(scope.run, "stop", None)
+    return stop is not None and bool(stop.detached)
 
 
 def _brief(text: str) -> str:

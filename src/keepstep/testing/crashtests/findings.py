@@ -13,6 +13,7 @@ from typing import Any
 from ..faults.recorder import BODY, Effect, repeated
 from . import trial
 from .effects import EFFECT, KEYED, is_theirs
+from .far import HERE_INSTEAD, is_alone
 from .process import CHANCE, End
 from .trial import Trial
 
@@ -155,6 +156,9 @@ class Judge:
             message = f"{name.strip()} was not sent: nothing has waited for it"
             yield Finding(WARNING, "unsent", message, f"remove it, or check that its name is spelt as in {word}")
         yield from self._useless()
+        for name in dict.fromkeys(one.data["executor"] for one in self.first.record if one.what == HERE_INSTEAD):
+            message = f"bodies of executor {name!r} ran in processes of this machine, by the same protocol"
+            yield Finding(NOTE, "here-instead", message, "what its cluster does by itself is not tested")
         for deed in self.deeds:
             if not deed.step:
                 severity = ERROR if deed.twice or deed.kind in ("request", "connection") else WARNING
@@ -304,6 +308,11 @@ class Judge:
     def _differs(self, trial: Trial) -> Finding:
         base, end = self.first, trial.end
         now, then = _brief(_outcome(end)), _brief(_outcome(base.end))
+        moment = trial.moment
+        if moment is not None and is_alone(moment) and f"{moment.run} {moment.step}" not in trial.values:
+            step, result = name_of(moment.step), f"it ends with {now} instead of {then}"
+            message = f"step {step} fails when the process of its body dies: {result}"
+            return Finding(ERROR, "lost", message, "let another attempt follow: retry=ks.Retry(attempts=3)", step)
         message = f"after a crash it ends with {now} instead of {then}"
         steady = {key: value for key, value in base.values.items() if self.second.values.get(key) == value}
         other = [key for key, value in steady.items() if trial.values.get(key, value) != value]

@@ -7,7 +7,6 @@ the disk, the record of effects and the outside world remain.
 from __future__ import annotations
 
 import asyncio
-import copy
 import hashlib
 import itertools
 import json
@@ -17,7 +16,6 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +36,12 @@ from ...values import VALUES
 from ...workflows.definition import Workflow
 from ..faults.crash import MemoryDisk, SQLiteDisk
 from ..faults.recorder import Recorder
-from ..virtual import EPOCH, VirtualClock, VirtualLoop, at_work
-from .crash_points import Moment, MortalStore, Stepwise
+from ..virtual import EPOCH, VirtualClock, VirtualLoop, attend
+from .crash_points import Moment, MortalStore
 from .effects import Watch
+from .far import LocalProcesses
 from .nondeterminism import notice
+from .watched import about, in_braces, watched
 
 #: Id of the run in every life, so that ids, idempotency keys and random values are the same each time.
 RUN = "crashtest"
@@ -96,6 +96,8 @@ class Plan:
     store: str = "memory"
     #: Time of the clock at the start.
     epoch: float = EPOCH
+    #: The executor of plain functions that name none.
+    executor: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,7 @@ class Life:
         self.store = MortalStore(self.disk.open(), self.recorder, self.reach)
         parts = Parts(perform=self._perform)
         self.engine = Engine(self.store, clock=self.clock, linger_seconds=0.01, parts=parts)
+        self.engine.executors = LocalProcesses(self.plan.executor, self)
         self.over: asyncio.Future[End] = self.loop.create_future()
         self.answers = Answers(self)
         if self.plan.each_life is not None:
@@ -191,7 +194,7 @@ class Life:
         self.reach(Moment(" ".join(map(str, (*place, number))), words, scope.key, line, scope.run.id))
 
     def _before_effect(self, scope: Any, text: str, line: str) -> None:
-        self.inside(scope, "effect", f"before its effect {{n}}: {text.replace('{', '{{').replace('}', '}}')}", line)
+        self.inside(scope, "effect", f"before its effect {{n}}: {in_braces(text)}", line)
 
     def _chance(self, called: str, line: str, instead: str) -> None:
         self.recorder.note(CHANCE, run=RUN, data={"called": called, "line": line, "instead": instead})
@@ -231,45 +234,21 @@ class Life:
     async def _perform(self, call: Any) -> None:
         if call.step.transactional and not self.store.transactional:
             os._exit(WANTS_SQLITE)
-        call.step = self._watched(call.step)
+        call.step = watched(call.step, self)
         await perform(call)
 
-    def _watched(self, step: Any) -> Any:
-        """Return the step with a body that reports the moments inside it."""
-        watched = copy.copy(step)
-        inner = step.body
-
-        async def body(*args: Any, **kwargs: Any) -> Any:
-            scope = self._body_begins(step)
-            try:
-                value = await Stepwise(inner(*args, **kwargs), partial(self._awaits, scope))
-            finally:
-                self.watch.bodies.remove(scope)
-            self.inside(scope, "end", "after its body, before its result is recorded")
-            return value
-
-        def plain_body(*args: Any, **kwargs: Any) -> Any:
-            scope = self._body_begins(step)
-            try:
-                value = inner(*args, **kwargs)
-            finally:
-                self.watch.bodies.remove(scope)
-            self.inside(scope, "end", "after its body, before its result is recorded")
-            return value
-
-        watched.body = body if step.is_async else plain_body
-        return watched
-
-    def _body_begins(self, step: Any) -> Any:
+    def begins(self, step: Any) -> Any:
+        """Note that a body begins, and return its scope."""
         scope = CURRENT.get()
         self.watch.catch_clients()
         self.inside(scope, "start", "as its body begins")
-        self.recorder.body(once=step.at_most_once, verified=step.verify is not None)
+        self.recorder.body(**about(step))
         self.watch.bodies.append(scope)
         return scope
 
-    def _awaits(self, scope: Any, line: str) -> None:
-        self.inside(scope, "await", "at its await {n}", line)
+    def ends(self, scope: Any) -> None:
+        """Note that a body has ended."""
+        self.watch.bodies.remove(scope)
 
     # -- when nothing moves --------------------------------------------------------------------------------------------
 
@@ -448,7 +427,7 @@ class LifeLoop(VirtualLoop):
         """Ask this life from now on."""
         self._life = life
         self._far = self.call_later(FAR_SECONDS, str)  # a loop without any timer would not ask
-        self.wait_while(partial(at_work, life.engine))
+        attend(self, life.engine)
 
     def timers(self) -> list[asyncio.TimerHandle]:
         """Return the timers of all others."""

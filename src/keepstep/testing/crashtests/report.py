@@ -10,7 +10,7 @@ from .findings import ERROR, NOTE, WARNING, Crash, Finding, name_of, short
 
 _ORDER = (ERROR, WARNING, NOTE)
 #: Findings whose message contains a run's result, which may differ each time.
-_WITH_VALUES = frozenset({"memory", "different-result", "not-deterministic"})
+_WITH_VALUES = frozenset({"memory", "different-result", "not-deterministic", "lost"})
 
 
 def _kind(finding: Finding) -> Finding:

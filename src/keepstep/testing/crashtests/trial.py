@@ -27,6 +27,7 @@ from ...errors import DefinitionError
 from ..faults.recorder import Effect, Recorder
 from .crash_points import Moment
 from .effects import writable
+from .far import has_died
 from .process import DIED, ENDED, WANTS_SQLITE, End, Life, LifeLoop, Plan
 
 #: Time in seconds after which a process of a crash test counts as hanging.
@@ -141,6 +142,7 @@ def _trial(plan: Plan, setting: Setting, moment: Moment | None, *, curious: bool
         finally:
             for pid in pids:
                 _kill(pid)  # ends processes that were started and left behind
+        trial.crashed |= has_died(folder)
         trial.wants_sqlite = code == WANTS_SQLITE
         trial.end = _end(folder, code)
         trial.printed = (folder / "printed").read_text(encoding="utf-8", errors="replace")[-MAX_PRINTED:]
