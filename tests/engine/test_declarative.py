@@ -1,6 +1,7 @@
 """Workflows from files under way: every kind of step, live and after crashes, and what a file says about the whole."""
 
 import asyncio
+import os
 import sys
 import types
 from pathlib import Path
@@ -14,6 +15,7 @@ from keepstep.policies.queue import DECLARED
 from keepstep.workflows.definition import KNOWN, Step
 from keepstep.workflows.files.build import Names
 from keepstep.workflows.files.load import check
+from tests.engine import far_functions
 from tests.engine.world import replay_from_every_prefix, steps_of, until_status
 
 pytestmark = pytest.mark.usefixtures("nothing_known")
@@ -396,6 +398,42 @@ steps: {only: {function: busy, exit: true}}
         DECLARED.pop("narrow", None)
     assert most == 1
     assert (limits.concurrency, limits.per_key, limits.rate) == (1, 1, ks.Rate(1000, per=60.0, burst=50))
+
+
+# -- bodies in other processes -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.one_store
+async def test_functions_of_a_file_run_where_it_says(world, file):
+    """An adapted function crosses by itself: the worker takes its arguments from the state, and puts its result in."""
+    flow = file("""
+spec: {executor: process}
+steps:
+  twice: {function: double, with: {number: n}, into: n, next: each}
+  each: {kind: map, function: double, over: all, executor: process, next: where}
+  where: {function: whereabouts, into: pid, executor: process, next: here}
+  here: {function: pid_here, into: here, executor: thread}
+""")
+    graph = ks.load(flow, modules=[far_functions])
+    result = await done(world, graph, n=4, all=[1, 2])
+    pids = result.pop("pid"), result.pop("here")
+    assert result == {"n": 8, "all": [1, 2], "each": [2, 4]}
+    assert pids[1] == os.getpid() != pids[0]
+
+
+@pytest.mark.one_store
+@pytest.mark.live_only
+async def test_an_executor_of_a_file_that_cannot_take_the_function_is_refused(world, file):
+    with pytest.raises(InvalidGraph) as caught:
+        ks.load(file("steps:\n  only: {exit: true, executor: inline}"), functions={"only": nothing})
+    [problem] = caught.value.problems
+    assert (problem.line, problem.column) == (4, 32)
+    assert "runs in executor='thread', not 'inline'" in problem.what
+    with pytest.raises(InvalidGraph, match=r"flow\.yaml:4:32: error: steps\.only\.executor: it must be a name"):
+        ks.load(file("steps:\n  only: {exit: true, executor: 3}"), functions={"only": nothing})
+    unknown = ks.load(file("steps: {only: {exit: true, with: {a: b}, executor: proces}}"), functions={"only": nothing})
+    with pytest.raises(ks.RunFailed, match="did you mean 'process'"):
+        await done(world, unknown, b=1)
 
 
 def test_checking_a_file_declares_no_queue(file):

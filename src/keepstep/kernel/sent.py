@@ -42,7 +42,12 @@ def why_not_sent(step: Step[..., Any]) -> str | None:
         return "its body writes in the store's own transaction"
     if step.ignore:
         return f"its arguments {', '.join(sorted(step.ignore))} are ignored, so they are not encoded"
-    return why_not_found(step.fn)
+    return why_not_found(_function(step))
+
+
+def _function(step: Step[..., Any]) -> Callable[..., Any]:
+    """Return the function that crosses."""
+    return step.fn if step.sends is None else step.sends.fn
 
 
 def task_of(attempt: Any, *, pickled: bool = False) -> Task:
@@ -51,12 +56,13 @@ def task_of(attempt: Any, *, pickled: bool = False) -> Task:
     step, names = call.step, call.names
     if step.transactional or step.ignore:
         raise DefinitionError(f"step {step.name!r} cannot run in another process, because {why_not_sent(step)}")
+    given, kwargs = (call.args, call.kwargs) if step.sends is None else step.sends.arguments(*call.args)
     states: list[int] = []
-    args = [_crossing(one, place, states) for place, one in enumerate(call.args)]
+    args = [_crossing(one, place, states) for place, one in enumerate(given)]
     return Task(
         f"ks-{attempt.idempotency_key()}-{attempt.number}",
-        _pickled(step) if pickled else function_of(step.fn, step.name),
-        step.values.encode((args, call.kwargs), f"step {attempt.key!r}: input"),
+        _pickled(step) if pickled else function_of(_function(step), step.name),
+        step.values.encode((args, kwargs), f"step {attempt.key!r}: input"),
         run.id,
         run.workflow.name,
         attempt.key,
@@ -84,7 +90,8 @@ def _pickled(step: Step[..., Any]) -> Function:
     """Return the step's function as the cluster's own pickling writes it."""
     import cloudpickle  # noqa: PLC0415 - comes with the cluster's library
 
-    return Function(step.fn.__module__, step.fn.__qualname__, "", cloudpickle.dumps(step.fn))
+    fn = _function(step)
+    return Function(fn.__module__, fn.__qualname__, "", cloudpickle.dumps(fn))
 
 
 def _traceparent(attempt: Any) -> str | None:
@@ -192,7 +199,12 @@ class SentAttempt:
         value = (
             await self._host.off_loop(values.decode, done.data, where) if is_large else values.decode(done.data, where)
         )
-        match done.form:
+        found, sends = self._formed(done.form, value), attempt.call.step.sends
+        return found if sends is None else sends.result(found)
+
+    def _formed(self, form: str, value: Any) -> Any:
+        """Return a result as the body has returned it."""
+        match form:
             case "":
                 return value
             case "state":
@@ -202,7 +214,9 @@ class SentAttempt:
             case "changes":
                 state, stage, agent = value
                 return Changes(state, stage=stage, agent=agent)
-        raise DefinitionError(f"step {attempt.key!r}: its body has a newer Keepstep, whose result cannot be read here")
+        raise DefinitionError(
+            f"step {self._attempt.key!r}: its body has a newer Keepstep, whose result cannot be read here"
+        )
 
 
 def _since_first(attempt: Any) -> float:

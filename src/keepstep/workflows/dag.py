@@ -39,7 +39,7 @@ class Dag(Workflow[..., dict[str, Any]]):
     `when` function reads. Its result maps the names of its last steps, those that no other step needs, to their
     results. `concurrency` limits the steps in progress, and `place` is the place of the definition for messages. The
     other options are those of `ks.workflow`: `name`, `version`, `on_change`, `migrate`, `durability`, `budget`,
-    `retain`, `schedule`, `hooks`, `step_hooks`, `record_input`, `classify`, `undo` and `recovery`.
+    `retain`, `schedule`, `hooks`, `step_hooks`, `record_input`, `classify`, `undo`, `recovery` and `executor`.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class Dag(Workflow[..., dict[str, Any]]):
         classify: Classify | None = None,
         undo: Callable[..., Any] | None = None,
         recovery: Recovery | str | Callable[..., Any] | None = None,
+        executor: Any = None,
         concurrency: int | None = None,
         inputs: Iterable[str] = (),
         place: Place | None = None,
@@ -85,6 +86,7 @@ class Dag(Workflow[..., dict[str, Any]]):
                 classify=classify,
                 undo=undo,
                 recovery=recovery,
+                executor=executor,
             )
         except DefinitionError as error:
             raise DefinitionError(f"{place}: {error}") from None

@@ -7,6 +7,7 @@ import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from types import MappingProxyType, MethodType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar, get_args, overload
@@ -71,6 +72,18 @@ def checked_retry(retry: Any, step: str) -> Retry:
     return retry
 
 
+@dataclass(frozen=True, slots=True)
+class Sends:
+    """The part that crosses to another process, for a step whose function only adapts another one."""
+
+    #: The other function.
+    fn: Callable[..., Any]
+    #: Returns its arguments, of those of the step.
+    arguments: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]
+    #: Returns the result of the step, of that of the other function.
+    result: Callable[[Any], Any]
+
+
 class Step(Generic[P, R]):
     """A named unit whose completion is recorded. `fn` is the bare function."""
 
@@ -133,6 +146,8 @@ class Step(Generic[P, R]):
         self.call_key = ""
         #: Where its bodies run, if that is said: a name, or an object that opens an executor.
         self.where = None if executor is None else check_executor(executor, f"step {self.name!r}: executor=")
+        #: The part that crosses to another process instead of the function, if that only adapts another one.
+        self.sends: Sends | None = None
         self._given = fn
         self.streams = inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn)
         self.set_body(fn, is_async=inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn))

@@ -234,7 +234,7 @@ class Graph(Workflow[..., R], Generic[S, R]):
     the steps named in `interrupt_before` and after those named in `interrupt_after`. With `keep="newest"`, a run
     removes records that are older than its newest whole states. The other options are those of
     `ks.workflow`: `name`, `version`, `on_change`, `migrate`, `durability`, `budget`, `retain`, `schedule`,
-    `hooks`, `step_hooks`, `classify`, `undo` and `recovery`.
+    `hooks`, `step_hooks`, `classify`, `undo`, `recovery` and `executor`.
     """
 
     carries_state = True
@@ -268,6 +268,7 @@ class Graph(Workflow[..., R], Generic[S, R]):
         classify: Classify | None = None,
         undo: Callable[..., Any] | None = None,
         recovery: Recovery | str | Callable[..., Any] | None = None,
+        executor: Any = None,
     ) -> None:
         async def walk(state: Mapping[str, Any] | None = None, /, **values: Any) -> Any:
             scope = CURRENT.get()
@@ -292,6 +293,7 @@ class Graph(Workflow[..., R], Generic[S, R]):
             classify=classify,
             undo=undo,
             recovery=recovery,
+            executor=executor,
         )
         self.place = place_here(self.name)
         if type(max_iterations) is not int or max_iterations < 1:

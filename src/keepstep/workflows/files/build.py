@@ -44,6 +44,7 @@ from .parts import (
     scheduled,
     seconds,
     sending,
+    sending_of,
     service_options,
     task_options,
     waits,
@@ -191,6 +192,7 @@ class Builder:
             schedule=self._schedule(),
             on_change=self._text("policies", "resilience", "on_change") or "fail",  # type: ignore[arg-type]
             recovery=self._recovery(),
+            executor=self._text("spec", "executor"),
             keep=self._text("policies", "resilience", "keep") or "all",  # type: ignore[arg-type]
             interrupt_before=self._plain("policies", "observability", "interrupt_before") or (),
             interrupt_after=self._plain("policies", "observability", "interrupt_after") or (),
@@ -295,6 +297,7 @@ class Builder:
             schedule=self._schedule(),
             on_change=self._text("policies", "resilience", "on_change") or "fail",  # type: ignore[arg-type]
             recovery=self._recovery(),
+            executor=self._text("spec", "executor"),
             concurrency=self._whole("spec", "resources", "concurrency"),
             place=self.place,
         )
@@ -362,18 +365,21 @@ class Builder:
         keys = {parameter: one.data for parameter, one in parts(step, "with").items()} if "with" in step.data else None
         into = data(step, "into")
         options = self._options(name, step, found)
-        body = body_of(found)
+        body, sends = body_of(found), None
         if keys is not None or into is not None:
             if options.get("transactional"):
                 raise DefinitionError("with: and into: cannot be used with a transactional step; let it take the state")
             options.pop("ignore", None)  # `ignore` names parameters of the function, but the adapter has only the state
+            sends = sending_of(body, keys, into, name)
             body = adapted(streaming_body(body, options.pop("collect", None)), keys, into, name)
             for option, missing in (("ready", True), ("verify", None), ("cost", 0.0)):
                 if callable(options.get(option)) and keys is not None:
                     options[option] = asked_with(options[option], keys, missing)
             if options.get("undo") is not None:
                 options["undo"] = adapted_undo(options["undo"], keys, into, name)
-        return with_description(Step(body, name=name, **options), name, step)
+        made: Step[..., Any] = Step(body, name=name, **options)
+        made.sends = sends
+        return with_description(made, name, step)
 
     def _options(self, name: str, step: Value, found: Any = None) -> dict[str, Any]:
         """Return the options of a step: its own, else those of the function if it is a step, else those of the file."""
@@ -390,7 +396,7 @@ class Builder:
             options["retry"] = retried(retry)
         if limit is not None:
             options["timeout"] = seconds(limit)
-        options |= {name: data(step, name) for name in ("service", "cost") if name in step.data}
+        options |= {name: data(step, name) for name in ("service", "cost", "executor") if name in step.data}
         if "undo" in step.data:
             options["undo"] = self._given(name, step, "function", self.functions, under="undo")
         if "undo_unfinished" in step.data:
@@ -486,7 +492,9 @@ class Builder:
         try:
             make(*args)
         except KeepstepError as error:
-            self.problems.append(problem(f"steps.{name}", str(error), "", step.key))
+            field = "executor" if "executor" in step.data and "executor=" in str(error) else ""
+            path, at = (f"steps.{name}.{field}", step.data[field].at) if field else (f"steps.{name}", step.key)
+            self.problems.append(problem(path, str(error), "", at))
 
     def _text(self, *path: str) -> str | None:
         found = inside(self.root, *path)

@@ -12,10 +12,11 @@ from functools import partial
 from typing import Any
 
 from ...errors import DefinitionError, Permanent
+from ...model.tree import thaw
 from ...policies import All, Breaker, Cron, Every, Quorum, Rate, Retry, Schedule, Tolerate, WaitPolicy
 from ...policies import Any as AnyOne
 from ...policies.queue import COUNTS, Queue
-from ..definition import Step
+from ..definition import Sends, Step
 from ..fingerprint import short_hash
 from .check import kind_of
 from .http import Request, bare_url
@@ -291,6 +292,16 @@ def adapted(fn: Callable[..., Any], keys: dict[str, str] | None, into: str | Non
 
     body.__signature__ = _SIGNATURE  # type: ignore[attr-defined]
     return body
+
+
+def sending_of(fn: Callable[..., Any], keys: dict[str, str] | None, into: str | None, name: str) -> Sends:
+    """Return what of an adapted function crosses to another process: the function, and what it takes and gives."""
+
+    def arguments(state: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        args, kwargs = _given(keys, name, state)
+        return args, {parameter: thaw(one) for parameter, one in kwargs.items()}
+
+    return Sends(fn, arguments, lambda result: result if into is None else {into: result})
 
 
 def asked_with(fn: Callable[..., Any], keys: dict[str, str], missing: Any) -> Callable[..., Any]:
