@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from datetime import UTC, datetime
 from pathlib import Path
@@ -168,3 +169,23 @@ def test_doctor_follows_its_strict_and_stale_options(keepstep, monkeypatch):
     keepstep("doctor", "--stale", "2", "--deep")
     keepstep("doctor")
     assert patience == [(120, True), (1800, False)]
+
+
+@pytest.mark.parametrize("words", [["run", "program.py:total", "1"], ["worker", "program.py", "--until-idle"]])
+def test_an_executor_is_the_default_of_plain_functions_and_an_unknown_one_is_refused(keepstep, words):
+    program = Path("program.py")
+    program.write_text(
+        program.read_text(encoding="utf-8").replace(
+            "async def add(a, b):\n    return a + b", "def add(a, b):\n    import os; return os.getpid()"
+        ),
+        encoding="utf-8",
+    )
+    refused = keepstep(*words, "--executor", "proces")
+    assert refused.code == errors.USAGE
+    assert "did you mean 'process'" in refused.err
+    assert not Path(".keepstep").exists()
+    assert keepstep("start", "program.py:total", "1", "--id", "t").code == errors.OK
+    if words[0] == "run":
+        words = ["run", "program.py:total", "--id", "t"]
+    assert keepstep(*words, "--executor", "process").code == errors.OK
+    assert int(keepstep("run", "program.py:total", "--id", "t").out) != os.getpid()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from . import errors
-from .settings import MODULE, Settings, command
+from .settings import EXECUTOR, MODULE, Settings, command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,6 +71,7 @@ _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 @click.option(
     "--jobs", type=click.IntRange(1), metavar="N", help="Processes at once.  [default: one for each processor]"
 )
+@EXECUTOR
 @click.option("-v", "--verbose", is_flag=True, help="Show every crash.")
 def crashtest(
     settings: Settings, *, target: str, words: tuple[str, ...], module: tuple[str, ...], text: str | None, **given: Any
@@ -78,7 +79,7 @@ def crashtest(
     """Kill a workflow at every checkpoint, and report.
 
     The workflow runs once, then it is killed before and after every write and inside every step, and recovered each
-    time.
+    time. A body in another process dies alone, too; one for a cluster runs in a process here.
 
     The report says whether it ends the same, which steps ran again, which outside effects were doubled, and what to do
     about it. Everything runs in memory and in virtual time: a month's sleep takes no time. Breakpoints are resumed.
@@ -108,6 +109,7 @@ def crashtest(
         seed=given["seed"],
         life_seconds=given["life_seconds"],
         jobs=given["jobs"],
+        executor=given["executor"],
         progress=_progress(settings),
     )
     settings.answer(report.as_json(), lambda: "\n".join(_text(report, verbose=given["verbose"])))

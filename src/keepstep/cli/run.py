@@ -18,7 +18,7 @@ import click
 from ..ports import STARTER
 from . import errors
 from .filters import tag_of
-from .settings import MODULE, Settings, command, shown_url
+from .settings import EXECUTOR, MODULE, Settings, command, shown_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -74,6 +74,7 @@ _EPILOG = (
 
 @command("run", epilog=_EPILOG)
 @_shared
+@EXECUTOR
 @click.option(
     "--timeout",
     type=click.FloatRange(0, min_open=True),
@@ -90,6 +91,7 @@ def run(
     run_id: str | None,
     tag: tuple[tuple[str, str], ...],
     deadline: float | None,
+    executor: str | None,
     timeout: float | None,
 ) -> int:
     """Run a workflow to its end, showing its progress; its result is printed as JSON.
@@ -101,7 +103,7 @@ def run(
     workflow = load_workflow(target, modules=module, debug=settings.debug)
     logging.getLogger("keepstep").addFilter(not_twice)
     options = {"run_id": run_id, "tags": dict(tag), "deadline": deadline}
-    driven = _Driven(settings, workflow, (target, *_named(module)), options, words=words, text=text)
+    driven = _Driven(settings, workflow, (target, *_named(module)), options, words=words, text=text, executor=executor)
     with redirect_stdout(sys.stderr):  # the workflow's prints are not part of its result
         code = asyncio.run(driven.drive(timeout))
     if driven.left is not None:
@@ -130,12 +132,14 @@ class _Driven:
         *,
         words: tuple[str, ...],
         text: str | None,
+        executor: str | None = None,
     ) -> None:
         self.settings = settings
         self.workflow = workflow
         self.target = target
         self.words = words
         self.text = text
+        self.executor = executor
         self.options = options
         self.named = options["run_id"] is not None
         self.handle: RunHandle[Any] | None = None
@@ -151,7 +155,7 @@ class _Driven:
 
         self.options["run_id"] = run_id = self.options["run_id"] or new_run_id(time.time())
         with Lines(run_id) as self.lines, Stop() as stop:
-            engine = self.settings.engine(create=True, worker=True, observers=self._observe)
+            engine = self.settings.engine(create=True, worker=True, observers=self._observe, executor=self.executor)
             async with engine:
                 handle = self.handle = await self._begin(engine)
                 self._introduce(engine)
@@ -232,7 +236,8 @@ class _Driven:
         with no_later_than(STOP_SECONDS + CLOSE_SECONDS, errors.INTERRUPTED if late is None else errors.TIMED_OUT):
             await engine.close(STOP_SECONDS)
         lines.stop()
-        again = errors.line("run", *self.target, "--id", handle.id)
+        where = [] if self.executor is None else ["--executor", self.executor]
+        again = errors.line("run", *self.target, *where, "--id", handle.id)
         status = "interrupted" if late is None else "timed out"
         self.left = {"run": handle.id, "status": status, "again": again}
         lines.plain(f"run {handle.id} is not finished; its finished steps are kept. Continue it with\n  {again}")

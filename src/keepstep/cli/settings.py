@@ -227,6 +227,27 @@ MODULE = click.option(
     metavar="FILE.py|MODULE|FILE.yaml",
     help="Module with the functions and child workflows of a YAML or JSON file; repeatable.",
 )
+
+
+def _executor(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:  # noqa: ARG001 - of click
+    """Refuse a name that no executor has, before anything starts."""
+    if value is not None:
+        from ..engine.executors import Executors
+        from ..errors import DefinitionError
+
+        try:
+            Executors(None, value).check_known(value)
+        except DefinitionError as error:
+            raise errors.Refused(f"--executor: {error}") from None
+    return value
+
+
+EXECUTOR = click.option(
+    "--executor",
+    metavar="NAME",
+    callback=_executor,
+    help="Where plain functions run that name no executor: process, ray, dask.  [default: thread]",
+)
 WORKFLOW = click.option(
     "--workflow", "target", metavar="TARGET", help="Workflow whose types and schema check the new values: FILE.py:NAME."
 )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from . import errors
-from .settings import MODULE, Settings, command, shown_url
+from .settings import EXECUTOR, MODULE, Settings, command, shown_url
 
 if TYPE_CHECKING:
     from ..engine.engine import Engine
@@ -39,6 +39,7 @@ IDLE_SECONDS = 0.5
     help="Host this agent or team, or all in the file; may be given repeatedly.",
 )
 @click.option("--queue", multiple=True, metavar="NAME", help="Drive runs of this queue only; may be given repeatedly.")
+@EXECUTOR
 @click.option("--max-runs", type=click.IntRange(1), default=1000, show_default=True, help="Runs driven at once.")
 @click.option(
     "--stop-seconds",
@@ -76,6 +77,7 @@ def worker(
     module: tuple[str, ...],
     agents: tuple[str, ...],
     queue: tuple[str, ...],
+    executor: str | None,
     max_runs: int,
     stop_seconds: float,
     until_idle: bool,
@@ -103,6 +105,7 @@ def worker(
     hosted = [one for target in agents for one in load_agents(target, debug=settings.debug)]
     chosen = _chosen(targets, module, debug=settings.debug)
     options: dict[str, Any] = {"max_runs": max_runs, "workflows": chosen, "queues": queue or None}
+    options["executor"] = executor
     options |= {"stop_seconds": stop_seconds, "agents": hosted or None}
     options["retain"] = False if keep_all else Retain(retain_days, retain_count)
     port = None if metrics_port is None else (metrics_host, metrics_port)
