@@ -167,6 +167,7 @@ async def test_time_counts_from_the_beginning_of_a_body(tmp_path):
 
     async def code() -> list[str]:
         first = asyncio.create_task(one(wait_for_file(str(gate))))
+        await ks.sleep(0.01)  # the first body is given away before the second
         return [await short(0.01), await first]
 
     async def one(call):
@@ -186,6 +187,7 @@ async def test_a_body_that_waits_too_long_for_a_process_times_out_with_its_step(
 
     async def code() -> str:
         first = asyncio.create_task(one(wait_for_file(str(gate))))
+        await ks.sleep(0.01)  # the first body is given away before the second
         try:
             await short.options(timeout=ks.Timeout(step_seconds=0.3))(0.0)
         except ks.StepTimedOut:
