@@ -51,7 +51,7 @@ class Bridge:
 
     def _send(self, body: Body) -> None:
         if self._line is not None:
-            self._line.send(Run(body.number, body.task, body.place.options))
+            self._line.send(Run(body.number, body.task, body.place.options, body.place.seen))
 
     def send(self, message: Stop | Release) -> None:
         """Send a message about a body, if the process is there."""
@@ -74,14 +74,15 @@ class Bridge:
             self._fail(f"cannot be started: {error}")
             return
         for body in list(self._bodies.values()):
-            if body.place.was_sent:  # it may have begun, and an at-most-once body must not begin again
-                adopted = msgspec.structs.replace(body.task, may_begin=body.task.may_begin and not body.work.is_marked)
-                body.task = adopted
+            if body.place.was_sent:
+                body.task = msgspec.structs.replace(body.task, may_begin=_may_begin(body))
             elif not body.may_begin():
                 self.drop(body)
                 continue
             self._send(body)
             body.place.was_sent = True
+            if body.place.is_stopping:
+                self.send(Stop(body.number))
 
     def _reported(self, message: ToWorker) -> None:
         if isinstance(message, Ready):
@@ -100,8 +101,10 @@ class Bridge:
                 body.work.when_durable(lambda: self.send(Release(number)))
             body.settle(message)
         elif isinstance(message, Begun):
-            body.place.executor.note_begun(body, message.seconds_ago)
+            if body.began_at is None:  # else another process has found it again
+                body.place.executor.note_begun(body, message.seconds_ago)
         elif isinstance(message, Report) and not body.outcome.done():
+            body.place.seen += 1
             body.work.take_report(message)
 
     def _ended(self, why: str) -> None:
@@ -134,15 +137,23 @@ class Bridge:
             await line.gone.wait()
 
 
+def _may_begin(body: Body) -> bool:
+    """Whether a body that was sent before may begin, if the cluster does not know it. If not, its attempt is lost."""
+    is_new = body.began_at is None and not body.work.is_marked  # a marked one may have begun without a word
+    return is_new and body.task.may_begin and body.work.holds_lease()
+
+
 class _Place:
     """How a body is given to a cluster: by which executor, with which of the cluster's own options."""
 
-    __slots__ = ("executor", "options", "was_sent")
+    __slots__ = ("executor", "is_stopping", "options", "seen", "was_sent")
 
     def __init__(self, executor: ClusterExecutor) -> None:
         self.executor = executor
         self.options = executor.options
-        self.was_sent = False
+        self.was_sent = self.is_stopping = False
+        #: Reports that were taken.
+        self.seen = 0
 
 
 class ClusterExecutor(FarExecutor):
@@ -169,10 +180,12 @@ class ClusterExecutor(FarExecutor):
             body.place.was_sent = True
 
     def stop(self, body: Body) -> None:
+        body.place.is_stopping = True
         self._bridge.send(Stop(body.number))
         self.loop.call_later(STOP_SECONDS, self._give_up, body, context=self.context)
 
     def leave(self, body: Body) -> None:
+        self._bridge.send(Release(body.number))
         self._bridge.drop(body)
 
     def _give_up(self, body: Body) -> None:

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -55,23 +55,8 @@ class Connection(asyncio.Protocol):
 
     def start(self, module: str, given: Given) -> None:
         """Start a process with a module of `keepstep.bodies`, or of a full name. Messages wait until it is ready."""
-        mine, theirs = socket.socketpair()
-        given = msgspec.structs.replace(given, descriptor=theirs.fileno(), levels=_levels())
-        text = msgspec.json.encode(given).decode()
-        path = [os.path.abspath(one) for one in sys.path]  # noqa: PTH100 - a Path of "" is "."
-        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001 - as multiprocessing does
-        start = _START.format(module=module if "." in module else f"keepstep.bodies.{module}")
-        command = [sys.executable, *flags, "-P", "-c", start, text, *path]
-        try:
-            # Its own session: a Ctrl-C in the terminal reaches the worker alone, and a kill reaches all it has started.
-            self._process = subprocess.Popen(  # noqa: S603 - this Python, and a module of ours
-                command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
-            )
-        except OSError:
-            mine.close()
-            raise
-        finally:
-            theirs.close()
+        given = msgspec.structs.replace(given, levels=levels())
+        self._process, mine = start_process(module, given)
         mine.setblocking(False)
         self._connecting = self._loop.create_task(self._connect(mine))
 
@@ -88,9 +73,8 @@ class Connection(asyncio.Protocol):
 
     def kill(self) -> None:
         """End the process and whatever its bodies have started."""
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        if self._process is not None:
+            kill(self._process)
 
     def is_stopped(self) -> bool:
         """Whether the process is suspended, as by SIGSTOP; False where the system does not tell."""
@@ -133,17 +117,48 @@ class Connection(asyncio.Protocol):
 
     def _reaped(self, waited: asyncio.Future[int]) -> None:
         self.gone.set()
-        self._ended(_reason(None if waited.exception() is not None else waited.result()))
+        self._ended(end_of(None if waited.exception() is not None else waited.result()))
 
 
-def _levels() -> dict[str, int]:
+def start_process(
+    module: str, given: Given, more_path: Iterable[str] = ()
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a process with a module of `keepstep.bodies`, and return it with this end of its socket."""
+    mine, theirs = socket.socketpair()
+    text = msgspec.json.encode(msgspec.structs.replace(given, descriptor=theirs.fileno())).decode()
+    path = [os.path.abspath(one) for one in (*sys.path, *more_path)]  # noqa: PTH100 - a Path of "" is "."
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001 - as multiprocessing does
+    start = _START.format(module=module if "." in module else f"keepstep.bodies.{module}")
+    command = [sys.executable, *flags, "-P", "-c", start, text, *path]
+    try:
+        # Its own session: a Ctrl-C in the terminal reaches the worker alone, and a kill reaches all it has started.
+        process = subprocess.Popen(  # noqa: S603 - this Python, and a module of ours
+            command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
+        )
+    except OSError:
+        mine.close()
+        raise
+    finally:
+        theirs.close()
+    return process, mine
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """End a process and whatever its bodies have started."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def levels() -> dict[str, int]:
     """Return the levels that loggers of this process have been given."""
     known = logging.root.manager.loggerDict.items()
     named = {name: one.level for name, one in known if isinstance(one, logging.Logger) and one.level}
     return {"": logging.root.level, **named}
 
 
-def _reason(code: int | None) -> str:
+def end_of(code: int | None) -> str:
+    """Return how a process has ended, by its exit code; None if it has not."""
     if code is None:
         return "does not end"
     if code >= 0:

@@ -51,11 +51,12 @@ class FarExecutor:
     adopts = False
     #: Whether functions cross as the cluster's own pickling writes them, instead of by their names.
     pickled = False
+    #: Numbers of bodies. Executors that share a bridge need different ones.
+    _numbers = itertools.count(1)
 
     def __init__(self, host: Any) -> None:
         self.loop: asyncio.AbstractEventLoop = host.loop
         self.context = host.context
-        self._numbers = itertools.count(1)
 
     def submit(self, body: Body) -> None:
         """Give a body away, now or later."""

@@ -83,6 +83,8 @@ class Run(Message, frozen=True, tag="run"):
     task: Task
     #: Options of the cluster, such as resources.
     options: dict[str, Any] = {}
+    #: Reports of the body that the worker has taken, so that a cluster need not repeat them.
+    seen: int = 0
 
 
 class Stop(Message, frozen=True, tag="stop"):
@@ -90,7 +92,7 @@ class Stop(Message, frozen=True, tag="stop"):
 
 
 class Release(Message, frozen=True, tag="release"):
-    """The outcome of a body is durable, or no longer wanted, so it need not be kept."""
+    """The outcome of a body is durable, so it need not be kept. One that goes on is left to the next worker."""
 
 
 # -- to the worker -----------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import sys
 from collections.abc import Callable
@@ -60,7 +61,7 @@ def task_of(attempt: Any, *, pickled: bool = False) -> Task:
     states: list[int] = []
     args = [_crossing(one, place, states) for place, one in enumerate(given)]
     return Task(
-        f"ks-{attempt.idempotency_key()}-{attempt.number}",
+        f"ks-{_name(attempt)}-{attempt.number}",
         _pickled(step) if pickled else function_of(_function(step), step.name),
         step.values.encode((args, kwargs), f"step {attempt.key!r}: input"),
         run.id,
@@ -77,6 +78,11 @@ def task_of(attempt: Any, *, pickled: bool = False) -> Task:
         run.workflow.carries_state,
         not attempt.only_adopts,
     )
+
+
+def _name(attempt: Any) -> str:
+    """Return a name of the step that no other store's run of the same id has."""
+    return hashlib.sha256(f"{attempt.run.seed}\0{attempt.idempotency_key()}".encode()).hexdigest()[:40]
 
 
 def _crossing(value: Any, place: int, states: list[int]) -> Any:
