@@ -606,12 +606,20 @@ def storage(effort: Effort) -> list[Finding]:
     return findings(effort)
 
 
+def dask(effort: Effort) -> list[Finding]:
+    """Steps on a Dask cluster of this machine, which is started for them."""
+    from .dask import findings
+
+    return findings(effort)
+
+
 JOBS: dict[str, Callable[[Effort], list[Finding]]] = {
     "j1": j1,
     "j2": j2,
     "j3": j3,
     "j4": j4,
     "dag": dag,
+    "dask": dask,
     "graph": graph,
     "files": files,
     "j5": j5,

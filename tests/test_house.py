@@ -52,8 +52,13 @@ LEVEL = {part: number for number, parts in enumerate(LEVELS) for part in parts}
 TESTING = "testing"
 USES_TESTING = {"keepstep.cli.crashtest"}
 
-#: Stores that need a package which only an extra installs; they are loaded when the scheme of a URL names them.
-OF_EXTRAS = {"psycopg": "keepstep.stores.postgres", "opentelemetry": "keepstep.observers.opentelemetry"}
+#: Modules that need a package which only an extra installs; they are loaded when a URL or an executor names them.
+OF_EXTRAS = {
+    "psycopg": "keepstep.stores.postgres",
+    "opentelemetry": "keepstep.observers.opentelemetry",
+    "distributed": "keepstep.bodies.dask",
+    "tornado": "keepstep.bodies.dask",  # comes with distributed
+}
 #: Modules of agents that need no framework. Every other one is for a framework, and users load it themselves.
 OF_NO_FRAMEWORK = {f"keepstep.agents{one}" for one in ("", ".calls", ".contract", ".threads")}
 #: What would let a policy sleep, log or look at a clock.

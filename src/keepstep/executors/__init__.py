@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 if _TYPE_CHECKING:
+    from .dask import Dask
     from .process import Process
 
-_HOMES = {"Process": "process"}
+_HOMES = {"Dask": "dask", "Process": "process"}
 
-__all__ = ["Process"]
+__all__ = ["Dask", "Process"]
 
 
 def __getattr__(name: str) -> _Any:
