@@ -9,10 +9,11 @@ from typing import Any as _Any
 if _TYPE_CHECKING:
     from .dask import Dask
     from .process import Process
+    from .ray import Ray
 
-_HOMES = {"Dask": "dask", "Process": "process"}
+_HOMES = {"Dask": "dask", "Process": "process", "Ray": "ray"}
 
-__all__ = ["Dask", "Process"]
+__all__ = ["Dask", "Process", "Ray"]
 
 
 def __getattr__(name: str) -> _Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +29,8 @@ class Bridge:
 
     def __init__(self, module: str, settings: dict[str, Any], cluster: str) -> None:
         self._module = module
-        self._settings = settings
+        #: The session names this engine to the cluster, whichever process speaks for it.
+        self._settings = {**settings, "session": uuid.uuid4().hex}
         self._cluster = cluster
         self._bodies: dict[int, Body] = {}
         self._line: Connection | None = None
