@@ -15,7 +15,7 @@ from typing import Any
 
 #: The cluster's own secret, so that nothing else on this machine can reach it, and none is written into the home folder.
 AUTH = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "ab" * 32}
-ENVIRONMENT = {**AUTH, "RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
+ENVIRONMENT = {**AUTH, "RAY_USAGE_STATS_ENABLED": "0"}
 MEMORY = 80 << 20
 
 
@@ -53,9 +53,7 @@ class RayCluster:
         return self.nodes[-1]
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        self._process.communicate()
         self._folder.cleanup()
 
 

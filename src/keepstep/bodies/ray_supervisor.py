@@ -34,6 +34,9 @@ LATE_SECONDS = 2.0
 #: Seconds that Ray has to end a process, before that is killed by its id.
 FORCE_SECONDS = 2.0
 
+#: Messages of a body: the key under which one replaces another, whether it must not be dropped, and the message.
+Items = list[tuple[str, bool, bytes]]
+
 _write = msgspec.msgpack.Encoder().encode
 
 
@@ -160,8 +163,8 @@ class Supervisor:
 
     # -- calls of the process of a body --------------------------------------------------------------------------------
 
-    async def tell(self, name: str, place: tuple[str, int], ago: float, items: list[tuple[str, bool, bytes]]) -> bool:
-        """Take messages of a body, which has begun some seconds ago. Return whether it may go on."""
+    async def tell(self, name: str, place: tuple[str, int], ago: float | None, items: Items) -> bool:
+        """Take messages of a body, and how many seconds ago it began. Return whether it may go on."""
         body = self._bodies.get(name)
         if body is None or body.outcome is not None:
             return False
@@ -223,9 +226,9 @@ class Supervisor:
                 outcome = _write(Lost(0, body.stopping or f"was lost: {_brief(error)}"))
         self._ended(body, outcome, result)
 
-    def _heard(self, body: _Body, ago: float, items: list[tuple[str, bool, bytes]]) -> None:
+    def _heard(self, body: _Body, ago: float | None, items: Items) -> None:
         """Take messages of a body. The first ones tell that it has begun."""
-        if body.began_at is None:
+        if body.began_at is None and ago is not None:
             body.began_at = self._loop.time() - ago
             body.put(_write(Begun(0, ago)))
             if body.seconds is not None:

@@ -33,15 +33,14 @@ _read_task = msgspec.msgpack.Decoder(Task).decode
 
 
 def run(head: bytes, data: bytes, about: bytes, supervisor: tuple[str, str, str, float]) -> Any:
-    """Perform a body. Return how long it took, its last messages, its outcome, and its result if that is large."""
-    began = time.monotonic()
+    """Perform a body. Return how long ago it began, its last messages, its outcome, and a large result apart."""
     _prepare(about)
     task = msgspec.structs.replace(_read_task(head), input=bytes(data))
-    line = _Line(task.name, supervisor, began)
+    line = _Line(task.name, supervisor)
     log = FarLog(line.tell)
     logging.getLogger().addHandler(log)
     try:
-        outcome: Done | Failed | Lost = perform(task, line.tell)
+        outcome: Done | Failed | Lost = perform(task, line.tell, line.begin)
     finally:
         logging.getLogger().removeHandler(log)
         left = line.close()
@@ -50,7 +49,7 @@ def run(head: bytes, data: bytes, about: bytes, supervisor: tuple[str, str, str,
     result = b""
     if isinstance(outcome, Done) and len(outcome.data) > LARGE_BYTES:
         result, outcome = outcome.data, msgspec.structs.replace(outcome, data=b"")
-    return (time.monotonic() - began, left, _write(outcome), bool(result)), result or None
+    return (line.ago(), left, _write(outcome), bool(result)), result or None
 
 
 @cache
@@ -78,15 +77,26 @@ class _Line:
     It is the lifeline of the body, too: without its supervisor, nobody takes the outcome, and the process ends.
     """
 
-    def __init__(self, name: str, supervisor: tuple[str, str, str, float], began: float) -> None:
+    def __init__(self, name: str, supervisor: tuple[str, str, str, float]) -> None:
         self._name = name
         self._supervisor = supervisor
-        self._began = began
+        self._began: float | None = None
+        self._has_sent = False
         self._items: list[tuple[str, bool, bytes]] = []
         self._news = threading.Event()
         self._is_closing = False
         self._thread = threading.Thread(target=self._loop, name="keepstep-line", daemon=True)
         self._thread.start()
+
+    def begin(self) -> None:
+        """Note that the body begins."""
+        self._began = time.monotonic()
+        if self._has_sent:  # a slow import came before it
+            self._news.set()
+
+    def ago(self) -> float | None:
+        """Return how many seconds ago the body began; None if it has not."""
+        return None if self._began is None else time.monotonic() - self._began
 
     def tell(self, message: Report) -> None:
         """Send a message soon. Any thread may call this."""
@@ -110,10 +120,11 @@ class _Line:
             self._news.wait(ASK_SECONDS)
 
     def _send(self, items: list[tuple[str, bool, bytes]]) -> None:
+        self._has_sent = True
         try:
             actor = _supervisor(*self._supervisor[:3])
             place = ray.get_runtime_context().get_node_id(), os.getpid()
-            told = actor.tell.remote(self._name, place, time.monotonic() - self._began, items)
+            told = actor.tell.remote(self._name, place, self.ago(), items)
             may_go_on = ray.get(told, timeout=self._supervisor[3])
         except (exceptions.RayError, ValueError):  # it is gone, or does not answer
             may_go_on = False
