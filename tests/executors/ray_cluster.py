@@ -23,7 +23,8 @@ class RayCluster:
     """A cluster that runs until `close`. `nodes` has the ids of its processes, by the kind of each."""
 
     def __init__(self, port: int = 0) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="ray")
+        # The paths of its sockets must be short, whatever TMPDIR is.
+        self._folder = tempfile.TemporaryDirectory(prefix="r", dir="/tmp")  # noqa: S108
         self._process = subprocess.Popen(
             [sys.executable, "-m", __spec__.name, self._folder.name, str(port)],
             stdin=subprocess.PIPE,

@@ -109,9 +109,9 @@ def children(parent: int, word: bytes) -> list[int]:
     return found
 
 
-def supervisor(node: dict[str, int]) -> int:
-    (process,) = [one for one in children(node["raylet"], b"ray::Supervisor") if stat(one)[0] != "T"]
-    return process
+def newest_supervisor(node: dict[str, int]) -> int:
+    """Return the supervisor of the namespace that was used last."""
+    return max(one for one in children(node["raylet"], b"ray::Supervisor") if stat(one)[0] != "T")
 
 
 def is_alive(process: int) -> bool:
@@ -215,3 +215,143 @@ class TestContract(executor_contract.ExecutorContract):
 
 def _tokens(checkpoint) -> list[int]:
     return executor_contract.json.loads(checkpoint.value)
+
+
+# -- the loss of parts -------------------------------------------------------------------------------------------------
+
+
+async def test_a_body_on_a_lost_node_is_lost_and_tried_again_elsewhere(cluster, tmp_path):
+    path = tmp_path / "effects"
+    node = cluster.add_node("far")
+    step = counting.options(executor=Ray(num_cpus=0.5, resources={"far": 0.1}))
+
+    async def code() -> list[str]:
+        first = await executor_contract._caught(step(str(path), 1000, 0.02))
+        return [first, await counting.options(executor=Ray(num_cpus=0.5))(str(path), 1, 0.0)]
+
+    async with ks.open("memory:") as engine:
+        run = await engine.start(workflow(code))
+        process = await pid_in(path)
+        os.kill(node["raylet"], signal.SIGKILL)
+        assert await run.result() == ["BodyLost", "end"]
+    assert not is_alive(process)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_bodies_are_lost_with_the_supervisor_and_tried_again_with_the_next_one(cluster, tmp_path, number):
+    path, done = tmp_path / "effects", tmp_path / "done"
+    place = Ray(**IMPATIENT)
+
+    async def code() -> list[int]:
+        known = await pid_of.options(executor=place)(str(done))  # its outcome is recorded already
+        retry = ks.Retry(attempts=2, base_seconds=0.01)
+        begun = asyncio.create_task(_awaited(beating_twice.options(executor=place, retry=retry)(str(path))))
+        return [known, await begun]
+
+    async with ks.open("memory:") as engine:
+        run = await engine.start(workflow(code))
+        await until(lambda: len(lines(path)) > 2)
+        process = int(lines(path)[0])
+        os.kill(newest_supervisor(cluster.nodes[0]), number)
+        assert (await run.result())[1] == 2
+        (failed,) = [one for one in await run.checkpoints() if one.kind == "step failed"]
+    assert failed.error.is_a(ks.BodyLost)
+    assert not is_alive(process)
+    assert lines(done) == ["began"]
+
+
+async def _awaited(call):
+    return await call
+
+
+@ks.step
+def beating_twice(path: str) -> int:
+    """Append the process's id for as long as this is the first attempt."""
+    while ks.attempt() == 1:
+        note(path, str(os.getpid()))
+        time.sleep(0.02)
+    return ks.attempt()
+
+
+@pytest.mark.nightly
+async def test_bodies_are_lost_with_the_head_and_run_on_the_next_one(tmp_path):
+    path = tmp_path / "effects"
+    first = RayCluster()
+    port = int(first.address.rpartition(":")[2])
+    place = Ray(address=first.address, silent_seconds=5.0)
+
+    async def code() -> int:
+        return await beating_twice.options(executor=place, retry=ks.Retry(attempts=4, base_seconds=5.0))(str(path))
+
+    async with ks.open("memory:") as engine:
+        run = await engine.start(workflow(code))
+        await until(lambda: len(lines(path)) > 2)
+        process = int(lines(path)[0])
+        for one in ("gcs_server", "raylet"):
+            os.kill(first.nodes[0][one], signal.SIGKILL)
+        await until(lambda: not is_alive(process), "the end of the body")
+        await asyncio.to_thread(first.close)
+        second = await asyncio.to_thread(RayCluster, port)
+        assert second.address == first.address
+        assert await run.result() >= 2
+        failed = [one for one in await run.checkpoints() if one.kind == "step failed"]
+    second.close()
+    assert all(one.error.is_a(ks.BodyLost) for one in failed)
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+class Worker:
+    """Orders bodies as a worker does, under a session of its own."""
+
+    def __init__(self, cluster, session: str, **settings) -> None:
+        given = {"address": cluster.address, "silent_seconds": 20.0, "namespace": "names", "session": session}
+        self.messages: list = []
+        self.line = Connection(self.messages.append, self.messages.append)
+        self.line.start("ray", Given(0, settings=given | settings))
+
+    def run(self, number: int, name: str, *args: object, may_begin: bool = True, **options: float) -> None:
+        defaults = {"ray": {}, "grace_seconds": 0.1, "unasked_seconds": 600.0, "kept_seconds": 600.0}
+        function = Function(counting.fn.__module__, "counting", __file__)
+        data = executor_contract.json.dumps([list(args), {}]).encode()
+        task = Task(name, function, data, "run", "flow", "counting#1", 1, name, may_begin=may_begin)
+        self.line.send(Run(number, task, defaults | options))
+
+    def of(self, number: int, kind) -> list:
+        return [one for one in self.messages if isinstance(one, kind) and getattr(one, "body", 0) == number]
+
+    async def ended(self, number: int):
+        return (await until(lambda: self.of(number, Ended)))[0]
+
+    async def close(self) -> None:
+        self.line.kill()
+        await self.line.gone.wait()
+
+
+async def test_a_name_begins_once_and_is_forgotten_when_released(cluster, tmp_path):
+    path, left = tmp_path / "effects", tmp_path / "left"
+    first, second = Worker(cluster, "first"), Worker(cluster, "second")
+    first.run(1, "name", str(path), 60, 0.05)
+    first.run(2, "unasked", str(left), 1000, 0.02, unasked_seconds=1.0)
+    await until(lambda: first.of(1, Begun) and first.of(2, Begun))
+    await pid_in(left)
+    await first.close()
+    second.run(7, "name", str(path), 60, 0.05)
+    assert isinstance(await second.ended(7), Done)
+    assert lines(path).count("begin 1 1") == 1
+    (begun,) = second.of(7, Begun)
+    assert begun.seconds_ago > 0
+    assert (len(second.of(7, Spent)), len(second.of(7, Saved))) == (1, 1)
+    second.run(8, "name", may_begin=False)
+    assert isinstance(await second.ended(8), Done)
+    second.line.send(Release(8))
+    second.run(9, "name", may_begin=False)
+    lost = await second.ended(9)
+    assert isinstance(lost, Lost)
+    assert "is not known to the cluster" in lost.why
+    size = 0
+    while size != (size := len(lines(left))):  # its process may be used for other bodies
+        await asyncio.sleep(0.3)
+    assert size < 1000
+    await second.close()

@@ -40,6 +40,8 @@ from .ray_task import LARGE_BYTES
 
 #: Seconds for which a cluster that does not answer is tried again.
 CONNECT_SECONDS = 20.0
+#: Seconds after which a call for news is answered, even if there are none.
+NEWS_SECONDS = 5.0
 #: Bytes that are read from the worker at once.
 CHUNK = 1 << 20
 #: Exit code after the loss of the cluster or of the supervisor.
@@ -56,6 +58,7 @@ class _Speaker:
         self._settings = given.settings
         self._about = _write({"path": sys.path, "levels": given.levels})
         self._session: str = given.settings["session"]
+        self._again: bool = given.settings.get("again", False)
         self._silent: float = given.settings["silent_seconds"]
         self._orders: queue.SimpleQueue[FromWorker] = queue.SimpleQueue()
         self._supervisor: Any = None
@@ -96,7 +99,7 @@ class _Speaker:
                 .remote(self._settings["namespace"], self._silent)
             )
             try:
-                ray.get(supervisor.hello.remote(self._session, self._about), timeout=self._silent)
+                ray.get(supervisor.hello.remote(self._session, self._about, self._again), timeout=self._silent)
             except exceptions.GetTimeoutError:
                 ray.kill(supervisor)
             except exceptions.RayActorError:  # it is ending; its name is free soon
@@ -124,10 +127,10 @@ class _Speaker:
 
     def _report(self) -> None:
         """Report what the supervisor knows, for as long as it answers."""
-        taken = 0
+        taken, wait = 0, min(NEWS_SECONDS, self._silent / 2)
         while True:
             try:
-                items = ray.get(self._supervisor.news.remote(self._session, taken), timeout=self._silent)
+                items = ray.get(self._supervisor.news.remote(self._session, taken, wait), timeout=self._silent)
             except Exception as error:  # noqa: BLE001 - the next process begins anew, whatever it was
                 sys.stderr.write(f"keepstep: the supervisor on Ray is lost: {' '.join(str(error).split())}\n")
                 os._exit(LOST)

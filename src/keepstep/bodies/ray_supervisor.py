@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,12 +16,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ..errors import DefinitionError
 from ..executors.failures import described
 from ..executors.task import Begun, Failed, Lost
-from .ray_task import kill, run
+from .child import ORPHANED
+from .ray_task import ASK_SECONDS, PARENT, kill, run
 
 #: The actor's name. It changes with the form of the calls, so that workers of different forms do not share an actor.
 NAME = "keepstep-1"
-#: Seconds after which a call for news is answered, even if there are none.
-NEWS_SECONDS = 5.0
 #: Items and bytes of one answer.
 MOST_ITEMS, MOST_BYTES = 2_000, 4 << 20
 #: Messages of one body that are kept for a worker that adopts it. Beyond that, the oldest tokens and logs are dropped.
@@ -31,6 +31,8 @@ LOOK_SECONDS = 2.0
 IDLE_SECONDS = 600.0
 #: Seconds that a body may take beyond its time. A worker that is there stops it first.
 LATE_SECONDS = 2.0
+#: Seconds after which bodies of an earlier supervisor have ended: they ask for it, and end without it.
+ALONE_SECONDS = ASK_SECONDS + 1.0
 #: Seconds that Ray has to end a process, before that is killed by its id.
 FORCE_SECONDS = 2.0
 
@@ -113,7 +115,7 @@ class Supervisor:
         self._askers: dict[str, _Asker] = {}
         self._run = ray.remote(max_retries=0, num_returns=2)(run)
         self._kill = ray.remote(max_retries=0, num_cpus=0)(kill)
-        self._busy_at = self._loop.time()
+        self._busy_at = self._begins_at = self._loop.time()
         self._tasks: set[asyncio.Task[None]] = set()
         self._spawn(self._look())
 
@@ -124,10 +126,12 @@ class Supervisor:
 
     # -- calls of the process beside a worker --------------------------------------------------------------------------
 
-    async def hello(self, session: str, about: bytes) -> None:
-        """Greet a process that speaks for an engine. It may be the next one of the same engine."""
-        asker = self._askers.setdefault(session, _Asker(about, 0.0))
-        asker.seen_at = self._loop.time()
+    async def hello(self, session: str, about: bytes, again: bool) -> None:
+        """Greet a process that speaks for an engine; `again` if an earlier one did, perhaps to an earlier supervisor."""
+        now = self._loop.time()
+        if again and session not in self._askers:
+            self._begins_at = max(self._begins_at, now + ALONE_SECONDS)
+        self._askers.setdefault(session, _Asker(about, now)).seen_at = now
 
     async def order(self, session: str, orders: list[tuple[Any, ...]]) -> None:
         """Take orders for bodies, in their order."""
@@ -145,8 +149,8 @@ class Supervisor:
                 if body.outcome is not None:
                     del self._bodies[body.name]
 
-    async def news(self, session: str, taken: int) -> list[tuple[int, int, bytes, Any]]:
-        """Return what an engine has not taken yet; `taken` is the last serial number that it has."""
+    async def news(self, session: str, taken: int, wait: float) -> list[tuple[int, int, bytes, Any]]:
+        """Return what an engine has not taken yet, after a while even nothing; `taken` is the last number it has."""
         asker = self._askers[session]
         asker.waits += 1
         try:
@@ -155,7 +159,7 @@ class Supervisor:
             if not asker.items:
                 asker.news.clear()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(asker.news.wait(), NEWS_SECONDS)
+                    await asyncio.wait_for(asker.news.wait(), wait)
         finally:
             asker.waits -= 1
             asker.seen_at = self._loop.time()
@@ -186,7 +190,7 @@ class Supervisor:
                 self._spawn(self._perform(body, head, asker.about))
             else:
                 why = "is not known to the cluster: it was lost with a part of that, or ended long ago"
-                self._ended(body, _write(Lost(0, why)))
+                self._loop.call_later(ALONE_SECONDS, self._ended, body, _write(Lost(0, why)))
             return
         body.input = given  # the one that the last worker gave may be lost with that
         if body.asker is asker and body.number == number:
@@ -202,6 +206,7 @@ class Supervisor:
     async def _perform(self, body: _Body, head: bytes, about: bytes) -> None:
         """See a body to its end."""
         outcome, result = b"", None
+        await asyncio.sleep(self._begins_at - self._loop.time())
         while not outcome:
             given = body.input
             if body.stopping:
@@ -277,6 +282,8 @@ class Supervisor:
     async def _look(self) -> None:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
+            if os.getppid() != PARENT:
+                os._exit(ORPHANED)
             self._sweep(self._loop.time())
 
     def _sweep(self, now: float) -> None:

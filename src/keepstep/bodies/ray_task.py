@@ -24,9 +24,11 @@ from .perform import FarLog, perform
 #: Seconds after which a body is reported to have begun. A shorter one costs no message of its own.
 BEGUN_SECONDS = 0.03
 #: Seconds without messages after which a body asks whether it may go on.
-ASK_SECONDS = 5.0
+ASK_SECONDS = 2.0
 #: Bytes above which a value stays where it is until it is fetched.
 LARGE_BYTES = 100_000
+#: The process of Ray that has started this one. Without it, its node is lost to the cluster.
+PARENT = os.getppid()
 
 _write = msgspec.msgpack.Encoder().encode
 _read_task = msgspec.msgpack.Decoder(Task).decode
@@ -128,7 +130,7 @@ class _Line:
             may_go_on = ray.get(told, timeout=self._supervisor[3])
         except (exceptions.RayError, ValueError):  # it is gone, or does not answer
             may_go_on = False
-        if not may_go_on:
+        if os.getppid() != PARENT or not may_go_on:
             leave()
 
 

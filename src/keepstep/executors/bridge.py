@@ -35,6 +35,8 @@ class Bridge:
         self._bodies: dict[int, Body] = {}
         self._line: Connection | None = None
         self._false_starts = 0
+        #: Whether a process has reached the cluster before, so that bodies may run there.
+        self._was_ready = False
         self._unfit = ""
         self._closed = False
 
@@ -70,7 +72,7 @@ class Bridge:
         self._unfit = ""
         self._line = Connection(self._reported, self._ended)
         try:
-            self._line.start(self._module, Given(0, settings=self._settings))
+            self._line.start(self._module, Given(0, settings={**self._settings, "again": self._was_ready}))
         except OSError as error:
             self._line = None
             self._fail(f"cannot be started: {error}")
@@ -88,7 +90,7 @@ class Bridge:
 
     def _reported(self, message: ToWorker) -> None:
         if isinstance(message, Ready):
-            self._false_starts = 0
+            self._false_starts, self._was_ready = 0, True
             return
         if isinstance(message, Unfit):
             self._unfit = message.why
