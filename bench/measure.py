@@ -564,6 +564,13 @@ def processes(effort: Effort) -> list[Finding]:
     return findings(effort)
 
 
+def on_ray(effort: Effort) -> list[Finding]:
+    """Steps on Ray beside plain tasks of Ray."""
+    from .ray import findings
+
+    return findings(effort)
+
+
 def telemetry(effort: Effort) -> list[Finding]:
     """What telemetry costs many runs at once."""
     from .telemetry import findings
@@ -639,6 +646,7 @@ JOBS: dict[str, Callable[[Effort], list[Finding]]] = {
     "processes": processes,
     "map": large_map,
     "storage": storage,
+    "ray": on_ray,
     "telemetry": telemetry,
     "web": web,
 }

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-#: The cluster's own secret, so that nothing else on this machine can reach it, and none is written into the home folder.
+#: The cluster's own secret: nothing else on this machine can reach it, and none is written into the home folder.
 AUTH = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "ab" * 32}
 ENVIRONMENT = {**AUTH, "RAY_USAGE_STATS_ENABLED": "0"}
 MEMORY = 80 << 20
@@ -24,7 +24,7 @@ class RayCluster:
 
     def __init__(self, port: int = 0) -> None:
         # The paths of its sockets must be short, whatever TMPDIR is.
-        self._folder = tempfile.TemporaryDirectory(prefix="r", dir="/tmp")  # noqa: S108
+        self._folder = tempfile.TemporaryDirectory(prefix="r", dir="/tmp")
         self._process = subprocess.Popen(
             [sys.executable, "-m", __spec__.name, self._folder.name, str(port)],
             stdin=subprocess.PIPE,

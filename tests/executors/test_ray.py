@@ -6,8 +6,6 @@ import asyncio
 import importlib.util
 import os
 import signal
-import sys
-import textwrap
 import time
 from pathlib import Path
 from typing import ClassVar
@@ -17,10 +15,11 @@ import pytest
 import keepstep as ks
 from keepstep.executors import Ray
 from keepstep.executors.connection import Connection
-from keepstep.executors.task import Begun, Done, Ended, Function, Given, Lost, Ready, Release, Run, Saved, Spent, Task
+from keepstep.executors.task import Begun, Done, Ended, Function, Given, Lost, Release, Run, Saved, Spent, Task
 from keepstep.testing import executor_contract
 
 from ..engine.world import until
+from ..nightly import cases
 from .ray_cluster import AUTH, RayCluster
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
@@ -147,10 +146,10 @@ class TestContract(executor_contract.ExecutorContract):
             cls.runner.run(cls.engine.close())
         cls.runner.close()
 
-    def _setupAsyncioRunner(self):
+    def _setupAsyncioRunner(self):  # noqa: N802 - unittest's own name
         self._asyncioRunner = self.runner
 
-    def _tearDownAsyncioRunner(self):
+    def _tearDownAsyncioRunner(self):  # noqa: N802 - as above
         pass
 
     async def asyncSetUp(self):
@@ -178,7 +177,9 @@ class TestContract(executor_contract.ExecutorContract):
 
         async def code() -> str | None:
             await ks.map(both, [path] * 3)
-            return await variable.options(executor=Ray(runtime_env={"env_vars": {"KEEPSTEP_SEEN": "yes"}}))("KEEPSTEP_SEEN")
+            return await variable.options(executor=Ray(runtime_env={"env_vars": {"KEEPSTEP_SEEN": "yes"}}))(
+                "KEEPSTEP_SEEN"
+            )
 
         assert await self.result(code) == "yes"
         assert self.effects() == ["in", "out"] * 3
@@ -237,7 +238,7 @@ async def test_a_body_on_a_lost_node_is_lost_and_tried_again_elsewhere(cluster, 
     assert not is_alive(process)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", cases([signal.SIGKILL, signal.SIGSTOP], quick=[signal.SIGKILL]))
 async def test_bodies_are_lost_with_the_supervisor_and_tried_again_with_the_next_one(cluster, tmp_path, number):
     path, done = tmp_path / "effects", tmp_path / "done"
     place = Ray(**IMPATIENT)
@@ -306,7 +307,7 @@ class Worker:
     """Orders bodies as a worker does, under a session of its own."""
 
     def __init__(self, cluster, session: str, **settings) -> None:
-        given = {"address": cluster.address, "silent_seconds": 20.0, "namespace": "names", "session": session}
+        given = {"address": cluster.address, "silent_seconds": 4.0, "namespace": "names", "session": session}
         self.messages: list = []
         self.line = Connection(self.messages.append, self.messages.append)
         self.line.start("ray", Given(0, settings=given | settings))
@@ -350,8 +351,9 @@ async def test_a_name_begins_once_and_is_forgotten_when_released(cluster, tmp_pa
     lost = await second.ended(9)
     assert isinstance(lost, Lost)
     assert "is not known to the cluster" in lost.why
-    size = 0
-    while size != (size := len(lines(left))):  # its process may be used for other bodies
+    size = -1
+    while size != len(lines(left)):  # its process may be used for other bodies
+        size = len(lines(left))
         await asyncio.sleep(0.3)
     assert size < 1000
     await second.close()

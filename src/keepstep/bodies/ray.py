@@ -40,6 +40,8 @@ from .ray_task import LARGE_BYTES
 
 #: Seconds for which a cluster that does not answer is tried again.
 CONNECT_SECONDS = 20.0
+#: Least time in seconds for a new supervisor to start.
+START_SECONDS = 20.0
 #: Seconds after which a call for news is answered, even if there are none.
 NEWS_SECONDS = 5.0
 #: Bytes that are read from the worker at once.
@@ -70,7 +72,9 @@ class _Speaker:
             _connect(self._settings)
             self._supervisor = self._met()
         except Exception as error:  # noqa: BLE001 - the worker shall know any reason
-            self._send(Unfit(f"cannot be reached on Ray at {self._settings['address']!r}: {' '.join(str(error).split())}"))
+            self._send(
+                Unfit(f"cannot be reached on Ray at {self._settings['address']!r}: {' '.join(str(error).split())}")
+            )
             return
         threading.Thread(target=self._report, name="keepstep-news", daemon=True).start()
         self._send(Ready())
@@ -83,9 +87,9 @@ class _Speaker:
 
     def _met(self) -> Any:
         """Return the supervisor of the cluster. One that does not answer is replaced."""
-        end = time.monotonic() + 3 * self._silent
+        end = time.monotonic() + 3 * START_SECONDS
         while True:
-            supervisor = (
+            supervisor: Any = (
                 ray.remote(Supervisor)
                 .options(
                     name=NAME,
@@ -99,7 +103,10 @@ class _Speaker:
                 .remote(self._settings["namespace"], self._silent)
             )
             try:
-                ray.get(supervisor.hello.remote(self._session, self._about, self._again), timeout=self._silent)
+                ray.get(
+                    supervisor.hello.remote(self._session, self._about, self._again),
+                    timeout=max(START_SECONDS, self._silent),
+                )
             except exceptions.GetTimeoutError:
                 ray.kill(supervisor)
             except exceptions.RayActorError:  # it is ending; its name is free soon
@@ -139,7 +146,7 @@ class _Speaker:
                 taken = items[-1][0]
 
     def _read_item(self, _serial: int, number: int, message: bytes, data: Any) -> ToWorker:
-        told = read_report(message)
+        told: ToWorker = read_report(message)
         if data is not None:
             try:
                 told = msgspec.structs.replace(told, data=bytes(ray.get(data)))

@@ -113,8 +113,8 @@ class Supervisor:
         self._self = (NAME, namespace, ray.get_runtime_context().get_actor_id(), silent_seconds)
         self._bodies: dict[str, _Body] = {}
         self._askers: dict[str, _Asker] = {}
-        self._run = ray.remote(max_retries=0, num_returns=2)(run)
-        self._kill = ray.remote(max_retries=0, num_cpus=0)(kill)
+        self._run: Any = ray.remote(max_retries=0, num_returns=2)(run)
+        self._kill: Any = ray.remote(max_retries=0, num_cpus=0)(kill)
         self._busy_at = self._begins_at = self._loop.time()
         self._tasks: set[asyncio.Task[None]] = set()
         self._spawn(self._look())
@@ -127,7 +127,7 @@ class Supervisor:
     # -- calls of the process beside a worker --------------------------------------------------------------------------
 
     async def hello(self, session: str, about: bytes, again: bool) -> None:
-        """Greet a process that speaks for an engine; `again` if an earlier one did, perhaps to an earlier supervisor."""
+        """Greet a process that speaks for an engine; `again` if one did before, perhaps to another supervisor."""
         now = self._loop.time()
         if again and session not in self._askers:
             self._begins_at = max(self._begins_at, now + ALONE_SECONDS)
@@ -298,15 +298,18 @@ class Supervisor:
             elif body.outcome is not None and now - body.ended_at > body.options["kept_seconds"]:
                 body.detach(now)
                 del self._bodies[body.name]
+        self._forget_askers(now)
+        if self._bodies or self._askers:
+            self._busy_at = now
+        elif now - self._busy_at > IDLE_SECONDS:
+            ray.kill(ray.get_runtime_context().current_actor)
+
+    def _forget_askers(self, now: float) -> None:
         for session, asker in list(self._askers.items()):
             if now - asker.seen_at > IDLE_SECONDS:
                 for body in list(asker.bodies.values()):
                     body.detach(asker.seen_at)
                 del self._askers[session]
-        if self._bodies or self._askers:
-            self._busy_at = now
-        elif now - self._busy_at > IDLE_SECONDS:
-            ray.kill(ray.get_runtime_context().current_actor)
 
 
 def _some(items: dict[int, tuple[int, bytes, Any]]) -> Iterator[tuple[int, int, bytes, Any]]:

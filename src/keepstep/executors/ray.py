@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
-from ..checks import check_count, check_number, check_seconds
+from ..checks import check_number, check_seconds
 from ..errors import DefinitionError
 from .bridge import Bridge, ClusterExecutor, shared
 
