@@ -6,6 +6,8 @@ import asyncio
 import importlib.util
 import os
 import signal
+import sys
+import textwrap
 import time
 from pathlib import Path
 from typing import ClassVar
@@ -272,6 +274,71 @@ def beating_twice(path: str) -> int:
         note(path, str(os.getpid()))
         time.sleep(0.02)
     return ks.attempt()
+
+
+async def test_the_next_worker_gets_the_outcome_of_an_at_most_once_body_that_ended_without_one(tmp_path):
+    path, program = tmp_path / "effects", tmp_path / "program.py"
+    text = f"""
+        import keepstep as ks, sys
+        from tests.executors.test_ray import once
+
+        @ks.workflow
+        async def work(path: str) -> str:
+            return await once(path)
+
+        if __name__ == "__main__":
+            print(ks.run(work, sys.argv[1], url={str(tmp_path / "runs.db")!r}, run_id="r"))
+    """
+    program.write_text(textwrap.dedent(text))
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, str(program), str(path)]
+    worker = await asyncio.create_subprocess_exec(*command, env=environment)
+    await until(lambda: "began" in lines(path))
+    worker.kill()
+    await worker.wait()
+    await until(lambda: "end" in lines(path))
+    again = await asyncio.create_subprocess_exec(*command, env=environment, stdout=asyncio.subprocess.PIPE)
+    shown, _ = await again.communicate()
+    assert shown.decode().strip() == "done"
+    assert lines(path) == ["began", "end"]
+
+
+@ks.step(executor=Ray(), at_most_once=True)
+def once(path: str) -> str:
+    note(path, "began")
+    time.sleep(1.5)
+    note(path, "end")
+    return "done"
+
+
+@pytest.mark.nightly
+async def test_a_cluster_that_is_not_there_loses_the_body_after_a_while():
+    async def code() -> str:
+        try:
+            await variable.options(executor=Ray(address="127.0.0.1:1"))("HOME")
+        except ks.StepFailed as failure:
+            return f"{failure.error.type} {failure.error.message}"
+        return ""
+
+    async with ks.open("memory:") as engine:
+        message = await (await engine.start(workflow(code))).result()
+    assert "BodyLost" in message
+    assert "cannot be reached on Ray at '127.0.0.1:1'" in message
+
+
+async def test_ray_that_is_not_installed_is_named_with_its_remedy(monkeypatch):
+    monkeypatch.setattr("keepstep.executors.ray.find_spec", lambda name: None)
+
+    async def code() -> str:
+        try:
+            await variable.options(executor=Ray())("HOME")
+        except ks.StepFailed as failure:
+            return failure.error.message
+        return ""
+
+    async with ks.open("memory:") as engine:
+        message = await (await engine.start(workflow(code))).result()
+    assert 'pip install "keepstep[ray]"' in message
 
 
 @pytest.mark.nightly

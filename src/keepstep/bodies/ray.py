@@ -40,6 +40,8 @@ from .ray_task import LARGE_BYTES
 
 #: Seconds for which a cluster that does not answer is tried again.
 CONNECT_SECONDS = 20.0
+#: Seconds after which Ray hangs while it connects.
+HUNG_SECONDS = 30.0
 #: Least time in seconds for a new supervisor to start.
 START_SECONDS = 20.0
 #: Seconds after which a call for news is answered, even if there are none.
@@ -68,14 +70,14 @@ class _Speaker:
     def run(self) -> None:
         """Speak until the worker or the cluster ends."""
         threading.Thread(target=self._read, name="keepstep-lifeline", daemon=True).start()
+        watch = threading.Timer(HUNG_SECONDS, self._give_up, [f"no answer within {HUNG_SECONDS:g} s"])
+        watch.start()
         try:
             _connect(self._settings)
+            watch.cancel()
             self._supervisor = self._met()
         except Exception as error:  # noqa: BLE001 - the worker shall know any reason
-            self._send(
-                Unfit(f"cannot be reached on Ray at {self._settings['address']!r}: {' '.join(str(error).split())}")
-            )
-            return
+            self._give_up(str(error))
         threading.Thread(target=self._report, name="keepstep-news", daemon=True).start()
         self._send(Ready())
         while True:
@@ -84,6 +86,11 @@ class _Speaker:
                 while True:
                     orders.append(self._order(self._orders.get_nowait()))
             self._supervisor.order.remote(self._session, orders)
+
+    def _give_up(self, why: str) -> None:
+        """Tell the worker why the cluster cannot be reached, and end. Ray itself may hang."""
+        self._send(Unfit(f"cannot be reached on Ray at {self._settings['address']!r}: {' '.join(why.split())}"))
+        os._exit(LOST)
 
     def _met(self) -> Any:
         """Return the supervisor of the cluster. One that does not answer is replaced."""
@@ -138,7 +145,7 @@ class _Speaker:
         while True:
             try:
                 items = ray.get(self._supervisor.news.remote(self._session, taken, wait), timeout=self._silent)
-            except Exception as error:  # noqa: BLE001 - the next process begins anew, whatever it was
+            except Exception as error:  # noqa: BLE001 - the next process tries again after any error
                 sys.stderr.write(f"keepstep: the supervisor on Ray is lost: {' '.join(str(error).split())}\n")
                 os._exit(LOST)
             self._send(*[self._read_item(*item) for item in items])
@@ -146,13 +153,13 @@ class _Speaker:
                 taken = items[-1][0]
 
     def _read_item(self, _serial: int, number: int, message: bytes, data: Any) -> ToWorker:
-        told: ToWorker = read_report(message)
+        read: ToWorker = read_report(message)
         if data is not None:
             try:
-                told = msgspec.structs.replace(told, data=bytes(ray.get(data)))
+                read = msgspec.structs.replace(read, data=bytes(ray.get(data)))
             except exceptions.RayError as error:
-                told = Lost(0, f"has lost its result: {' '.join(str(error).split())[:300]}")
-        return msgspec.structs.replace(told, body=number)
+                read = Lost(0, f"has lost its result: {' '.join(str(error).split())[:300]}")
+        return msgspec.structs.replace(read, body=number)
 
     def _send(self, *messages: ToWorker) -> None:
         if messages:

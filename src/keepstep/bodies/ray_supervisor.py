@@ -43,10 +43,10 @@ _write = msgspec.msgpack.Encoder().encode
 
 
 class _Asker:
-    """An engine that asks for bodies: what it has not taken yet, by serial numbers."""
+    """An engine that asks for bodies, and the messages that it has not taken yet."""
 
     def __init__(self, about: bytes, now: float) -> None:
-        #: What the processes of its bodies are told of it.
+        #: Paths and levels of its worker, for the processes of bodies.
         self.about = about
         self.bodies: dict[int, _Body] = {}
         self.items: dict[int, tuple[int, bytes, Any]] = {}
@@ -106,7 +106,7 @@ class _Body:
 
 
 class Supervisor:
-    """Starts bodies as tasks of its own, once for each name, and hands their messages and outcomes to who asks."""
+    """Starts bodies as tasks of its own, once for each name, and gives their messages and outcomes to engines."""
 
     def __init__(self, namespace: str, silent_seconds: float) -> None:
         self._loop = asyncio.get_running_loop()
@@ -150,7 +150,7 @@ class Supervisor:
                     del self._bodies[body.name]
 
     async def news(self, session: str, taken: int, wait: float) -> list[tuple[int, int, bytes, Any]]:
-        """Return what an engine has not taken yet, after a while even nothing; `taken` is the last number it has."""
+        """Return the messages that an engine has not taken yet, or none after a while."""
         asker = self._askers[session]
         asker.waits += 1
         try:
@@ -173,7 +173,7 @@ class Supervisor:
         if body is None or body.outcome is not None:
             return False
         body.place = place
-        self._heard(body, ago, items)
+        self._take(body, ago, items)
         return True
 
     # -- bodies --------------------------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ class Supervisor:
                 first, second = self._run.options(**body.options["ray"]).remote(head, given, about, self._self)
                 body.ref = first
                 ago, items, outcome, is_large = await first
-                self._heard(body, ago, items)
+                self._take(body, ago, items)
                 result = second if is_large else None
             except exceptions.OwnerDiedError:
                 if given is body.input:
@@ -231,7 +231,7 @@ class Supervisor:
                 outcome = _write(Lost(0, body.stopping or f"was lost: {_brief(error)}"))
         self._ended(body, outcome, result)
 
-    def _heard(self, body: _Body, ago: float | None, items: Items) -> None:
+    def _take(self, body: _Body, ago: float | None, items: Items) -> None:
         """Take messages of a body. The first ones tell that it has begun."""
         if body.began_at is None and ago is not None:
             body.began_at = self._loop.time() - ago
@@ -277,7 +277,7 @@ class Supervisor:
             node, pid = body.place
             self._kill.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(pid)
 
-    # -- what nobody asks for ------------------------------------------------------------------------------------------
+    # -- leftovers ------------------------------------------------------------------------------------------
 
     async def _look(self) -> None:
         while True:

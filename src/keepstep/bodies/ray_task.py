@@ -126,8 +126,8 @@ class _Line:
         try:
             actor = _supervisor(*self._supervisor[:3])
             place = ray.get_runtime_context().get_node_id(), os.getpid()
-            told = actor.tell.remote(self._name, place, self.ago(), items)
-            may_go_on = ray.get(told, timeout=self._supervisor[3])
+            sent = actor.tell.remote(self._name, place, self.ago(), items)
+            may_go_on = ray.get(sent, timeout=self._supervisor[3])
         except (exceptions.RayError, ValueError):  # it is gone, or does not answer
             may_go_on = False
         if os.getppid() != PARENT or not may_go_on:

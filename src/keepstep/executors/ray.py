@@ -28,7 +28,7 @@ class Ray:
     address: str = "auto"
     #: Ray's namespace for Keepstep's part of the cluster. Workers that share runs must share it.
     namespace: str = "keepstep"
-    #: What one body needs, as Ray counts it.
+    #: Resources of one body, as Ray counts them.
     num_cpus: float | None = None
     num_gpus: float | None = None
     memory_bytes: int | None = None
@@ -80,7 +80,7 @@ class Ray:
         return ClusterExecutor(host, bridge, self._options(), MOST_AT_ONCE, pickled=self.pickled)
 
     def _options(self) -> dict[str, Any]:
-        """Return what the cluster is told of each body."""
+        """Return the options that go with each body."""
         needs = {
             "num_cpus": self.num_cpus,
             "num_gpus": self.num_gpus,
