@@ -27,7 +27,7 @@ from .ray_cluster import AUTH, RayCluster
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 
 #: Options of Ray for tests that wait for a silence.
-IMPATIENT = {"silent_seconds": 3.0, "grace_seconds": 0.3, "namespace": "impatient"}
+IMPATIENT = {"silent_seconds": 3.0, "grace_seconds": 0.3}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -110,9 +110,9 @@ def children(parent: int, word: bytes) -> list[int]:
     return found
 
 
-def newest_supervisor(node: dict[str, int]) -> int:
-    """Return the supervisor of the namespace that was used last."""
-    return max(one for one in children(node["raylet"], b"ray::Supervisor") if stat(one)[0] != "T")
+def supervisors(node: dict[str, int]) -> set[int]:
+    """Return the supervisors of all namespaces. Ray starts processes ahead, so the newest may have the lowest id."""
+    return set(children(node["raylet"], b"ray::Supervisor"))
 
 
 def is_alive(process: int) -> bool:
@@ -243,7 +243,7 @@ async def test_a_body_on_a_lost_node_is_lost_and_tried_again_elsewhere(cluster, 
 @pytest.mark.parametrize("number", cases([signal.SIGKILL, signal.SIGSTOP], quick=[signal.SIGKILL]))
 async def test_bodies_are_lost_with_the_supervisor_and_tried_again_with_the_next_one(cluster, tmp_path, number):
     path, done = tmp_path / "effects", tmp_path / "done"
-    place = Ray(**IMPATIENT)
+    place, before = Ray(**IMPATIENT, namespace=f"impatient-{number}"), supervisors(cluster.nodes[0])
 
     async def code() -> list[int]:
         known = await pid_of.options(executor=place)(str(done))  # its outcome is recorded already
@@ -255,7 +255,8 @@ async def test_bodies_are_lost_with_the_supervisor_and_tried_again_with_the_next
         run = await engine.start(workflow(code))
         await until(lambda: len(lines(path)) > 2)
         process = int(lines(path)[0])
-        os.kill(newest_supervisor(cluster.nodes[0]), number)
+        (supervisor,) = supervisors(cluster.nodes[0]) - before
+        os.kill(supervisor, number)
         assert (await run.result())[1] == 2
         (failed,) = [one for one in await run.checkpoints() if one.kind == "step failed"]
     assert failed.error.is_a(ks.BodyLost)
