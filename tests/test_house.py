@@ -58,10 +58,6 @@ OF_EXTRAS = {
     "opentelemetry": "keepstep.observers.opentelemetry",
     "distributed": "keepstep.bodies.dask",
     "tornado": "keepstep.bodies.dask",  # comes with distributed
-#: Stores that need a package which only an extra installs; they are loaded when the scheme of a URL names them.
-OF_EXTRAS = {
-    "psycopg": "keepstep.stores.postgres",
-    "opentelemetry": "keepstep.observers.opentelemetry",
     "ray": "keepstep.bodies.ray",
 }
 #: Modules of agents that need no framework. Every other one is for a framework, and users load it themselves.

@@ -45,6 +45,11 @@ class Bridge:
         """Bodies that have not ended."""
         return len(self._bodies)
 
+    @property
+    def lines(self) -> int:
+        """Connections to the process."""
+        return int(self._line is not None and self._line.is_connected)
+
     def add(self, body: Body) -> None:
         """Send a body to the cluster."""
         self._bodies[body.number] = body
@@ -196,6 +201,11 @@ class ClusterExecutor(FarExecutor):
         if not body.outcome.done():
             self._bridge.drop(body)
             body.settle(Lost(0, f"was not stopped by the cluster within {STOP_SECONDS:g} s"))
+
+    @property
+    def lines(self) -> int:
+        """Connections to processes."""
+        return self._bridge.lines
 
     async def close(self) -> None:
         await self._bridge.close()

@@ -12,7 +12,7 @@ from ..errors import DefinitionError
 from .bridge import Bridge, ClusterExecutor, shared
 
 #: Bodies that may usefully be given to a cluster at once; it queues what it cannot run yet.
-MOST_AT_ONCE = 10_000
+MOST_AT_ONCE = 1_000
 #: Longest clean-up in seconds. A worker gives a body up soon after.
 MOST_GRACE = 10.0
 
