@@ -80,6 +80,7 @@ BLOBS = st.one_of(st.sampled_from([b"", b"{}", b"null", b"\xff", b'{"a": 1}']), 
 POSTGRES_VALUES = {
     "text": st.one_of(TEXTS, st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=20)),
     "bigint": NUMBERS,
+    "integer": st.integers(-(2**31), 2**31 - 1),
     "smallint": st.integers(-(2**15), 2**15 - 1),
     "timestamp with time zone": st.sampled_from(
         ["infinity", "-infinity", "4714-11-24 BC", "294276-12-31", "0001-01-01 00:00:00+14", "9999-12-31", "1970-01-01"]

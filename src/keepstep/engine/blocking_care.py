@@ -13,6 +13,7 @@ class BlockingCare(BlockingPart[Care]):
     accept_loss = blocking(Care.accept_loss)
     assess = blocking(Care.assess)
     copy_to = blocking(Care.copy_to)
+    divide_history = blocking(Care.divide_history)
     erase = blocking(Care.erase)
     export = blocking(Care.export)
     load = blocking(Care.load)

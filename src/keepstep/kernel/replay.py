@@ -18,7 +18,7 @@ from ..model import Kind, Status
 from ..model.checkpoint import ANSWERS_CALL, ENDS_RUN, NOTE
 from ..model.run import removed_records
 from ..model.undo import is_command, undone_key
-from ..records.data import PatchData, PublishedData, RunStartedData, SupersededData, data_of
+from ..records.data import Data, PatchData, PublishedData, RunStartedData, SupersededData, data_of
 from ..records.record import Record, chain_end, check_origin, origin, unseal, unseal_some
 from ..stores.rules import ENDED, ends_as, with_outcome
 from ..values import large
@@ -308,7 +308,7 @@ class Entry(msgspec.Struct, gc=False, eq=False):
 
     @classmethod
     def of(cls, record: Record) -> Entry:
-        data, key, kind = record.data or {}, record.step, _KINDS.get(record.kind, record.kind)
+        data, key, kind = data_of(record, Data), record.step, _KINDS.get(record.kind, record.kind)
         return cls(
             record.seq,
             key,
