@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn
 
+import msgspec
+
 from ..errors import DefinitionError, NotSerializable
 from ..executors.task import Called, Emitted, Published, Report, Reported, Saved, Spent, Task
 from ..kernel.naming import Names, names_in_body
 from ..kernel.saved import check_size
 from ..values import VALUES, Redactor
+from ..values.redact import masked
 from ..workflows.call import PlainCall
 
 Tell = Callable[[Report], None]
@@ -48,6 +51,13 @@ class FarRedaction:
     def redact(self, text: str) -> str:
         """Return the text without secrets."""
         return self._redactor.text(text)
+
+    def shown(self, data: bytes, key: str) -> bytes:
+        """Return the stored form of a token without secrets."""
+        if REVEALED.hit(data) is not None:
+            data = msgspec.json.encode(masked(msgspec.json.decode(data), self.redact))
+            self.check(data, key, "token of step")
+        return data
 
     def check(self, data: bytes, name: str, what: str = "step") -> None:
         """Refuse a value that holds a revealed secret."""
@@ -95,6 +105,7 @@ class FarAttempt:
         self._saved = task.saved
         self.run = _Run(task)
         self.call = _Called(task)
+        self._redact = self.run.host.redaction.redact
         self.key = task.step
         self.number = task.attempt
 
@@ -106,20 +117,21 @@ class FarAttempt:
 
     def emit(self, value: Any) -> None:
         data = VALUES.encode_shown(value, f"step {self.key!r}: emitted")
-        self._tell(Emitted(0, data, *(names_in_body(self.call) or ())))
+        self._tell(Emitted(0, self.run.host.redaction.shown(data, self.key), *(names_in_body(self.call) or ())))
 
     def publish(self, key: str, data: bytes) -> None:
         self.run.host.redaction.check(data, key, "published")
         self._tell(Published(0, key, data, *(names_in_body(self.call) or ())))
 
     def report_progress(self, fraction: float, text: str) -> None:
-        self._tell(Reported(0, fraction, text))
+        self._tell(Reported(0, fraction, self._redact(text)))
 
     def spend(self, cost: float, tokens: int, model: str | None, parts: tuple[int, int]) -> None:
-        self._tell(Spent(0, cost, tokens, model, *parts))
+        self._tell(Spent(0, cost, tokens, None if model is None else self._redact(model), *parts))
 
     def call_is(self, operation: str, **more: str) -> None:
-        self._tell(Called(0, operation, {key: text for key, text in more.items() if isinstance(text, str)}))
+        about = {key: self._redact(text) for key, text in more.items() if isinstance(text, str)}
+        self._tell(Called(0, operation, about))
 
     def save_progress(self, value: Any) -> None:
         data = VALUES.for_values(value).encode(value, f"step {self.key!r}: saved progress")

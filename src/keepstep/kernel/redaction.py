@@ -11,6 +11,7 @@ import msgspec
 
 from ..errors import NotSerializable
 from ..values import Redactor
+from ..values.redact import masked
 from ..workflows.options import checked_tags
 
 if TYPE_CHECKING:
@@ -107,18 +108,9 @@ class Redaction:
     def shown(self, data: bytes, key: str) -> bytes:
         """Return the stored form of a token with its texts redacted."""
         if self._found(data, key, "token of step") is not None:
-            data = msgspec.json.encode(self._masked(msgspec.json.decode(data)))
+            data = msgspec.json.encode(masked(msgspec.json.decode(data), self.redact))
         self.check(data, key, "token of step")
         return data
-
-    def _masked(self, plain: Any) -> Any:
-        if isinstance(plain, str):
-            return self.redact(plain)
-        if isinstance(plain, list):
-            return [*map(self._masked, plain)]
-        if isinstance(plain, dict):
-            return {self.redact(key): self._masked(part) for key, part in plain.items()}
-        return plain
 
     def tags(self, tags: dict[str, str] | None) -> dict[str, str]:
         """Return the tags of a run if they may be stored."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from binascii import Error as Base64Error
 from binascii import a2b_base64
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -231,3 +231,14 @@ def _blot(match: re.Match[str]) -> str:
         return REDACTED
     start, end = match.span("secret")
     return match.string[match.start() : start] + REDACTED + match.string[end : match.end()]
+
+
+def masked(plain: Any, redact: Callable[[str], str]) -> Any:
+    """Return plain data with all its texts redacted."""
+    if isinstance(plain, str):
+        return redact(plain)
+    if isinstance(plain, list):
+        return [masked(part, redact) for part in plain]
+    if isinstance(plain, dict):
+        return {redact(key): masked(part, redact) for key, part in plain.items()}
+    return plain
