@@ -228,6 +228,7 @@ def without_secrets(error: FarError) -> FarError:
         traceback=redact(error.traceback),
         cause=None if error.cause is None else without_secrets(error.cause),
         answer=kept(error.answer),
+        parts=[without_secrets(one) for one in error.parts],
     )
 
 

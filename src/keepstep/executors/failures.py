@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import os
 import sys
 import traceback
 from collections.abc import Iterable
@@ -13,10 +14,12 @@ from ..model.frames import FAR_TRACEBACK
 from ..values import VALUES
 from .task import FarError
 
-#: The name that the worker's main module has in another process.
-MAIN = "__mp_main__"
+#: The name that the worker's main module has in another process. `multiprocessing` sets "__mp_main__" for itself.
+MAIN = "__keepstep_main__"
 #: Causes of an exception that cross with it.
 MOST_CAUSES = 10
+#: Exceptions of a group that cross with it.
+MOST_PARTS = 10
 #: Characters of a message that cross, and of a traceback.
 MOST_TEXT = 20_000
 
@@ -30,13 +33,30 @@ def described(error: BaseException, values: Any = VALUES, depth: int = 0) -> Far
         kind.__qualname__,
         next(one.__name__ for one in kind.__mro__ if one.__module__ == "builtins"),
         _text(error)[:MOST_TEXT],
-        _encoded(list(error.args), values),
+        _encoded(_args(error), values),
         {name: data for name, value in _fields(error) if (data := _encoded(value, values)) is not None},
         _cut("".join(traceback.format_exception(error))) if depth == 0 else "",
         None if cause is None or depth >= MOST_CAUSES else described(cause, values, depth + 1),
         error.__cause__ is not None,
         _answer(error, values),
+        _parts(error, values, depth),
     )
+
+
+def _args(error: BaseException) -> list[Any]:
+    """Return the arguments that make an exception again."""
+    if isinstance(error, BaseExceptionGroup):
+        return [error.message]
+    if isinstance(error, OSError):  # with the name of its file
+        found = OSError.__reduce__(error)[1]
+        return [os.fspath(one) if isinstance(one, os.PathLike) else one for one in found]
+    return list(error.args)
+
+
+def _parts(error: BaseException, values: Any, depth: int) -> list[FarError]:
+    if not isinstance(error, BaseExceptionGroup) or depth >= MOST_CAUSES:
+        return []
+    return [described(one, values, depth + MOST_CAUSES // 3) for one in error.exceptions[:MOST_PARTS]]
 
 
 def _text(error: BaseException) -> str:
@@ -101,13 +121,12 @@ def made_again(far: FarError, values: Any = VALUES) -> BaseException:
     Its class is that of this process if it is imported here, and a namesake otherwise. None of its code runs.
     """
     kind = _class_of(far)
-    base = next(one for one in kind.__mro__ if one.__module__ == "builtins")
     args = _decoded(far.args, values)
-    error: BaseException
-    try:
-        error = base.__new__(kind, *(args if isinstance(args, list) else [far.text]))
-    except TypeError:
-        error = BaseException.__new__(kind)
+    given = args if isinstance(args, list) else [far.text]
+    if issubclass(kind, BaseExceptionGroup):
+        parts = [made_again(one, values) for one in far.parts]
+        given = [*given[:1], parts or [Exception("an exception that has not crossed")]]
+    error = _new(kind, given)
     for name, data in far.fields.items():
         try:
             error.__dict__.setdefault(name, values.decode(data))
@@ -118,7 +137,7 @@ def made_again(far: FarError, values: Any = VALUES) -> BaseException:
         found = _Answer(answer["status_code"], answer.get("headers")) if "status_code" in answer else answer
         error.__dict__["response"] = found
     if _text(error) != far.text:
-        error = _renamed(error, kind, far.text)
+        error = _renamed(error, kind, given, far.text)
     if far.cause is not None:
         cause = made_again(far.cause, values)
         if far.is_given:
@@ -130,6 +149,16 @@ def made_again(far: FarError, values: Any = VALUES) -> BaseException:
     return error
 
 
+def _new(kind: type[BaseException], args: list[Any]) -> BaseException:
+    """Return an exception of a class, without a call of the class's own code."""
+    base: Any = next(one for one in kind.__mro__ if one.__module__ == "builtins")
+    try:
+        made: BaseException = base.__new__(kind, *args)
+    except (TypeError, ValueError):
+        made = base.__new__(kind)
+    return made
+
+
 def _decoded(data: bytes | None, values: Any) -> Any:
     try:
         return None if data is None else values.decode(data)
@@ -138,7 +167,7 @@ def _decoded(data: bytes | None, values: Any) -> Any:
 
 
 def _class_of(far: FarError) -> type[BaseException]:
-    found: Any = sys.modules.get(far.module)
+    found: Any = sys.modules.get(far.module) or _main_named(far.module)
     for name in far.name.split("."):
         found = vars(found).get(name) if hasattr(found, "__dict__") else None
     if isinstance(found, type) and issubclass(found, BaseException):
@@ -149,15 +178,21 @@ def _class_of(far: FarError) -> type[BaseException]:
     return _named(far.name, far.module, base)
 
 
+def _main_named(module: str) -> Any:
+    """Return the main module if `python -m` runs it under this name."""
+    main = sys.modules.get("__main__")
+    spec = getattr(main, "__spec__", None)
+    return main if spec is not None and spec.name == module else None
+
+
 def _named(name: str, module: str, base: type[BaseException], **more: Any) -> type[BaseException]:
     own = {"__module__": module, "__qualname__": name, **more}
     return type(name.rpartition(".")[2], (base,), own)
 
 
-def _renamed(error: BaseException, kind: type[BaseException], text: str) -> BaseException:
+def _renamed(error: BaseException, kind: type[BaseException], args: list[Any], text: str) -> BaseException:
     """Return the exception with a message that its own class cannot make here."""
-    base = next(one for one in kind.__mro__ if one.__module__ == "builtins")
     named = _named(kind.__qualname__, kind.__module__, kind, __str__=lambda _: text)
-    made = BaseException.__new__(named, text) if base is not OSError else OSError.__new__(named, text)
+    made = _new(named, args)
     made.__dict__.update(error.__dict__)
     return made

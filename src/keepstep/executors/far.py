@@ -99,9 +99,9 @@ class FarExecutor:
             case _ if body.is_late:
                 raise BodyTimedOut(seconds or 0.0)
             case Failed():
-                raise made_again(outcome.error)
+                raise _error_of(body, outcome)
             case Lost():
-                raise BodyLost(f"the process that ran step {body.task.step!r} {outcome.why}", body.task.step)
+                raise _lost(body, outcome.why)
         raise AssertionError(outcome)
 
     def note_begun(self, body: Body, seconds_ago: float = 0.0) -> None:
@@ -117,3 +117,13 @@ class FarExecutor:
     def _too_late(self, body: Body) -> None:
         body.is_late = True
         self.stop(body)
+
+
+def _error_of(body: Body, outcome: Failed) -> BaseException:
+    error = made_again(outcome.error)
+    # Raised here, it would interrupt the worker.
+    return _lost(body, "was interrupted") if isinstance(error, KeyboardInterrupt) else error
+
+
+def _lost(body: Body, why: str) -> BodyLost:
+    return BodyLost(f"the process that ran step {body.task.step!r} {why}", body.task.step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import MethodType
 from typing import Any
 
@@ -38,8 +39,8 @@ def why_not_found(fn: Callable[..., Any]) -> str | None:
     module = sys.modules.get(fn.__module__)
     if module is None:
         return f"its module {fn.__module__!r} is not imported"
-    if fn.__module__ == "__main__" and not getattr(module, "__file__", None):
-        return "its function was typed into an interactive session"
+    if fn.__module__ == "__main__" and not Path(getattr(module, "__file__", None) or "/").is_file():
+        return "its program is no file, but an interactive session or standard input"
     found: Any = module
     for name in fn.__qualname__.split("."):
         found = getattr(found, name, None)

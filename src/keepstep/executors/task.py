@@ -179,6 +179,8 @@ class FarError(msgspec.Struct, frozen=True, array_like=True):
     is_given: bool = False
     #: Status codes and the like of an answer, which classify an error: `status_code` and headers.
     answer: bytes | None = None
+    #: The exceptions of a group.
+    parts: list[FarError] = []
 
 
 class Done(Message, frozen=True, tag="done"):

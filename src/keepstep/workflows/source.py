@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 _OURS = __name__.rpartition(".")[0] + "."
 
 
-#: Names of the main module, in the process itself and in its spawned children.
-_MAINS = frozenset(("__main__", "__mp_main__"))
+#: Names of the main module, in the process itself, in its spawned children, and in the processes of its bodies.
+_MAINS = frozenset(("__main__", "__mp_main__", "__keepstep_main__"))
 #: Suffix of the name of a package's module that `python -m` runs.
 _RUN = ".__main__"
 
