@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import importlib
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -17,6 +20,7 @@ import pytest
 
 import keepstep as ks
 from keepstep.executors import Process
+from keepstep.executors.failures import described, made_again
 from keepstep.executors.task import Begun, Frames, framed
 
 from ..engine.world import until
@@ -203,10 +207,11 @@ async def test_a_body_that_waits_too_long_for_a_process_times_out_with_its_step(
 
 @pytest.mark.parametrize("way", [signal.SIGKILL, signal.SIGTERM])
 def test_no_body_outlives_its_worker(tmp_path, way):
+    """Not even if a process that the worker has forked goes on."""
     program = tmp_path / "program.py"
     program.write_text(
         textwrap.dedent("""
-        import os, sys, time
+        import asyncio, os, sys, time
         import keepstep as ks
 
         @ks.step(executor="process")
@@ -216,7 +221,22 @@ def test_no_body_outlives_its_worker(tmp_path, way):
 
         @ks.workflow
         async def flow(path: str) -> None:
-            await body(path)
+            body_ends = asyncio.create_task(one(body(path)))
+            await fork_of_the_worker(path)
+            await body_ends
+
+        async def one(call):
+            return await call
+
+        @ks.step
+        def fork_of_the_worker(path: str) -> None:
+            while not os.path.exists(path):
+                time.sleep(0.01)
+            child = os.fork()
+            if child == 0:
+                time.sleep(60)
+                os._exit(0)
+            open(path, "a").write(f"{child}\\n")
 
         if __name__ == "__main__":
             ks.run(flow, sys.argv[1], url="memory:")
@@ -225,13 +245,14 @@ def test_no_body_outlives_its_worker(tmp_path, way):
     path = tmp_path / "effects"
     worker = subprocess.Popen([sys.executable, str(program), str(path)])
     end = time.monotonic() + 60
-    while not lines(path) and time.monotonic() < end:
+    while len(lines(path)) < 2 and time.monotonic() < end:
         time.sleep(0.01)
     worker.send_signal(way)
     worker.wait()
-    body = int(lines(path)[0])
+    body, forked = map(int, lines(path))
     while is_alive(body) and time.monotonic() < end:
         time.sleep(0.01)
+    os.kill(forked, signal.SIGKILL)
     assert not is_alive(body)
 
 
@@ -380,3 +401,244 @@ def test_messages_are_cut_wherever_the_bytes_are():
         frames = Frames()
         found = [one for at in range(0, len(data), size) for one in frames.take(data[at : at + size])]
         assert len(found) == 5
+
+
+@ks.step(executor=POOL)
+def interrupted() -> None:
+    raise KeyboardInterrupt
+
+
+async def test_an_interrupted_body_is_lost_and_its_worker_goes_on():
+    async def code() -> str:
+        try:
+            await interrupted()
+        except ks.BodyLost as lost:
+            await pid()
+            return str(lost)
+        return ""
+
+    async with ks.open("memory:") as engine:
+        assert "was interrupted" in await (await engine.start(workflow(code))).result()
+
+
+def fail_like(how: str) -> None:
+    match how:
+        case "file":
+            open("/nowhere/at all")  # noqa: SIM115, PTH123 - it fails
+        case "path":
+            open(Path("/nowhere"))  # noqa: SIM115, PTH123 - it fails
+        case "two files":
+            os.rename("/nowhere", "/there")  # noqa: PTH104 - it fails
+        case "text":
+            b"\xff".decode()
+        case "program":
+            subprocess.run(["false"], check=True)
+        case "group":
+            raise BaseExceptionGroup("several", [ConnectionError("down"), BaseExceptionGroup("inner", [SystemExit(3)])])
+
+
+@pytest.mark.parametrize("how", ["file", "path", "two files", "text", "program", "group"])
+def test_exceptions_of_python_cross_with_class_and_message(how):
+    with pytest.raises((OSError, UnicodeError, subprocess.SubprocessError, BaseExceptionGroup)) as caught:
+        fail_like(how)
+    error = caught.value
+    made = made_again(described(error))
+    assert type(made).__mro__[-len(type(error).__mro__) :] == type(error).__mro__
+    assert str(made) == str(error)
+    if how == "group":
+        assert [str(one) for one in made.exceptions] == [str(one) for one in error.exceptions]
+        assert made.exceptions[1].exceptions[0].args == (3,)
+
+
+@ks.step(executor=POOL)
+def forks(path: str) -> str:
+    child = os.fork()
+    if child == 0:
+        try:
+            ks.emit("of the fork")
+        except ks.DefinitionError as error:
+            note(path, type(error).__name__)
+        return "of the fork"
+    os.waitpid(child, 0)
+    return "of the body"
+
+
+@ks.step(executor=POOL)
+def forks_and_terminates() -> int | None:
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(30,))
+    child.start()
+    child.terminate()
+    child.join(5)
+    code = child.exitcode
+    child.kill()
+    return code
+
+
+@ks.step(executor=POOL)
+def crashes_after_a_fork() -> None:
+    if os.fork() == 0:
+        time.sleep(30)
+    os._exit(5)
+
+
+async def test_a_process_that_a_body_forks_does_not_speak_for_it(tmp_path):
+    path = tmp_path / "effects"
+
+    async def code() -> list:
+        found = [await forks(str(path)), await forks_and_terminates()]
+        try:
+            await crashes_after_a_fork()
+        except ks.BodyLost as lost:
+            found.append(str(lost))
+        return found
+
+    async with ks.open("memory:") as engine:
+        first, second, third = await (await engine.start(workflow(code))).result()
+    assert (first, second, lines(path)) == ("of the body", -signal.SIGTERM, ["DefinitionError"])
+    assert third.endswith("ended with exit code 5")
+
+
+@ks.step(executor=POOL)
+def leaves_a_thread(gate: str, path: str) -> None:
+    def late() -> None:
+        while not Path(gate).exists():
+            time.sleep(0.01)
+        ks.publish("late", 1)
+        note(path, "published")
+
+    threading.Thread(target=contextvars.copy_context().run, args=(late,), daemon=True).start()
+
+
+@ks.step(executor=POOL)
+def opens_the_gate(gate: str, path: str) -> None:
+    Path(gate).touch()
+    wait_for_file.fn(path)
+
+
+async def test_a_thread_that_outlives_its_body_does_not_speak_for_the_next(tmp_path):
+    gate, path = str(tmp_path / "gate"), str(tmp_path / "effects")
+
+    async def code() -> None:
+        await leaves_a_thread(gate, path)
+        await opens_the_gate(gate, path)
+
+    async with ks.open("memory:") as engine:
+        run = await engine.start(workflow(code))
+        await run.result()
+        assert await run.published() == {}
+
+
+@ks.step(executor=POOL, timeout=0.4)
+async def emits_for_ever(path: str) -> None:
+    try:
+        while True:
+            ks.emit("x" * 200_000)
+            await asyncio.sleep(0)
+    finally:
+        note(path, "cleaned")
+
+
+@ks.step(executor=POOL)
+def sets_a_handler() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+async def test_a_body_is_stopped_while_it_sends_and_after_one_that_has_set_a_handler(tmp_path):
+    sent, slept = tmp_path / "sent", tmp_path / "slept"
+
+    async def code() -> None:
+        await sets_a_handler()
+        for call in (emits_for_ever(str(sent)), clean.options(timeout=0.3)(str(slept))):
+            with contextlib.suppress(ks.StepTimedOut):
+                await call
+
+    async with ks.open("memory:") as engine:
+        await (await engine.start(workflow(code))).result()
+    assert (lines(sent), lines(slept)) == (["cleaned"], ["began", "cleaned"])
+
+
+@ks.step(executor=POOL)
+def emits_a_secret() -> None:
+    secret = ks.Secret("KEEPSTEP_TEST_TOKEN").reveal()
+    ks.emit({"said": secret})
+    ks.emit(secret)
+
+
+async def test_a_secret_that_a_body_reveals_is_redacted_in_its_tokens(monkeypatch):
+    monkeypatch.setenv("KEEPSTEP_TEST_TOKEN", "hunter-and-gatherer")
+
+    async def code() -> None:
+        await emits_a_secret()
+
+    async with ks.open("memory:") as engine:
+        run = await engine.start(workflow(code))
+        await run.result()
+        values = b"".join(one.value or b"" for one in await run.checkpoints())
+    assert b"hunter" not in values
+    assert values.count(b"[redacted]") == 2
+
+
+HOARD: list[bytearray] = []
+SMALL = Process(workers=1, memory_bytes=256 << 20)
+
+
+@ks.step(executor=SMALL)
+def hoards() -> None:
+    with contextlib.suppress(MemoryError):
+        while True:
+            HOARD.append(bytearray(1 << 20))
+
+
+@ks.step(executor=SMALL, retry=ks.Retry(attempts=2, base_seconds=0.01))
+def takes(data: str) -> int:
+    return len(data)
+
+
+async def test_a_process_without_memory_for_the_next_body_is_replaced():
+    async def code() -> int:
+        await hoards()
+        return await takes("x" * 2_500_000)
+
+    async with ks.open("memory:") as engine:
+        assert await (await engine.start(workflow(code))).result() == 2_500_000
+
+
+PROGRAM = """
+import multiprocessing, os, sys, time
+import keepstep as ks
+
+class Mine(Exception):
+    pass
+
+@ks.step(executor="process")
+def first() -> int:
+    return 1
+
+@ks.step(executor="process", retry=ks.Retry(attempts=3, base_seconds=0.01, on=Mine))
+def second() -> int:
+    if ks.attempt() < 3:
+        raise Mine("again")
+    return ks.attempt()
+
+@ks.workflow
+async def flow() -> list[int]:
+    return [await first(), await second()]
+
+if __name__ == "__main__":
+    print(ks.run(flow, url="memory:"))
+"""
+
+
+@pytest.mark.parametrize("way", [["shelf/program.py"], ["-m", "shelf.program"]])
+def test_a_program_may_import_multiprocessing_and_name_its_own_errors(tmp_path, way):
+    (tmp_path / "shelf").mkdir()
+    (tmp_path / "shelf/program.py").write_text(PROGRAM)
+    ended = subprocess.run([sys.executable, *way], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.stdout == "[1, 3]\n", ended.stderr
+
+
+def test_functions_of_a_program_without_a_file_stay():
+    code = PROGRAM.replace('(executor="process")', "").replace('executor="process", ', "")
+    code = code.replace("ks.workflow", 'ks.workflow(executor="process")')
+    ended = subprocess.run([sys.executable, "-"], input=code, capture_output=True, text=True, check=False)
+    assert ended.stdout == "[1, 3]\n", ended.stderr

@@ -17,11 +17,13 @@ import signal
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
+from ..errors import DefinitionError
 from ..executors.task import (
     Begun,
     Done,
@@ -61,11 +63,13 @@ class Child:
         self._cancel: Callable[[], None] | None = None
         self._main = threading.get_ident()
         self._is_sending = False
+        self._is_forked = False
 
     def run(self) -> None:
         """Perform bodies until the worker ends."""
-        signal.signal(signal.SIGTERM, self._on_stop)
-        logging.getLogger().addHandler(FarLog(self._tell))
+        logs = FarLog(self._log)
+        logging.getLogger().addHandler(logs)
+        os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=lambda: self._forked(logs))
         threading.Thread(target=self._read, name="keepstep-lifeline", daemon=True).start()
         self._send(Ready())
         with asyncio.Runner() as runner:
@@ -75,24 +79,34 @@ class Child:
                     outcome = self._performed(order, runner.run)
                 except Stopped:
                     outcome = Lost(order.body, "stopped")
+                if self._is_forked:
+                    _exit_fork()
                 self._send(outcome)
 
     def _performed(self, order: Run, run: Callable[..., Any]) -> Done | Failed | Lost:
         if order.body in self._dropped:
             self._dropped.discard(order.body)
             return Lost(order.body, "stopped", had_begun=False)
+
+        def tell(message: Report) -> None:
+            # A thread or a task that outlives its body keeps its number, so the worker ignores it.
+            self._send(msgspec.structs.replace(message, body=order.body))
+
         self._current = order.body
+        signal.signal(signal.SIGTERM, self._on_stop)  # the body before may have set another one
         try:
-            outcome = perform(order.task, self._tell, lambda: self._send(Begun(order.body)), run, self._running)
+            outcome = perform(order.task, tell, lambda: self._send(Begun(order.body)), run, self._running)
             return msgspec.structs.replace(outcome, body=order.body)
         finally:
             self._current = 0
 
-    def _tell(self, message: Report) -> None:
+    def _log(self, message: Report) -> None:
         self._send(msgspec.structs.replace(message, body=self._current))
 
     def _send(self, message: ToWorker) -> None:
         """Send a message to the worker, from any thread. A stop waits until all of it is sent."""
+        if self._is_forked:
+            raise DefinitionError("a process that the body of a step has forked cannot speak for the step")
         data = framed(message)
         if threading.get_ident() != self._main:
             with self._writing:
@@ -104,17 +118,23 @@ class Child:
                 self._line.sendall(data)
         finally:
             self._is_sending = False
-        if self._stopping and self._stopping == self._current and self._cancel is None:
-            self._stopping = 0
-            raise Stopped
+        self._on_stop()
+
+    def _forked(self, logs: logging.Handler) -> None:
+        """Cut the line of a process that a body has forked: only the body itself may speak, and end the line."""
+        self._is_forked = True
+        self._line.close()
+        logging.getLogger().removeHandler(logs)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _release()
 
     # -- stopping ------------------------------------------------------------------------------------------------------
 
     def _running(self, cancel: Callable[[], None] | None) -> None:
         """Note how a body of async code is stopped."""
         self._cancel = cancel
-        if cancel is not None and self._stopping == self._current:
-            cancel()
+        if cancel is not None:
+            self._on_stop()
 
     def _stop(self, body: int) -> None:
         if body == self._current:
@@ -125,17 +145,23 @@ class Child:
 
     def _on_stop(self, *_: object) -> None:
         """Stop the body that runs. The main thread calls this, between two steps of the interpreter."""
-        if self._stopping != self._current or self._is_sending:
+        if not self._stopping or self._stopping != self._current or self._is_sending:
             return
-        if self._cancel is not None:
-            self._cancel()
-        elif self._current:
-            self._stopping = 0
+        self._stopping = 0
+        if self._cancel is None:
             raise Stopped
+        self._cancel()
 
     # -- the lifeline --------------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
+        try:
+            self._take_all()
+        except BaseException:  # noqa: BLE001 - such as a MemoryError; without this thread, no worker reaches the body
+            traceback.print_exc()
+            leave()
+
+    def _take_all(self) -> None:
         frames = Frames()
         while True:
             try:
@@ -155,6 +181,23 @@ class Child:
                 self._stop(message.body)
             case Release():
                 pass  # nothing of a body is kept here
+
+
+def _hold() -> None:
+    """Let a SIGTERM wait that comes while a process is forked, until its handler there is set."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+
+def _release() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+
+
+def _exit_fork() -> None:
+    """End a forked process that has returned from the body of its parent."""
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(0)
 
 
 def leave() -> None:

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,18 @@ log = logging.getLogger("keepstep")
 #: Seconds that a killed process may take to be gone. More means that it hangs in the kernel.
 GONE_SECONDS = 10.0
 _START = "import sys; sys.path[:] = sys.argv[2:]; from {module} import main; main()"
+
+
+#: The worker's ends of all sockets. A process that the worker forks closes them, so that they end with the worker.
+_ENDS: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def _close_ends() -> None:
+    for end in list(_ENDS):
+        end.close()
+
+
+os.register_at_fork(after_in_child=_close_ends)
 
 
 class Connection(asyncio.Protocol):
@@ -58,6 +71,7 @@ class Connection(asyncio.Protocol):
         given = msgspec.structs.replace(given, levels=levels())
         self._process, mine = start_process(module, given)
         mine.setblocking(False)
+        _ENDS.add(mine)
         self._connecting = self._loop.create_task(self._connect(mine))
 
     async def _connect(self, mine: socket.socket) -> None:

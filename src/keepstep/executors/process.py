@@ -83,8 +83,10 @@ class _Child:
             self._pool.ended(body, message)
         elif isinstance(message, Begun):
             self._pool.note_begun(self.bodies[0])
-        elif isinstance(message, Report) and self.bodies and not self.bodies[0].outcome.done():
-            self.bodies[0].work.take_report(message)
+        elif isinstance(message, Report) and self.bodies:
+            body = self.bodies[0]
+            if message.body == body.number and not body.outcome.done():
+                body.work.take_report(message)
 
     def _ended(self, why: str) -> None:
         self._pool.lost(self, why)
