@@ -32,7 +32,8 @@ _ENDS: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 def _close_ends() -> None:
     for end in list(_ENDS):
-        end.close()
+        with contextlib.suppress(OSError):
+            os.close(end.detach())  # the event loop of some worker keeps a closed socket open
 
 
 os.register_at_fork(after_in_child=_close_ends)
