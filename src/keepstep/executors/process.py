@@ -85,7 +85,8 @@ class _Child:
             self._pool.note_begun(self.bodies[0])
         elif isinstance(message, Report) and self.bodies:
             body = self.bodies[0]
-            if message.body == body.number and not body.outcome.done():
+            # Others are of bodies that have ended; a log message has 0 if it comes from no body, as from an import.
+            if message.body in (0, body.number) and not body.outcome.done():
                 body.work.take_report(message)
 
     def _ended(self, why: str) -> None:
