@@ -10,6 +10,9 @@ PEERS   ?=
 NAMES   ?= $(basename $(notdir $(wildcard requirements-agents-oldest/*.txt)))
 ARGS    ?=
 
+# Tests with a cluster of their own: one process runs them, so that there is one cluster at a time.
+CLUSTERS := tests/executors/test_ray.py tests/executors/test_dask.py
+
 # Rooms of src/keepstep, and the share of their lines and branches that the tests must reach, in percent.
 ROOMS   := kernel engine stores
 REACHED := 90
@@ -31,7 +34,8 @@ demo: $(VENV)/.runtime  ## watch a workflow be killed and go on where it was
 
 test: $(VENV)/.dev $(VENV)/.browser  ## run the tests (WORKERS=4, ARGS="-k name")
 	@$(BIN)/python -m tests.simulation.seeds
-	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) $(or $(ARGS),$(CLUSTERS:%=--ignore=%))
+	$(if $(ARGS),,$(BIN)/python -m pytest $(CLUSTERS))
 
 test-all:  ## run the tests on every Python from 3.11 on that is found
 	@found=; .ci/pythons | { while read -r version python; do found=1; echo "== Python $$version"; \
@@ -48,7 +52,8 @@ agents-extra:  ## test recipes for frameworks in environments of their own (ARGS
 
 nightly: $(VENV)/.dev  ## run every test there is, then sim, mutants, soak and fuzz (SECONDS=600 each): about two hours
 	@$(BIN)/python -m tests.simulation.seeds
-	KEEPSTEP_NIGHTLY=1 TMPDIR="$${TMPDIR:-/tmp}" $(BIN)/python -m pytest -n $(WORKERS) -m "" $(ARGS)
+	KEEPSTEP_NIGHTLY=1 TMPDIR="$${TMPDIR:-/tmp}" $(BIN)/python -m pytest -n $(WORKERS) -m "" $(or $(ARGS),$(CLUSTERS:%=--ignore=%))
+	$(if $(ARGS),,KEEPSTEP_NIGHTLY=1 TMPDIR="$${TMPDIR:-/tmp}" $(BIN)/python -m pytest -m "" $(CLUSTERS))
 	$(MAKE) --no-print-directory agents-oldest sim mutants soak fuzz ARGS=
 
 agents-oldest: $(VENV)/.dev  ## test adapters with the oldest supported frameworks, then upgrade open runs (NAMES="pydantic_ai")
