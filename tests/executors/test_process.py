@@ -21,7 +21,8 @@ import pytest
 import keepstep as ks
 from keepstep.executors import Process
 from keepstep.executors.failures import described, made_again
-from keepstep.executors.task import Begun, Frames, framed
+from keepstep.executors.far import Body
+from keepstep.executors.task import Begun, Frames, Function, Task, framed
 
 from ..engine.world import until
 
@@ -321,6 +322,32 @@ async def test_an_idle_process_is_ended(monkeypatch):
     async with ks.open("memory:") as engine:
         process = await (await engine.start(workflow(code))).result()
         await until(lambda: not is_alive(process))
+
+
+async def test_a_body_that_was_sent_ahead_is_settled_when_the_pool_closes():
+    """Its process ends before it has begun, and no other one takes it."""
+    outcome = asyncio.get_running_loop().create_future()
+    async with ks.open("memory:") as engine:
+        pool = POOL.open(engine)
+        pool._average = 0.001  # short bodies are sent ahead
+        first, second = (Sent(number, outcome if number == 2 else asyncio.Future()) for number in (1, 2))
+        for body in (first, second):
+            pool.submit(body)
+        (child,) = pool._children
+        assert list(child.bodies) == [first, second]
+        await pool.close()
+        assert outcome.result().why == "was stopped, because the engine closed"
+
+
+class Sent(Body):
+    """A body of no attempt."""
+
+    def __init__(self, number, outcome):
+        self.number, self.outcome, self.began_at, self.place = number, outcome, None, None
+        self.task = Task("ks-x", Function("time", "sleep"), b"[[60],{}]", "r", "w", "s#1", 1, "k")
+
+    def may_begin(self):
+        return True
 
 
 async def test_defaults_send_plain_functions_that_can_be_found():

@@ -86,7 +86,7 @@ class Child:
     def _performed(self, order: Run, run: Callable[..., Any]) -> Done | Failed | Lost:
         if order.body in self._dropped:
             self._dropped.discard(order.body)
-            return Lost(order.body, "stopped", had_begun=False)
+            return Lost(order.body, "stopped")
 
         def tell(message: Report) -> None:
             # A thread or a task that outlives its body keeps its number, so the worker ignores it.

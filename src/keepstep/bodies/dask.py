@@ -181,7 +181,7 @@ class Speaker(asyncio.Protocol):
                 names, data, size = [], [], 0
 
     def _lose(self, body: _Asked, why: str) -> None:
-        self._end(body, Lost(body.order.body, why, had_begun=body.has_begun or not body.order.task.may_begin))
+        self._end(body, Lost(body.order.body, why))
 
     def _end(self, body: _Asked, outcome: Ended) -> None:
         """Pass an outcome on. That of a body which is lost need not be kept."""

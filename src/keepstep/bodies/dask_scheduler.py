@@ -212,7 +212,7 @@ class SchedulerBodies(SchedulerPlugin):
     # -- helpers -------------------------------------------------------------------------------------------------------
 
     def _lose(self, name: str, body: _Body, why: str) -> None:
-        body.outcome = _encode(Lost(0, why, had_begun=bool(body.worker)))
+        body.outcome = _encode(Lost(0, why))
         self._send(name, body, [body.outcome])
 
     def _let_go(self, names: list[str]) -> None:

@@ -209,7 +209,7 @@ class WorkerBodies(WorkerPlugin):
             may_begin = sync(worker.loop, worker.scheduler.keepstep_begin, name=name, worker=worker.address)
             if not may_begin or not one.begin():
                 if may_begin:
-                    self._report(name, [], msgspec.msgpack.encode(Lost(0, "was stopped", had_begun=False)))
+                    self._report(name, [], msgspec.msgpack.encode(Lost(0, "was stopped")))
                 return None
             outcome = self._outcome(one, sent.task)
         finally:

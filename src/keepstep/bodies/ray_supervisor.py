@@ -210,7 +210,7 @@ class Supervisor:
         while not outcome:
             given = body.input
             if body.stopping:
-                outcome, body.may_begin_again = _write(Lost(0, body.stopping, had_begun=False)), True
+                outcome, body.may_begin_again = _write(Lost(0, body.stopping)), True
                 break
             try:
                 first, second = self._run.options(**body.options["ray"]).remote(head, given, about, self._self)
@@ -221,7 +221,7 @@ class Supervisor:
             except exceptions.OwnerDiedError:
                 if given is body.input:
                     why = "lost its arguments with the worker that gave them"
-                    outcome, body.may_begin_again = _write(Lost(0, why, had_begun=False)), True
+                    outcome, body.may_begin_again = _write(Lost(0, why)), True
             except exceptions.TaskCancelledError:
                 outcome = _write(Lost(0, body.stopping or "was cancelled by Ray"))
             except (exceptions.RayTaskError, exceptions.RuntimeEnvSetupError, TypeError, ValueError) as error:

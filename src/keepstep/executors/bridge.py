@@ -134,7 +134,7 @@ class Bridge:
     def _fail(self, why: str) -> None:
         bodies, self._bodies = self._bodies, {}
         for body in bodies.values():
-            body.settle(Lost(0, why, had_begun=body.began_at is not None))
+            body.settle(Lost(0, why))
 
     async def close(self) -> None:
         """End the process. Bodies in the cluster go on, for the next worker that asks for them."""

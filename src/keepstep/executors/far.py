@@ -35,7 +35,7 @@ class Body:
             self.outcome.set_result(outcome)
 
     def may_begin(self) -> bool:
-        """Whether the body may be given away now; if not, its step is told."""
+        """Whether the body may be given away now; if not, its attempt ends."""
         if self.outcome.done():
             return False
         if self.work.holds_lease() or self.work.may_begin():

@@ -167,7 +167,7 @@ class ProcessPool(FarExecutor):
 
     def _fail_waiting(self, why: str) -> None:
         while self._waiting:
-            self._waiting.popleft().settle(Lost(0, why, had_begun=False))
+            self._waiting.popleft().settle(Lost(0, why))
 
     # -- reports of processes ------------------------------------------------------------------------------------------
 
@@ -189,7 +189,9 @@ class ProcessPool(FarExecutor):
             elif not body.outcome.done():
                 self._waiting.appendleft(body)
         child.bodies.clear()
-        if self.false_starts >= MOST_FALSE_STARTS:
+        if self._closed:
+            self._fail_waiting("was stopped, because the engine closed")
+        elif self.false_starts >= MOST_FALSE_STARTS:
             self._fail_waiting(f"{why} before it was ready; its standard error says why")
         self._assign()
 
@@ -201,11 +203,11 @@ class ProcessPool(FarExecutor):
         if child is None or body not in child.bodies:
             if body in self._waiting:
                 self._waiting.remove(body)
-            body.settle(Lost(0, "was stopped", had_begun=False))
+            body.settle(Lost(0, "was stopped"))
             return
         child.line.send(Stop(body.number))
         if body.began_at is None:
-            body.settle(Lost(0, "was stopped", had_begun=False))
+            body.settle(Lost(0, "was stopped"))
         self.loop.call_later(self.spec.grace_seconds, self._kill, body, context=self.context)
 
     def _kill(self, body: Body) -> None:

@@ -200,10 +200,6 @@ class Lost(Message, frozen=True, tag="lost"):
     """The body has ended without an outcome, and nothing of it goes on."""
 
     why: str
-    #: Whether it had begun. One that had not may be given away again.
-    had_begun: bool = True
-    #: The class of the error; transient if this is empty.
-    error_class: str = ""
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
